@@ -1,0 +1,1 @@
+"""Stores extents: append, read, seal, copy; journal, disks, scrubbing."""

@@ -1,0 +1,1 @@
+"""Elected; maps key ranges to partition servers, balances, splits, merges."""

@@ -1,0 +1,1 @@
+"""PySpark: the neve data source, and the GC, scrub and usage jobs."""

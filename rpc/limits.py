@@ -1,0 +1,50 @@
+"""The bounds of every transport, in one place. A server or a client is given one `Limits`; nothing is unbounded.
+
+Memory of a server: at most `server_bytes_max` of requests and as much of reserved replies, whatever the number of
+connections, plus `connections_max` times a receive buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    # A message describes, an attachment carries: 4 MiB of description is far above any honest request.
+    message_bytes_max: int = 4 * MIB
+    attachment_bytes_max: int = 64 * MIB
+
+    # In flight: sent or received and not yet answered. A sender at the bound waits; a receiver at the bound stops
+    # reading its sockets, which is how the wait reaches a sender that has its own bound set higher.
+    connection_bytes_max: int = 64 * MIB
+    connection_calls_max: int = 16_384
+    server_bytes_max: int = 512 * MIB
+    connections_max: int = 10_000
+
+    # What a transport may hold unsent in user space before it stops taking replies from the queue.
+    write_buffer_bytes: int = 1 * MIB
+
+    connect_timeout_s: float = 5.0
+    handshake_timeout_s: float = 5.0  # from accept to a valid HELLO: bounds what a silent peer can hold
+    frame_timeout_s: float = 60.0  # from a frame's first byte to its last: bounds a slow sender
+    keepalive_s: float = 10.0  # silence after which a ping is sent
+    dead_peer_s: float = 30.0  # silence after which the peer is taken for dead
+    drain_timeout_s: float = 10.0
+    reconnect_delay_s_min: float = 0.05
+    reconnect_delay_s_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"limits.{name} must be above 0, got {getattr(self, name)}")
+        if self.dead_peer_s <= self.keepalive_s:
+            raise ValueError(
+                "limits.dead_peer_s must be above limits.keepalive_s, or a live peer is taken for dead"
+            )
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,143 @@
+"""The two interfaces that everything above `rpc` uses: a servicer's `Call`, and a caller's `Channel`.
+
+A servicer is any object with a method for each rpc of its service:
+
+    class Echo:
+        async def echo(self, request: pb.EchoRequest, call: Call) -> pb.EchoReply:
+            call.attach(call.attachment)         # bulk bytes go beside the message, never through protobuf
+            return pb.EchoReply(text=request.text)
+
+and it is served unchanged by `rpc.wire.server`, `rpc.grpc_server` and `rpc.sim`. It raises errors of
+`proto.errors`; the caller gets an exception of the same class with the same fields.
+
+Invariants: handlers of one connection start in the order in which their requests arrived;
+            a handler may be cancelled at any await (the caller gave up, its deadline passed, the server stops):
+            what must be finished once begun, it shields;
+            an attachment stays valid as long as a view of it is held, but pins the whole receive buffer that it is
+            a part of: copy what is kept longer than the call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from google.protobuf.message import Message
+
+from neve.proto.method import Method, Rep, Req
+
+Buffer = bytes | bytearray | memoryview
+
+EMPTY = memoryview(b"")
+
+# What a reply may take of the caller's budget when the caller does not say: a message and a little more.
+REPLY_BYTES_DEFAULT = 4096
+
+
+class Call:
+    """What a handler knows of its call beside the request message, and where it puts its reply's attachment."""
+
+    __slots__ = ("attachment", "deadline_s", "method", "peer", "principal", "reply_attachment")
+
+    def __init__(
+        self,
+        method: Method[Any, Any],
+        *,
+        attachment: memoryview = EMPTY,
+        deadline_s: float,
+        principal: str,
+        peer: str,
+    ) -> None:
+        self.method = method
+        self.attachment = attachment
+        self.deadline_s = deadline_s  # in the loop's time
+        self.principal = principal  # who is asking, as the authenticator named it
+        self.peer = peer  # address, for logs
+        self.reply_attachment: list[Buffer] = []
+
+    def attach(self, *buffers: Buffer) -> None:
+        """Send these bytes, in this order, behind the reply. They must not change until the call is answered."""
+        self.reply_attachment.extend(buffers)
+
+    async def reserve_reply(self, size_bytes: int) -> None:
+        """Wait until the transport has room for a reply of this size; call it before making a large one.
+
+        Bounds the memory that slow readers can hold: without it, every request in flight may have its reply
+        waiting. The base class has no bound, for transports that need none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[Rep]):
+    message: Rep
+    attachment: memoryview = EMPTY
+
+
+Handler = Callable[[Any, Call], Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and the servicer's function for it."""
+
+    method: Method[Any, Any]
+    handler: Handler
+
+
+class Service:
+    """A servicer bound to the methods that it answers. Methods may be of several services."""
+
+    def __init__(self, methods: Iterable[Method[Any, Any]], servicer: object) -> None:
+        self.routes: dict[int, Route] = {}
+        for method in methods:
+            handler = getattr(servicer, method.handler, None)
+            if not inspect.iscoroutinefunction(handler):
+                name = f"{type(servicer).__name__}.{method.handler}"
+                raise TypeError(f"{name} must be an `async def`, to answer {method.path}")
+            self.routes[method.method_id] = Route(method, handler)
+
+
+def merge_routes(services: Sequence[Service]) -> dict[int, Route]:
+    """All routes by method id; two servicers for one method are a mistake."""
+    routes: dict[int, Route] = {}
+    for service in services:
+        for method_id, route in service.routes.items():
+            if method_id in routes:
+                raise ValueError(f"two servicers answer {route.method.path}")
+            routes[method_id] = route
+    return routes
+
+
+class Channel(ABC):
+    """Calls to one address. Safe for any number of concurrent calls; requests leave in the order of the calls."""
+
+    address: str
+
+    @abstractmethod
+    async def call(
+        self,
+        method: Method[Req, Rep],
+        request: Req,
+        *,
+        timeout_s: float,
+        attachment: Sequence[Buffer] = (),
+        reply_bytes_max: int = REPLY_BYTES_DEFAULT,
+    ) -> Reply[Rep]:
+        """Send the request and await its reply; raises an error of `proto.errors`.
+
+        `attachment` must not change until the call returns. `reply_bytes_max` is what the caller expects at most:
+        it counts against the bytes in flight, so that replies, too, are bounded. Cancelling the call tells the
+        server, which cancels the handler.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the connection; calls in flight fail with ConnectionLost."""
+
+
+def attachment_bytes(buffers: Iterable[Buffer]) -> int:
+    """Total size; `len` of a memoryview counts items, so only byte views are allowed as attachments."""
+    return sum(len(buffer) for buffer in buffers)

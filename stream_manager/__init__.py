@@ -1,0 +1,1 @@
+"""Elected; streams, extents, nodes; allocation, sealing, placement, recovery, GC."""

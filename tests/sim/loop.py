@@ -1,0 +1,138 @@
+"""A deterministic asyncio loop: virtual time, one thread, and a seeded source of chance.
+
+Invariants: time moves only when nothing is ready, and then straight to the next timer, so that
+            `asyncio.sleep(3600)` costs nothing and two runs with one seed take the same steps;
+            nothing real gets in: sockets, signals, subprocesses and other threads are refused;
+            an idle loop that nothing could ever wake is a `Deadlock`, not a hang.
+Neighbours: `tests/conftest.py` runs tests marked `sim` here; `rpc.sim` and `meta.memory` draw on `rng`.
+Not here:   faults. A fault is the network's, the disk's or the store's, never the scheduler's.
+
+Ready callbacks run in the order asyncio gave them: code may rely on call_soon being first in, first out, and
+a loop that shuffled them would report bugs that cannot happen. Chance enters by delays, all taken from `rng`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import selectors
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+EPOCH_S = 1_000_000.0  # far from 0, so that code which mistakes "never" for time 0 is seen
+
+
+class Deadlock(RuntimeError):
+    """Every task waits and no timer is set: in the real world this would hang for ever."""
+
+
+class NotSimulated(RuntimeError):
+    """Code under simulation reached for a socket, a signal, a subprocess or another thread."""
+
+
+class _VirtualSelector(selectors.SelectSelector):
+    """Has no files. Waiting is what moves the clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = EPOCH_S
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Deadlock("every task waits, and no timer is set that could wake one")
+        if timeout > 0:
+            self.now_s += timeout
+        return []
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock is virtual and whose chance is `rng`."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._virtual = _VirtualSelector()
+        super().__init__(self._virtual)
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self._trace = hashlib.blake2b(digest_size=16)
+        self._thread_id_own = threading.get_ident()
+        # A timer due within the resolution runs now; without this, rounding in `now + timeout` could
+        # leave a timer a few ulps in the future and spin.
+        self._clock_resolution = 1e-6
+
+    def _make_self_pipe(self) -> None:
+        """No self-pipe: it is a socket, and no other thread may wake this loop."""
+
+    def _close_self_pipe(self) -> None:
+        pass
+
+    def time(self) -> float:
+        return self._virtual.now_s
+
+    def note(self, line: str) -> None:
+        """Add a line to the trace, of which `trace_hash` is the fingerprint."""
+        self._trace.update(f"{self.time():.9f} {line}\n".encode())
+
+    def trace_hash(self) -> str:
+        """Equal for two runs that noted the same lines at the same virtual times."""
+        return self._trace.hexdigest()
+
+    # What follows refuses the real world. Each override names what to use instead.
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        if threading.get_ident() != self._thread_id_own:
+            raise NotSimulated("another thread tried to wake the simulated loop")
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Runs the call at once, in this thread, and completes on a later turn of the loop."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def finish() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the awaiting task
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.call_soon(finish)
+        return future
+
+    def _add_reader(self, *_: Any) -> Any:
+        raise NotSimulated("a socket was opened under simulation: use neve.rpc.sim")
+
+    _add_writer = _add_reader
+
+    async def create_connection(self, *_: Any, **__: Any) -> Any:
+        raise NotSimulated("create_connection under simulation: use neve.rpc.sim")
+
+    async def create_server(self, *_: Any, **__: Any) -> Any:
+        raise NotSimulated("create_server under simulation: use neve.rpc.sim")
+
+    async def subprocess_exec(self, *_: Any, **__: Any) -> Any:
+        raise NotSimulated("a subprocess was started under simulation")
+
+    subprocess_shell = subprocess_exec
+
+    def add_signal_handler(self, *_: Any, **__: Any) -> Any:
+        raise NotSimulated("a signal handler was set under simulation")
+
+
+def current() -> SimLoop:
+    """The running simulated loop; an error outside one."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, SimLoop):
+        raise NotSimulated("this runs on the deterministic loop only: mark the test with pytest.mark.sim")
+    return loop
+
+
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
+    """Run `main` on a fresh loop with that seed; like `asyncio.run`, it cancels and awaits what is left."""
+    with asyncio.Runner(loop_factory=lambda: SimLoop(seed)) as runner:
+        return runner.run(main)

@@ -1,0 +1,98 @@
+"""The deterministic loop: virtual time, exact replay, and no way out into the real world."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.sim import loop as sim_loop
+
+
+async def _story() -> str:
+    """Tasks that race on seeded delays, and note who came first."""
+    loop = sim_loop.current()
+
+    async def racer(name: int) -> None:
+        for _ in range(20):
+            await asyncio.sleep(loop.rng.expovariate(10))
+            loop.note(f"racer {name} {loop.rng.random()}")
+
+    async with asyncio.TaskGroup() as group:
+        for name in range(10):
+            group.create_task(racer(name))
+    return loop.trace_hash()
+
+
+def test_an_hour_of_sleep_takes_no_real_time() -> None:
+    async def sleeper() -> float:
+        started_s = sim_loop.current().time()
+        await asyncio.sleep(3600)
+        return sim_loop.current().time() - started_s
+
+    started_s = time.monotonic()
+    assert sim_loop.run(sleeper()) == pytest.approx(3600)
+    # Not a speed test: an hour against anything a slow machine could need.
+    assert time.monotonic() - started_s < 600
+
+
+def test_a_seed_replays_exactly_and_another_seed_differs() -> None:
+    first, again, other = (sim_loop.run(_story(), seed=seed) for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_a_seed_replays_exactly_in_another_process() -> None:
+    code = "from tests.unit import test_sim_loop as t; print(t.sim_loop.run(t._story(), seed=7))"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert output.strip() == sim_loop.run(_story(), seed=7)
+
+
+def test_timers_fire_in_order_of_their_time() -> None:
+    async def main() -> list[int]:
+        fired: list[int] = []
+        loop = asyncio.get_running_loop()
+        for delay_s in (3, 1, 2):
+            loop.call_later(delay_s, fired.append, delay_s)
+        await asyncio.sleep(4)
+        return fired
+
+    assert sim_loop.run(main()) == [1, 2, 3]
+
+
+def test_waiting_for_what_can_never_happen_is_a_deadlock_not_a_hang() -> None:
+    async def main() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(sim_loop.Deadlock):
+        sim_loop.run(main())
+
+
+@pytest.mark.sim(seed=3)
+async def test_timeouts_run_on_virtual_time() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1000):
+            await asyncio.sleep(2000)
+    assert sim_loop.current().seed == 3
+
+
+@pytest.mark.sim
+async def test_blocking_work_runs_inline_and_its_errors_arrive() -> None:
+    loop = asyncio.get_running_loop()
+    assert await loop.run_in_executor(None, lambda: 41 + 1) == 42
+    with pytest.raises(ZeroDivisionError):
+        await loop.run_in_executor(None, lambda: 1 // 0)
+    assert await asyncio.to_thread(lambda: "inline") == "inline"
+
+
+@pytest.mark.sim
+async def test_sockets_and_subprocesses_are_refused() -> None:
+    with pytest.raises(sim_loop.NotSimulated):
+        await asyncio.open_connection("127.0.0.1", 1)
+    with pytest.raises(sim_loop.NotSimulated):
+        await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    with pytest.raises(sim_loop.NotSimulated):
+        await asyncio.create_subprocess_exec("true")

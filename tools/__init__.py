@@ -1,0 +1,1 @@
+"""The command neve: local cluster, admin, inspection, limits, benchmarks."""
