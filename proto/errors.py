@@ -613,12 +613,7 @@ def from_message(message: pb.Error) -> NeveError:
     if cls is None:
         detail = ", ".join(f"{name}={value!r}" for name, value in facts.items())
         return UnknownError(peer_code=message.code, detail=detail)
-    known = {field.name: field.type for field in dataclasses.fields(cls)}
-    kinds = {"int": int, "str": str, "bytes": bytes, "bool": bool}
-    return cls(
-        **{
-            name: value
-            for name, value in facts.items()
-            if name in known and type(value) is kinds[known[name]]
-        }
-    )
+    kinds = {"int": int, "str": str, "bytes": bytes, "bool": bool}  # annotations are strings in this module
+    known = {field.name: kinds[str(field.type)] for field in dataclasses.fields(cls)}
+    kept: dict[str, Any] = {name: value for name, value in facts.items() if type(value) is known.get(name)}
+    return cls(**kept)

@@ -82,9 +82,7 @@ def methods_module(folder: Path, package: str) -> str:
         body.append(f"\nclass {title}Servicer(Protocol[CallT_contra]):\n" + "\n\n".join(handlers) + "\n")
     imports: dict[str, list[str]] = {}
     for module in sorted(used):
-        owner = (
-            "neve.proto" if module in {f"{p.stem}_pb2" for p in (ROOT / "proto").glob("*.proto")} else package
-        )
+        owner = "neve.proto" if module in {f"{p.stem}_pb2" for p in (ROOT / "proto").glob("*.proto")} else package
         imports.setdefault(owner, []).append(module)
     import_lines = [f"from {owner} import {', '.join(names)}" for owner, names in sorted(imports.items())]
     method_import = "from neve.proto.method import Method"
@@ -94,10 +92,7 @@ def methods_module(folder: Path, package: str) -> str:
         "from typing import Final, Protocol, TypeVar\n\n"
     )
     imports_text = "\n".join(sorted([*import_lines, method_import]))
-    return (
-        f'{head}{imports_text}\n\nCallT_contra = TypeVar("CallT_contra", contravariant=True)\n\n'
-        + "\n\n".join(body)
-    )
+    return f'{head}{imports_text}\n\nCallT_contra = TypeVar("CallT_contra", contravariant=True)\n\n' + "\n\n".join(body)
 
 
 def formatted(text: str) -> str:
@@ -116,15 +111,11 @@ def formatted(text: str) -> str:
         "methods.py",
         "-",
     ]
-    return subprocess.run(
-        command, input=result.stdout, capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
+    return subprocess.run(command, input=result.stdout, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is not current")
     check = parser.parse_args().check
     stale: list[Path] = []

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol, TypeVar
 
-from neve.proto import (
-    diagnostics_pb2,
-    extent_node_pb2,
-    partition_manager_pb2,
-    partition_server_pb2,
-    stream_manager_pb2,
-)
+from neve.proto import diagnostics_pb2, extent_node_pb2, partition_manager_pb2, partition_server_pb2, stream_manager_pb2
 from neve.proto.method import Method
 
 CallT_contra = TypeVar("CallT_contra", contravariant=True)
@@ -40,9 +34,7 @@ DIAGNOSTICS: Final = (
 
 
 class DiagnosticsServicer(Protocol[CallT_contra]):
-    async def echo(
-        self, request: diagnostics_pb2.EchoRequest, call: CallT_contra, /
-    ) -> diagnostics_pb2.EchoReply: ...
+    async def echo(self, request: diagnostics_pb2.EchoRequest, call: CallT_contra, /) -> diagnostics_pb2.EchoReply: ...
 
     async def server_info(
         self, request: diagnostics_pb2.ServerInfoRequest, call: CallT_contra, /

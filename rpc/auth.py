@@ -52,9 +52,7 @@ class TokenFile:
             try:
                 self._load()
             except (OSError, ValueError) as error:
-                log.error(
-                    "token_file_unreadable path=%s error=%s: the last good tokens stay", self._path, error
-                )
+                log.error("token_file_unreadable path=%s error=%s: the last good tokens stay", self._path, error)
         digest = hashlib.sha256(token.encode()).digest()
         found = ""
         for known, principal in self._principals.items():  # all of them, so that time tells nothing

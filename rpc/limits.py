@@ -42,9 +42,7 @@ class Limits:
             if getattr(self, name) <= 0:
                 raise ValueError(f"limits.{name} must be above 0, got {getattr(self, name)}")
         if self.dead_peer_s <= self.keepalive_s:
-            raise ValueError(
-                "limits.dead_peer_s must be above limits.keepalive_s, or a live peer is taken for dead"
-            )
+            raise ValueError("limits.dead_peer_s must be above limits.keepalive_s, or a live peer is taken for dead")
 
 
 DEFAULT_LIMITS = Limits()

@@ -56,9 +56,7 @@ class Reloading(Generic[T]):
                 self._stamp = stamp
                 log.info("tls_reloaded cert=%s", self._files.cert)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            log.error(
-                "tls_reload_failed cert=%s error=%s: the last good files stay in use", self._files.cert, error
-            )
+            log.error("tls_reload_failed cert=%s error=%s: the last good files stay in use", self._files.cert, error)
         return self._value
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:

@@ -1,0 +1,84 @@
+"""How a message and its attachment become one gRPC message, and back: the attachment is the field `payload`.
+
+Invariants: `payload` is field 15 and of type bytes wherever it exists (proto/common.proto);
+            a servicer or a caller never sees it set: beside the message there is an attachment, on every transport.
+Neighbours: `rpc.grpc_handlers`, `rpc.grpc_client`. `rpc.sim_frame` uses `require_payload` and `check_sizes`, so that
+            what gRPC would refuse fails in simulation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from neve.proto.errors import InvalidArgument, ProtocolViolation, TooLarge
+from neve.proto.method import Rep
+from neve.rpc.limits import Limits
+from neve.rpc.service import EMPTY, Buffer, attachment_bytes
+
+PAYLOAD = "payload"
+PAYLOAD_NUMBER = 15
+_LENGTH_DELIMITED = 2
+_PAYLOAD_TAG = bytes([PAYLOAD_NUMBER << 3 | _LENGTH_DELIMITED])
+
+# What tag and length of the payload add to the sum of message and attachment.
+FRAMING_BYTES_MAX = 16
+
+
+def has_payload(kind: type[Message]) -> bool:
+    """Whether messages of this type can carry an attachment."""
+    field = kind.DESCRIPTOR.fields_by_name.get(PAYLOAD)
+    return field is not None and field.number == PAYLOAD_NUMBER and field.type == FieldDescriptor.TYPE_BYTES
+
+
+def require_payload(kind: type[Message]) -> None:
+    if not has_payload(kind):
+        name = kind.DESCRIPTOR.full_name
+        raise InvalidArgument(what="attachment", detail=f"{name} has no field `{PAYLOAD}` to carry it in")
+
+
+def check_sizes(limits: Limits, what: str, *, message_bytes: int, attachment_bytes: int) -> None:
+    """Refuse what the other side would not take; `what` is "request of" or "reply of" a method."""
+    if message_bytes > limits.message_bytes_max:
+        raise TooLarge(what=what, size_bytes=message_bytes, limit_bytes=limits.message_bytes_max)
+    if attachment_bytes > limits.attachment_bytes_max:
+        what = f"attachment of {what}"
+        raise TooLarge(what=what, size_bytes=attachment_bytes, limit_bytes=limits.attachment_bytes_max)
+
+
+def encode(message: Message, attachment: Sequence[Buffer]) -> bytes:
+    """The message with the attachment as its payload.
+
+    The field is written behind the serialised message rather than set in it: that is the same to every parser, copies
+    the bulk once instead of three times, and leaves the caller's message alone.
+    """
+    data = message.SerializeToString()
+    size_bytes = attachment_bytes(attachment)
+    if not size_bytes:
+        return data
+    require_payload(type(message))
+    return b"".join((data, _PAYLOAD_TAG, _varint(size_bytes), *attachment))
+
+
+def decode(kind: type[Rep], data: bytes) -> tuple[Rep, memoryview]:
+    """The message without its payload, and the payload as an attachment; ProtocolViolation if it is no such message."""
+    try:
+        message = kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolViolation(detail=f"not a {kind.DESCRIPTOR.full_name}: {error}") from None
+    if not has_payload(kind):
+        return message, EMPTY
+    payload: bytes = getattr(message, PAYLOAD)
+    message.ClearField(PAYLOAD)
+    return message, memoryview(payload)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,62 @@
+"""Receive buffers that are used again, because touching fresh memory costs more than the copy into it.
+
+Invariant:  a chunk is handed out only if nobody holds a view of it. Python's own reference count says so: each
+            memoryview (and each NumPy array over one) keeps a reference to its bytearray. There is nothing to release
+            by hand, hence nothing to release too early.
+Neighbours: `receiver.py` takes chunks; attachments given to handlers and callers are views of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+
+from neve.rpc.limits import KIB, MIB
+
+STREAM_CHUNK_BYTES = 256 * KIB  # many small frames at one read
+CHUNK_STEP_BYTES = 64 * KIB
+POOL_BYTES_MAX = 64 * MIB
+
+# References to a chunk that nobody else holds: `take`'s local name and getrefcount's argument.
+_IDLE_REFERENCES = 2
+_LOOKS_MAX = 8
+
+
+class ChunkPool:
+    """Chunks by size. Shared by all connections of a process; used from one thread."""
+
+    def __init__(self, bytes_max: int = POOL_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._by_size: dict[int, deque[bytearray]] = {}
+
+    def take(self, size_bytes: int) -> bytearray:
+        """A chunk of at least this size, with any content."""
+        size_bytes = -(-size_bytes // CHUNK_STEP_BYTES) * CHUNK_STEP_BYTES
+        chunks = self._by_size.get(size_bytes)
+        if chunks:
+            # The newest is the likeliest to be in the CPU's cache; one that is still in use goes to the back.
+            for _ in range(min(len(chunks), _LOOKS_MAX)):
+                chunk = chunks.pop()
+                if sys.getrefcount(chunk) == _IDLE_REFERENCES:
+                    self._bytes -= size_bytes
+                    return chunk
+                chunks.appendleft(chunk)
+        return bytearray(size_bytes)
+
+    def give(self, chunk: bytearray) -> None:
+        """Offer a chunk for use again; views of it may still be held."""
+        while self._bytes + len(chunk) > self._bytes_max and self._bytes:
+            self._evict()
+        if self._bytes + len(chunk) <= self._bytes_max:
+            self._by_size.setdefault(len(chunk), deque()).append(chunk)
+            self._bytes += len(chunk)
+
+    def _evict(self) -> None:
+        """Forget one chunk of the size class that was used first: its memory is freed with the last view of it."""
+        size_bytes = next(iter(self._by_size))
+        chunks = self._by_size[size_bytes]
+        chunks.popleft()
+        self._bytes -= size_bytes
+        if not chunks:
+            del self._by_size[size_bytes]

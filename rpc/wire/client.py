@@ -1,0 +1,400 @@
+"""The caller's end of the wire: `WireChannel`, one connection to one address, kept up.
+
+Invariants: requests leave in the order of the calls, also across waiting for a connection or for room;
+            a call ends exactly once: reply, error, deadline, cancellation or the end of the connection;
+            a call that was never sent ends as ConnectFailed (safe to repeat), one that was sent as ConnectionLost;
+            bytes of calls in flight, requests and expected replies, stay below `connection_bytes_max`.
+Neighbours: `pool.py` keeps a channel for each address. Not here: retries of calls; only the caller knows if it may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, cast
+
+from google.protobuf.message import Message
+
+from neve.proto import common_pb2, errors, wire_pb2
+from neve.proto.method import Method, Rep, Req
+from neve.rpc.limits import DEFAULT_LIMITS, Limits
+from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply, attachment_bytes
+from neve.rpc.tls import Reloading, TlsFiles, client_context
+from neve.rpc.wire.buffers import ChunkPool
+from neve.rpc.wire.connection import Connection
+from neve.rpc.wire.deadlines import Deadlines
+from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, Kind, Prelude, encode, parse
+from neve.rpc.wire.receiver import violation_of_kind
+from neve.rpc.wire.sockets import split_address, tune
+
+log = logging.getLogger(__name__)
+
+_POOL = ChunkPool()  # of all client connections in this process
+
+
+class _Pending:
+    """A call that has not ended."""
+
+    __slots__ = (
+        "attachment",
+        "attachment_bytes",
+        "call_id",
+        "connection",
+        "cost_bytes",
+        "deadline_s",
+        "future",
+        "message",
+        "method",
+        "timeout_ms",
+    )
+
+    def __init__(self, call_id: int, method: Method[Any, Any], future: asyncio.Future[Reply[Any]]) -> None:
+        self.call_id = call_id
+        self.method = method
+        self.future = future
+        self.connection: ClientConnection | None = None  # set when it was sent
+        self.message = b""
+        self.attachment: Sequence[Buffer] = ()
+        self.attachment_bytes = 0
+        self.cost_bytes = 0
+        self.deadline_s = 0.0
+        self.timeout_ms = 0
+
+
+class ClientConnection(Connection):
+    """One TCP connection; knows the calls that were sent on it."""
+
+    def __init__(self, channel: WireChannel, *, hello: bytes) -> None:
+        super().__init__(channel.limits, _POOL, peer=channel.address)
+        self.channel = channel
+        self.calls: dict[int, _Pending] = {}
+        self.inflight_bytes = 0
+        self.welcome: asyncio.Future[wire_pb2.Welcome] = self.loop.create_future()
+        self._hello = hello
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(self._hello)
+
+    def send_call(self, pending: _Pending) -> None:
+        pending.connection = self
+        self.calls[pending.call_id] = pending
+        self.inflight_bytes += pending.cost_bytes
+        head = encode(
+            Kind.REQUEST,
+            call_id=pending.call_id,
+            method_id=pending.method.method_id,
+            timeout_ms=max(1, int((pending.deadline_s - self.loop.time()) * 1000)),
+            message=pending.message,
+            attachment=pending.attachment,
+            attachment_bytes=pending.attachment_bytes,
+        )
+        self.send(head, pending.attachment, pending.attachment_bytes)
+
+    def forget(self, pending: _Pending) -> None:
+        """The caller has given up: tell the server."""
+        if self.calls.pop(pending.call_id, None) is not None:
+            self.inflight_bytes -= pending.cost_bytes
+            self.send(encode(Kind.CANCEL, call_id=pending.call_id))
+            self.channel.pump()
+
+    def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+        kind = prelude.kind
+        if kind == Kind.REPLY or (kind == Kind.ERROR and prelude.call_id):
+            pending = self.calls.pop(prelude.call_id, None)
+            if pending is None:
+                return  # answered after its caller gave up
+            self.inflight_bytes -= pending.cost_bytes
+            self._settle(pending, prelude, message, attachment)
+            self.channel.pump()
+        elif kind == Kind.BEAT:
+            pass
+        elif kind == Kind.WELCOME:
+            if self.welcome.done():
+                raise violation_of_kind(prelude, "twice")
+            self.welcome.set_result(parse(wire_pb2.Welcome, message))
+        elif kind == Kind.ERROR:
+            self.end(errors.from_message(parse(common_pb2.Error, message)))
+        elif kind == Kind.GOAWAY:
+            self.channel.retire(self)
+        else:
+            raise violation_of_kind(prelude, "from a server")
+
+    def on_ended(self, reason: errors.NeveError) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(reason)
+            self.welcome.exception()  # it may be that nobody asks
+        calls, self.calls = self.calls, {}
+        for pending in calls.values():
+            if not pending.future.done():
+                pending.future.set_exception(errors.ConnectionLost(address=self.peer, detail=str(reason)))
+        self.channel.connection_ended(self)
+
+    def on_writable(self) -> None:
+        self.channel.pump()
+
+    def _settle(self, pending: _Pending, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+        future = pending.future
+        if future.done():
+            return
+        if prelude.kind == Kind.ERROR:
+            future.set_exception(errors.from_message(parse(common_pb2.Error, message)))
+            return
+        try:
+            reply = parse(pending.method.reply, message)
+        except errors.ProtocolViolation as violation:
+            future.set_exception(violation)  # of this reply alone: the frame around it was sound
+            return
+        future.set_result(Reply(reply, attachment))
+
+
+class WireChannel(Channel):
+    """Calls to one address over one connection, which is made when first needed and again when it was lost.
+
+    While the address cannot be reached, calls fail at once with ConnectFailed, and a new attempt is made at most every
+    few seconds (exponential, with jitter), so that neither the callers nor the server are flooded.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        cluster: str,
+        limits: Limits = DEFAULT_LIMITS,
+        token: str = "",
+        tls: TlsFiles | None = None,
+        agent: str = "",
+        rng: random.Random | None = None,
+    ) -> None:
+        split_address(address)  # a bad one is refused here, not at the first call
+        self.address = address
+        self.limits = limits
+        self._hello = encode(
+            Kind.HELLO,
+            message=wire_pb2.Hello(
+                protocol_min=PROTOCOL_VERSION,
+                protocol_max=PROTOCOL_VERSION,
+                cluster=cluster,
+                token=token,
+                agent=agent,
+            ).SerializeToString(),
+        )
+        self._cluster = cluster
+        self._tls = tls
+        self._tls_context = Reloading(tls, client_context) if tls is not None else None
+        self._rng = rng or random.Random()
+        self._connection: ClientConnection | None = None
+        self._retired: set[ClientConnection] = set()  # drained by the server: calls in flight may still be answered
+        self._connecting: asyncio.Task[None] | None = None
+        self._deadlines: Deadlines | None = None
+        self._queue: OrderedDict[int, _Pending] = OrderedDict()  # not sent yet, oldest first
+        self._waiting: dict[int, _Pending] = {}  # every call that has not ended, sent or not
+        self._call_ids = 0
+        self._failures = 0
+        self._retry_s = 0.0
+        self._last_error: errors.NeveError | None = None
+        self._closed = False
+        # What the server takes; known after the first handshake.
+        self._message_bytes_max = limits.message_bytes_max
+        self._attachment_bytes_max = limits.attachment_bytes_max
+
+    async def call(
+        self,
+        method: Method[Req, Rep],
+        request: Req,
+        *,
+        timeout_s: float,
+        attachment: Sequence[Buffer] = (),
+        reply_bytes_max: int = REPLY_BYTES_DEFAULT,
+    ) -> Reply[Rep]:
+        if self._closed:
+            raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
+        loop = asyncio.get_running_loop()
+        if self._deadlines is None:
+            self._deadlines = Deadlines(loop, self._expired)
+        self._call_ids += 1
+        pending = _Pending(self._call_ids, method, loop.create_future())
+        pending.message = cast(Message, request).SerializeToString()
+        if attachment:
+            pending.attachment = attachment
+            pending.attachment_bytes = attachment_bytes(attachment)
+        self._check_size(pending)
+        pending.cost_bytes = PRELUDE_BYTES + len(pending.message) + pending.attachment_bytes + reply_bytes_max
+        pending.timeout_ms = int(timeout_s * 1000)
+        pending.deadline_s = loop.time() + timeout_s
+        self._waiting[pending.call_id] = pending
+        bucket = self._deadlines.add(pending.call_id, pending.deadline_s)
+        self._queue[pending.call_id] = pending
+        self.pump()
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            if pending.connection is not None:
+                pending.connection.forget(pending)
+            raise
+        finally:
+            del self._waiting[pending.call_id]
+            self._queue.pop(pending.call_id, None)
+            if self._deadlines is not None:
+                self._deadlines.remove(pending.call_id, bucket)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        self._fail_queued(errors.ConnectFailed(address=self.address, detail="this channel was closed"))
+        connections = [*self._retired, *([self._connection] if self._connection else [])]
+        for connection in connections:
+            connection.end(errors.ConnectionLost(address=self.address, detail="this channel was closed"))
+        await asyncio.gather(*(connection.closed for connection in connections))
+        if self._deadlines is not None:
+            self._deadlines.close()
+            self._deadlines = None
+
+    # --- called by the connection ----------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what there is room for; make a connection if there is none."""
+        queue = self._queue
+        while queue:
+            call_id, pending = next(iter(queue.items()))
+            if pending.future.done():
+                del queue[call_id]
+                continue
+            connection = self._connection
+            if connection is None:
+                self._connect_soon()
+                return
+            if connection.write_paused or len(connection.calls) >= self.limits.connection_calls_max:
+                return
+            inflight_bytes = connection.inflight_bytes
+            if inflight_bytes and inflight_bytes + pending.cost_bytes > self.limits.connection_bytes_max:
+                return
+            del queue[call_id]
+            connection.send_call(pending)
+
+    def retire(self, connection: ClientConnection) -> None:
+        """The server wants no further calls on this connection; those in flight go on."""
+        if self._connection is connection:
+            self._connection = None
+            self._retired.add(connection)
+            self.pump()
+
+    def connection_ended(self, connection: ClientConnection) -> None:
+        self._retired.discard(connection)
+        if self._connection is connection:
+            self._connection = None
+            self.pump()  # calls that were never sent deserve a new connection
+
+    # --- connecting ------------------------------------------------------------------------------------------
+
+    def _connect_soon(self) -> None:
+        if self._connecting is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._last_error is not None and loop.time() < self._retry_s:
+            self._fail_queued(self._last_error)
+            return
+        self._connecting = loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        error: errors.NeveError
+        try:
+            connection = await self._handshake()
+        except errors.NeveError as failure:
+            error = failure
+        except TimeoutError:
+            error = errors.ConnectFailed(address=self.address, detail="timed out")
+        except (OSError, ssl.SSLError) as failure:
+            error = errors.ConnectFailed(address=self.address, detail=f"{type(failure).__name__}: {failure}")
+        else:
+            self._connecting = None
+            self._failures = 0
+            self._last_error = None
+            if connection.ended is None:
+                self._connection = connection
+            self.pump()
+            return
+        self._connecting = None
+        if isinstance(error, errors.ConnectionLost):  # before the handshake was done: no call was sent
+            error = errors.ConnectFailed(address=self.address, detail=error.detail)
+        self._failures += 1
+        delay_s = min(
+            self.limits.reconnect_delay_s_max, self.limits.reconnect_delay_s_min * 2 ** min(self._failures, 20)
+        )
+        self._retry_s = asyncio.get_running_loop().time() + delay_s * self._rng.uniform(0.5, 1.0)
+        self._last_error = error
+        if self._failures == 1:
+            log.info("connect_failed address=%s error=%s", self.address, error)
+        self._fail_queued(error)
+
+    async def _handshake(self) -> ClientConnection:
+        loop = asyncio.get_running_loop()
+        host, port = split_address(self.address)
+        context = self._tls_context.current() if self._tls_context is not None else None
+        server_name = (self._tls.server_name or host) if self._tls is not None else None
+        async with asyncio.timeout(self.limits.connect_timeout_s):
+            transport, connection = await loop.create_connection(
+                lambda: ClientConnection(self, hello=self._hello), host, port, ssl=context, server_hostname=server_name
+            )
+        sock = cast(socket.socket | None, transport.get_extra_info("socket"))
+        assert sock is not None
+        tune(sock)
+        try:
+            async with asyncio.timeout(self.limits.handshake_timeout_s):
+                welcome = await connection.welcome
+        except TimeoutError:
+            reason = errors.ConnectFailed(
+                address=self.address, detail="the server did not answer the handshake in time"
+            )
+            connection.end(reason)
+            raise reason from None
+        except asyncio.CancelledError:
+            connection.end(errors.ConnectionLost(address=self.address, detail="cancelled"))
+            raise
+        if welcome.protocol != PROTOCOL_VERSION or (self._cluster and welcome.cluster != self._cluster):
+            reason = errors.ConnectFailed(address=self.address, detail=f"unexpected welcome: {welcome}")
+            connection.end(reason)
+            raise reason
+        self._message_bytes_max = min(self.limits.message_bytes_max, welcome.message_bytes_max)
+        self._attachment_bytes_max = min(self.limits.attachment_bytes_max, welcome.attachment_bytes_max)
+        connection.open_limits(self.limits.message_bytes_max, self.limits.attachment_bytes_max)
+        return connection
+
+    # --- ending calls ----------------------------------------------------------------------------------------
+
+    def _check_size(self, pending: _Pending) -> None:
+        if len(pending.message) > self._message_bytes_max:
+            raise errors.TooLarge(
+                what=f"request of {pending.method.path}",
+                size_bytes=len(pending.message),
+                limit_bytes=self._message_bytes_max,
+            )
+        if pending.attachment_bytes > self._attachment_bytes_max:
+            raise errors.TooLarge(
+                what=f"attachment of {pending.method.path}",
+                size_bytes=pending.attachment_bytes,
+                limit_bytes=self._attachment_bytes_max,
+            )
+
+    def _expired(self, call_id: int) -> None:
+        pending = self._waiting.get(call_id)
+        if pending is None or pending.future.done():
+            return
+        if pending.connection is not None:
+            pending.connection.forget(pending)
+        method = pending.method.path
+        pending.future.set_exception(errors.DeadlineExceeded(method=method, timeout_ms=pending.timeout_ms))
+
+    def _fail_queued(self, error: errors.NeveError) -> None:
+        queue, self._queue = self._queue, OrderedDict()
+        for pending in queue.values():
+            if not pending.future.done():
+                # A copy for each: one exception raised in several tasks would mix up their tracebacks.
+                pending.future.set_exception(type(error)(**error.facts()))  # type: ignore[arg-type]

@@ -1,0 +1,237 @@
+"""What both ends of a wire connection share: receiving, sending with a bound, signs of life, and one way to end.
+
+Invariants: a connection ends once, with one reason, which is logged and given to everything that waits on it;
+            a malformed frame, a slow one, a silent peer and a peer that does not read each end it, and nothing else;
+            a peer is judged silent only while we read from it: under back-pressure the silence is ours. For the same
+            reason each side sends beats on its own, instead of answering those of a peer that it may not be reading.
+Neighbours: `server.py` and `client.py` say what frames mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+from neve.proto import errors
+from neve.rpc.limits import KIB, Limits
+from neve.rpc.service import Buffer
+from neve.rpc.wire.buffers import ChunkPool
+from neve.rpc.wire.frame import HANDSHAKE_BYTES_MAX, Kind, Prelude, encode
+from neve.rpc.wire.receiver import FrameReceiver
+
+log = logging.getLogger(__name__)
+
+JOIN_BYTES_MAX = 16 * KIB  # a buffer up to this size is copied: cheaper than one more for the kernel to gather
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A protocol of asyncio; subclasses implement `on_frame`, `on_ended` and, as they need, the other hooks."""
+
+    def __init__(self, limits: Limits, pool: ChunkPool, *, peer: str) -> None:
+        self.limits = limits
+        self.peer = peer
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self.ended: errors.NeveError | None = None  # the reason, once it is over
+        self.closed = self.loop.create_future()  # done when the socket is gone
+        self.write_paused = False
+        self.receiver = FrameReceiver(
+            pool,
+            # Until the handshake is done nobody is known, and nobody may make us hold more than this.
+            message_bytes_max=HANDSHAKE_BYTES_MAX,
+            attachment_bytes_max=0,
+            on_frame=self.on_frame,
+            admit=self.admit,
+        )
+        self._queue: list[Buffer] = []  # frames for the next flush
+        self._queue_bytes = 0
+        self._flush_due = False
+        self._heard_s = self.loop.time()
+        self._frame_begun_s = 0.0  # when the frame that is now partly here began; 0: none is
+        self._write_stuck_s = 0.0  # since when the transport has been full; 0: it is not
+        self._sent_since_tick = False
+        self._tick: asyncio.TimerHandle | None = None
+
+    # --- hooks -----------------------------------------------------------------------------------------------
+
+    def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+        raise NotImplementedError
+
+    def on_ended(self, reason: errors.NeveError) -> None:
+        """Called once. Nothing can be sent any more."""
+        raise NotImplementedError
+
+    def on_writable(self) -> None:
+        """The transport takes bytes again."""
+
+    def admit(self, size_bytes: int) -> bool:
+        """May a frame of this size be received now?"""
+        return True
+
+    # --- sending ---------------------------------------------------------------------------------------------
+
+    def send(self, head: bytes, attachment: Sequence[Buffer] = (), attachment_bytes: int = 0) -> None:
+        """Send a frame; `head` is from `frame.encode`. Large buffers are not copied.
+
+        Frames of one turn of the loop leave together at its end: a system call costs more than all else about a small
+        frame, and an idle sender waits for nothing.
+        """
+        if self.ended is not None or self.transport is None:
+            return  # whoever waits for an answer has been told why there will be none
+        self._queue.append(head)
+        self._queue += attachment
+        self._queue_bytes += len(head) + attachment_bytes
+        if not self._flush_due and not self.write_paused:
+            self._flush_due = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self.write_paused or not self._queue or self.ended is not None:
+            return
+        assert self.transport is not None
+        self._sent_since_tick = True
+        parts, self._queue = self._queue, []
+        size_bytes, self._queue_bytes = self._queue_bytes, 0
+        if size_bytes <= JOIN_BYTES_MAX:
+            self.transport.write(b"".join(parts))
+        else:
+            self.transport.writelines(join_small(parts))
+
+    def open_limits(self, message_bytes_max: int, attachment_bytes_max: int) -> None:
+        """The handshake is done: frames of full size are welcome."""
+        self.receiver.message_bytes_max = message_bytes_max
+        self.receiver.attachment_bytes_max = attachment_bytes_max
+
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        assert self.transport is not None
+        return self.transport.get_write_buffer_size() + self._queue_bytes
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    def end(self, reason: errors.NeveError, *, last_words: bool = False) -> None:
+        """End the connection for `reason`; with `last_words` the peer is told it, if it reads soon."""
+        if self.ended is not None:
+            return
+        if last_words:
+            self.send(encode(Kind.ERROR, message=errors.to_message(reason).SerializeToString()))
+            self._flush()
+        self.ended = reason
+        self._queue.clear()
+        self._queue_bytes = 0
+        if self._tick is not None:
+            self._tick.cancel()
+        if self.transport is not None:
+            if last_words:
+                self.transport.close()  # what is buffered is still sent …
+                self.loop.call_later(self.limits.handshake_timeout_s, self.transport.abort)  # … but not for ever
+            else:
+                self.transport.abort()
+        self.receiver.close()
+        self.on_ended(reason)
+
+    # --- asyncio's side --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self.transport = transport
+        # Low at 0: `resume_writing` then says that the kernel has taken everything.
+        transport.set_write_buffer_limits(high=self.limits.write_buffer_bytes, low=0)
+        if self.ended is not None:
+            transport.abort()
+            return
+        self._heard_s = self.loop.time()
+        self._schedule_tick()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.receiver.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.ended is not None:
+            return
+        self._heard_s = self.loop.time()
+        try:
+            self.receiver.received(nbytes)
+        except errors.ProtocolViolation as violation:
+            self.violated(violation)
+            return
+        if not self.receiver.partial_bytes:
+            self._frame_begun_s = 0.0
+        elif not self._frame_begun_s:
+            self._frame_begun_s = self._heard_s
+
+    def violated(self, violation: errors.ProtocolViolation) -> None:
+        """The peer broke the protocol: say so here and to it, and end this connection alone."""
+        log.warning("connection_violated peer=%s reason=%s", self.peer, violation.detail)
+        self.end(violation, last_words=True)
+
+    def eof_received(self) -> bool:
+        self.end(errors.ConnectionLost(address=self.peer, detail="closed by the peer"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        detail = f"{type(exc).__name__}: {exc}" if exc else "closed"
+        self.end(errors.ConnectionLost(address=self.peer, detail=detail))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._write_stuck_s = self.loop.time()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._write_stuck_s = 0.0
+        self._flush()  # may pause again, at once
+        if not self.write_paused and self.ended is None:
+            self.on_writable()
+
+    # --- signs of life ---------------------------------------------------------------------------------------
+
+    def reading_paused(self) -> bool:
+        """We have stopped reading, so we cannot tell whether the peer is silent."""
+        return False
+
+    def _schedule_tick(self) -> None:
+        self._tick = self.loop.call_later(self.limits.keepalive_s / 2, self._on_tick)
+
+    def _on_tick(self) -> None:
+        now_s = self.loop.time()
+        if self.reading_paused():
+            self._heard_s = now_s
+            self._frame_begun_s = now_s if self._frame_begun_s else 0.0
+        reason = ""
+        if now_s - self._heard_s > self.limits.dead_peer_s:
+            reason = f"nothing heard for {self.limits.dead_peer_s:g} s"
+        elif self._frame_begun_s and now_s - self._frame_begun_s > self.limits.frame_timeout_s:
+            reason = f"a frame took longer than {self.limits.frame_timeout_s:g} s"
+        elif self._write_stuck_s and now_s - self._write_stuck_s > self.limits.frame_timeout_s:
+            reason = f"the peer has not read for {self.limits.frame_timeout_s:g} s"
+        if reason:
+            log.warning("connection_dead peer=%s reason=%s", self.peer, reason)
+            self.end(errors.ConnectionLost(address=self.peer, detail=reason))
+            return
+        if not self._sent_since_tick and not self.write_paused:
+            self.send(encode(Kind.BEAT))
+        self._sent_since_tick = False
+        self._schedule_tick()
+
+
+def join_small(parts: Sequence[Buffer]) -> list[Buffer]:
+    """The same bytes in fewer buffers: neighbours that are small are joined, large ones stay as they are."""
+    joined: list[Buffer] = []
+    run: list[Buffer] = []
+    for part in parts:
+        if len(part) <= JOIN_BYTES_MAX:
+            run.append(part)
+            continue
+        if run:
+            joined.append(run[0] if len(run) == 1 else b"".join(run))
+            run = []
+        joined.append(part)
+    if run:
+        joined.append(run[0] if len(run) == 1 else b"".join(run))
+    return joined

@@ -1,0 +1,122 @@
+"""One frame: a fixed prelude, a message, an attachment. Pure functions, no I/O. docs/formats/wire.md has the picture.
+
+Invariants: a prelude is believed only after its own CRC, and a length only after it is within bounds, so that a flipped
+            bit can make a connection fail but never make it wait for, or allocate, bytes that nobody sent;
+            message and attachment are handed on only after their CRCs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from neve.proto.crc import crc32c, crc32c_of_all
+from neve.proto.errors import ProtocolViolation
+from neve.rpc.service import Buffer
+
+PROTOCOL_VERSION = 1
+
+# body_bytes, message_bytes, call_id, method_id, kind, flags, timeout_ms, message_crc, attachment_crc | prelude_crc
+_FIELDS = struct.Struct("<IIQHBBIII")
+_PRELUDE_CRC = struct.Struct("<I")
+PRELUDE_BYTES = _FIELDS.size + _PRELUDE_CRC.size
+
+TIMEOUT_MS_MAX = 0xFFFF_FFFF
+
+# Of HELLO and WELCOME: all that a peer may make us hold before it has said who it is.
+HANDSHAKE_BYTES_MAX = 16 * 1024
+
+
+class Kind(IntEnum):
+    HELLO = 1  # client → server, first; a Hello
+    WELCOME = 2  # server → client, its answer; a Welcome
+    REQUEST = 3
+    REPLY = 4
+    ERROR = 5  # a neve.Error; with call id 0 it is about the connection, which ends
+    CANCEL = 6  # client → server: nobody waits for this call any more
+    BEAT = 7  # either way, when nothing else was sent for a while: I am alive
+    GOAWAY = 8  # server → client: no further calls on this connection, please
+
+
+_KINDS = frozenset(Kind)
+
+
+class Prelude(NamedTuple):
+    body_bytes: int  # message and attachment
+    message_bytes: int
+    call_id: int
+    method_id: int
+    kind: int
+    flags: int  # none defined: must be 0
+    timeout_ms: int  # of a request: how long the caller will wait from now on
+    message_crc: int
+    attachment_crc: int
+
+
+def encode(
+    kind: Kind,
+    *,
+    call_id: int = 0,
+    method_id: int = 0,
+    timeout_ms: int = 0,
+    message: bytes = b"",
+    attachment: Sequence[Buffer] = (),
+    attachment_bytes: int = 0,
+) -> bytes:
+    """The prelude and the message; the attachment's buffers follow it on the wire as they are."""
+    head = _FIELDS.pack(
+        len(message) + attachment_bytes,
+        len(message),
+        call_id,
+        method_id,
+        kind,
+        0,
+        min(timeout_ms, TIMEOUT_MS_MAX),
+        crc32c(message) if message else 0,
+        crc32c_of_all(attachment) if attachment_bytes else 0,
+    )
+    return b"".join((head, _PRELUDE_CRC.pack(crc32c(head)), message))
+
+
+def decode_prelude(buffer: bytearray, offset: int, *, message_bytes_max: int, attachment_bytes_max: int) -> Prelude:
+    """The prelude at `offset`; ProtocolViolation if it is not one, or announces more than is allowed."""
+    (expected,) = _PRELUDE_CRC.unpack_from(buffer, offset + _FIELDS.size)
+    if crc32c(bytes(buffer[offset : offset + _FIELDS.size])) != expected:
+        raise ProtocolViolation(detail="prelude checksum mismatch: not a Neve peer, or a damaged connection")
+    prelude = Prelude._make(_FIELDS.unpack_from(buffer, offset))
+    if prelude.kind not in _KINDS:
+        raise ProtocolViolation(detail=f"unknown frame kind {prelude.kind}")
+    if prelude.flags:
+        raise ProtocolViolation(detail=f"unknown frame flags {prelude.flags:#x}")
+    if prelude.message_bytes > prelude.body_bytes:
+        raise ProtocolViolation(detail=f"message of {prelude.message_bytes} in a body of {prelude.body_bytes} bytes")
+    if prelude.message_bytes > message_bytes_max:
+        raise ProtocolViolation(detail=f"message of {prelude.message_bytes} bytes is over {message_bytes_max}")
+    if prelude.body_bytes - prelude.message_bytes > attachment_bytes_max:
+        size = prelude.body_bytes - prelude.message_bytes
+        raise ProtocolViolation(detail=f"attachment of {size} bytes is over {attachment_bytes_max}")
+    return prelude
+
+
+def check_body(prelude: Prelude, message: memoryview, attachment: Buffer) -> None:
+    """ProtocolViolation unless both checksums are right."""
+    if (crc32c(message) if message else 0) != prelude.message_crc:
+        raise ProtocolViolation(detail="message checksum mismatch: damaged on the way")
+    if (crc32c(attachment) if attachment else 0) != prelude.attachment_crc:
+        raise ProtocolViolation(detail="attachment checksum mismatch: damaged on the way")
+
+
+M = TypeVar("M", bound=Message)
+
+
+def parse(cls: type[M], message: memoryview) -> M:
+    """A message of that type; ProtocolViolation if the bytes are none."""
+    try:
+        # Any buffer will do; the stubs know only of bytes.
+        return cls.FromString(message)  # type: ignore[arg-type]
+    except DecodeError as error:
+        raise ProtocolViolation(detail=f"not a {cls.DESCRIPTOR.name}: {error}") from error

@@ -1,0 +1,166 @@
+"""Turns received bytes into frames, in place: the other half of `frame.py`, for a stream of frames. No I/O.
+
+The transport asks `buffer()` where to put the next bytes, and says by `received(count)` how many came. Frames are
+parsed where they lie; an attachment is a view into the chunk that it was received in.
+
+Invariants: no more memory is taken for a frame than its prelude announces, and only after `admit` has agreed;
+            after an error nothing more is parsed;
+            bytes are copied only when a frame does not fit behind the ones before it in its chunk; and small
+            attachments are, so that a small one kept for long does not pin a large chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from neve.proto.errors import ProtocolViolation
+from neve.rpc.limits import KIB
+from neve.rpc.service import EMPTY
+from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
+from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude, check_body, decode_prelude
+
+ATTACHMENT_COPY_BYTES_MAX = 16 * KIB
+READ_BYTES_MIN = 16 * KIB  # less room than this behind the last frame is not worth a system call
+
+OnFrame = Callable[[Prelude, memoryview, memoryview], None]
+Admit = Callable[[int], bool]
+
+
+class FrameReceiver:
+    """One direction of one connection."""
+
+    def __init__(
+        self,
+        pool: ChunkPool,
+        *,
+        message_bytes_max: int,
+        attachment_bytes_max: int,
+        on_frame: OnFrame,
+        admit: Admit | None = None,
+    ) -> None:
+        self.message_bytes_max = message_bytes_max
+        self.attachment_bytes_max = attachment_bytes_max
+        self._pool = pool
+        self._on_frame = on_frame
+        self._admit = admit
+        self._chunk = bytearray()
+        self._view = EMPTY
+        self._start = 0  # of the frame that is being received
+        self._end = 0  # of the received bytes
+        self._prelude: Prelude | None = None  # of that frame, once known and admitted
+        self._held = False  # admit said no: waits for `resume`
+        self._frame_bytes_hint = 0  # what the last large frame took, as the next one will probably take it too
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of a frame that has not arrived whole."""
+        return self._end - self._start
+
+    @property
+    def held(self) -> bool:
+        """A frame's body is not wanted yet: the transport must not read until `resume` has returned True."""
+        return self._held
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if not self._chunk:
+            self._use(self._pool.take(max(STREAM_CHUNK_BYTES, self._frame_bytes_hint)))
+        elif self._prelude is None and len(self._chunk) - self._end < READ_BYTES_MIN:
+            self._move(STREAM_CHUNK_BYTES)
+        # After a large frame the view ends where a next one of the same size would: its successor then begins a chunk
+        # of its own, and nothing of it needs to be moved.
+        if self._frame_bytes_hint and self._start == 0 and self._end < self._frame_bytes_hint:
+            return self._view[self._end : max(self._frame_bytes_hint, self._wanted_end())]
+        return self._view[self._end :]
+
+    def received(self, count: int) -> None:
+        """Take note of `count` bytes in `buffer()`, and hand on every frame that is complete."""
+        self._end += count
+        self._parse()
+
+    def resume(self) -> bool:
+        """Ask `admit` again for the frame that waits; True when reading may go on."""
+        if self._held:
+            self._held = False
+            self._parse()
+        return not self._held
+
+    def close(self) -> None:
+        """Forget everything received: chunks whose views are held elsewhere stay valid there."""
+        self._view = EMPTY
+        self._chunk = bytearray()
+        self._start = self._end = 0
+        self._prelude = None
+
+    def _parse(self) -> None:
+        while True:
+            available = self._end - self._start
+            if self._prelude is None:
+                if available < PRELUDE_BYTES:
+                    break
+                prelude = decode_prelude(
+                    self._chunk,
+                    self._start,
+                    message_bytes_max=self.message_bytes_max,
+                    attachment_bytes_max=self.attachment_bytes_max,
+                )
+                if self._admit is not None and not self._admit(PRELUDE_BYTES + prelude.body_bytes):
+                    self._held = True
+                    return
+                self._prelude = prelude
+            prelude = self._prelude
+            if available < PRELUDE_BYTES + prelude.body_bytes:
+                if not self._frame_fits():
+                    self._move(PRELUDE_BYTES + prelude.body_bytes)
+                return
+            self._finish_frame(prelude)
+            if not self._chunk:  # the handler of the frame closed the connection
+                return
+        if self._start == self._end:
+            self._drop_chunk()
+
+    def _finish_frame(self, prelude: Prelude) -> None:
+        message_start = self._start + PRELUDE_BYTES
+        message_end = message_start + prelude.message_bytes
+        end = message_start + prelude.body_bytes
+        message = self._view[message_start:message_end]
+        attachment = self._view[message_end:end]
+        if end - message_end <= ATTACHMENT_COPY_BYTES_MAX:
+            attachment = memoryview(bytes(attachment)) if end > message_end else EMPTY
+        check_body(prelude, message, attachment)
+        size_bytes = PRELUDE_BYTES + prelude.body_bytes
+        self._frame_bytes_hint = size_bytes if size_bytes > STREAM_CHUNK_BYTES else 0
+        self._start = end
+        self._prelude = None
+        self._on_frame(prelude, message, attachment)
+
+    def _wanted_end(self) -> int:
+        return self._start + PRELUDE_BYTES + (self._prelude.body_bytes if self._prelude else 0)
+
+    def _frame_fits(self) -> bool:
+        return self._wanted_end() <= len(self._chunk)
+
+    def _use(self, chunk: bytearray) -> None:
+        self._chunk = chunk
+        self._view = memoryview(chunk)
+
+    def _move(self, size_bytes: int) -> None:
+        """Go on in another chunk, which gets what has come of the current frame."""
+        partial = self._end - self._start
+        chunk = self._pool.take(max(size_bytes, STREAM_CHUNK_BYTES))
+        chunk[:partial] = self._view[self._start : self._end]
+        old, self._view = self._chunk, EMPTY
+        self._pool.give(old)
+        self._use(chunk)
+        self._start, self._end = 0, partial
+
+    def _drop_chunk(self) -> None:
+        """Between frames a connection holds no memory: thousands of idle ones cost nothing here."""
+        old, self._view, self._chunk = self._chunk, EMPTY, bytearray()
+        self._start = self._end = 0
+        self._pool.give(old)
+
+
+def violation_of_kind(prelude: Prelude, state: str) -> ProtocolViolation:
+    """A frame whose kind is not allowed in this state of the connection."""
+    return ProtocolViolation(detail=f"frame kind {prelude.kind} is not allowed {state}")

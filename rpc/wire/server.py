@@ -1,0 +1,161 @@
+"""The servicer's end of the wire: accepts connections (`server_connection.py`) and keeps what they share.
+
+Invariants: one connection's trouble, also a bug in a handler, ends at most that connection or that call;
+            the bytes of requests in flight, and of replies that were reserved, are bounded over all connections;
+            a draining server finishes what it has begun, up to a grace time, and begins nothing.
+Neighbours: `rpc.service` has the interface of servicers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+
+from neve.proto import errors
+from neve.rpc.auth import AllowAll, Authenticator
+from neve.rpc.limits import DEFAULT_LIMITS, Limits
+from neve.rpc.service import Service, merge_routes
+from neve.rpc.tls import Reloading, TlsFiles, server_context
+from neve.rpc.wire.budget import ByteBudget
+from neve.rpc.wire.buffers import ChunkPool
+from neve.rpc.wire.frame import Kind, encode
+from neve.rpc.wire.server_connection import ServerConnection
+from neve.rpc.wire.sockets import join_address, tune
+
+log = logging.getLogger(__name__)
+
+ACCEPT_RETRY_S = 0.1  # after an error of accept, such as too many open files
+
+
+class WireServer:
+    """Serves `services` on one or more addresses.
+
+    `stop` first lets calls in flight finish, up to a grace time, while new ones are refused as ShuttingDown.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        cluster: str,
+        limits: Limits = DEFAULT_LIMITS,
+        authenticator: Authenticator | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self.routes = merge_routes(services)
+        self.cluster = cluster
+        self.limits = limits
+        self.authenticator = authenticator or AllowAll()
+        self.pool = ChunkPool()
+        self.reply_budget = ByteBudget(limits.server_bytes_max)
+        self.request_bytes = 0
+        self.held: set[ServerConnection] = set()  # wait for room for a frame
+        self.connections: set[ServerConnection] = set()
+        self.draining = False
+        self._tls = Reloading(tls, server_context) if tls is not None else None
+        self._listeners: list[socket.socket] = []
+        self._acceptors: list[asyncio.Task[None]] = []
+        self._admitting: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; port 0 takes a free one. Returns the address."""
+        loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._acceptors.append(loop.create_task(self._accept(listener)))
+        bound = listener.getsockname()
+        return join_address(bound[0], bound[1])
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Drain and close; idempotent."""
+        self.draining = True
+        for acceptor in self._acceptors:
+            acceptor.cancel()
+        await asyncio.gather(*self._acceptors, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        self._acceptors.clear()
+        self._listeners.clear()
+        for connection in list(self.connections):
+            connection.send(encode(Kind.GOAWAY))
+        if any(connection.calls for connection in self.connections):
+            self._idle.clear()
+            try:
+                async with asyncio.timeout(self.limits.drain_timeout_s if grace_s is None else grace_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                calls = sum(len(connection.calls) for connection in self.connections)
+                log.warning("drain_timed_out calls=%d: they are cancelled", calls)
+        connections = list(self.connections)
+        tasks = [call.task for connection in connections for call in connection.calls.values() if call.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in connections:
+            connection.end(errors.ShuttingDown(), last_words=True)
+        await asyncio.gather(
+            *(connection.closed for connection in connections), *self._admitting, return_exceptions=True
+        )
+
+    # --- called by connections -------------------------------------------------------------------------------
+
+    def connection_ended(self, connection: ServerConnection) -> None:
+        self.connections.discard(connection)
+        self.call_finished()
+
+    def call_finished(self) -> None:
+        if self.draining and not any(connection.calls for connection in self.connections):
+            self._idle.set()
+
+    def resume_held(self) -> None:
+        """Give room to connections that wait for it, until one still does not fit."""
+        for connection in list(self.held):
+            if self.request_bytes >= self.limits.server_bytes_max:
+                return
+            connection.resume_if_admitted()
+
+    # --- accepting -------------------------------------------------------------------------------------------
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, peer = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or the peer was quicker
+                log.warning("accept_failed error=%s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            address = join_address(peer[0], peer[1])
+            if len(self.connections) + len(self._admitting) >= self.limits.connections_max:
+                log.warning(
+                    "connection_refused peer=%s reason=%d connections are the limit", address, len(self.connections)
+                )
+                sock.close()
+                continue
+            task = loop.create_task(self._admit(sock, address))
+            self._admitting.add(task)
+            task.add_done_callback(self._admitting.discard)
+
+    async def _admit(self, sock: socket.socket, peer: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            tune(sock)
+            context = self._tls.current() if self._tls is not None else None
+            handshake_s = self.limits.handshake_timeout_s if context is not None else None
+            _, connection = await loop.connect_accepted_socket(
+                lambda: ServerConnection(self, peer=peer), sock, ssl=context, ssl_handshake_timeout=handshake_s
+            )
+        except (OSError, ssl.SSLError) as error:
+            log.warning("connection_refused peer=%s reason=%s: %s", peer, type(error).__name__, error)
+            sock.close()
+            return
+        if connection.ended is None:
+            self.connections.add(connection)
+            if self.draining:
+                connection.end(errors.ShuttingDown(), last_words=True)

@@ -1,0 +1,312 @@
+"""One accepted connection: its handshake, its calls, and the bounds on both.
+
+Invariants: nothing but HELLO is accepted from a peer that has not been welcomed, and no more than a few KiB of it;
+            handlers start in the order in which their requests arrived;
+            every request gets at most one answer, and its bytes count against the bounds until then;
+            at a bound we stop reading the socket: the wait reaches the sender through TCP.
+Neighbours: `server.py` accepts, and keeps what all connections share; `connection.py` is what both ends share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from neve.proto import errors, wire_pb2
+from neve.rpc.service import EMPTY, Call, Route, attachment_bytes
+from neve.rpc.wire.budget import ByteBudget
+from neve.rpc.wire.connection import Connection
+from neve.rpc.wire.deadlines import Deadlines
+from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, Kind, Prelude, encode, parse
+from neve.rpc.wire.receiver import violation_of_kind
+
+if TYPE_CHECKING:
+    from neve.rpc.wire.server import WireServer
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 0.005  # how often to look whether the kernel has taken a large reply
+
+
+class WireCall(Call):
+    """A call on the wire: knows its connection, and what it has reserved there."""
+
+    __slots__ = ("call_id", "connection", "deadline_bucket", "expired", "request_bytes", "reserved_bytes", "task")
+
+    def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
+        super().__init__(
+            route.method,
+            attachment=attachment,
+            deadline_s=connection.loop.time() + prelude.timeout_ms / 1000,
+            principal=connection.principal,
+            peer=connection.peer,
+        )
+        self.connection = connection
+        self.call_id = prelude.call_id
+        self.request_bytes = PRELUDE_BYTES + prelude.body_bytes
+        self.reserved_bytes = 0
+        self.expired = False
+        self.deadline_bucket = 0
+        self.task: asyncio.Task[None] | None = None
+
+    async def reserve_reply(self, size_bytes: int) -> None:
+        await self.connection.reply_budget.acquire(size_bytes)
+        try:
+            await self.connection.server.reply_budget.acquire(size_bytes)
+        except asyncio.CancelledError:
+            self.connection.reply_budget.release(size_bytes)
+            raise
+        self.reserved_bytes += size_bytes
+
+
+class ServerConnection(Connection):
+    def __init__(self, server: WireServer, *, peer: str) -> None:
+        super().__init__(server.limits, server.pool, peer=peer)
+        self.server = server
+        self.principal = ""
+        self.welcomed = False
+        self.calls: dict[int, WireCall] = {}
+        self.request_bytes = 0  # of frames admitted and not answered
+        self.reply_budget = ByteBudget(server.limits.connection_bytes_max)
+        self._deadlines = Deadlines(self.loop, self._expired)
+        self._reading = True
+        self._unsettled_bytes = 0  # reserved for replies that the transport has and the kernel may not have taken
+        self._settling = False
+        self._handshake_timer = self.loop.call_later(server.limits.handshake_timeout_s, self._handshake_late)
+
+    # --- frames ----------------------------------------------------------------------------------------------
+
+    def admit(self, size_bytes: int) -> bool:
+        limits, server = self.limits, self.server
+        if self.request_bytes and self.request_bytes + size_bytes > limits.connection_bytes_max:
+            return False
+        if server.request_bytes and server.request_bytes + size_bytes > limits.server_bytes_max:
+            server.held.add(self)
+            return False
+        self.request_bytes += size_bytes
+        server.request_bytes += size_bytes
+        return True
+
+    def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+        if not self.welcomed:
+            self._release_request(PRELUDE_BYTES + prelude.body_bytes)
+            if prelude.kind != Kind.HELLO:
+                raise violation_of_kind(prelude, "before HELLO")
+            self._on_hello(message)
+        elif prelude.kind == Kind.REQUEST:
+            self._on_request(prelude, message, attachment)
+        else:
+            self._release_request(PRELUDE_BYTES + prelude.body_bytes)
+            if prelude.kind == Kind.CANCEL:
+                call = self.calls.get(prelude.call_id)
+                if call is not None and call.task is not None:
+                    call.task.cancel()
+            elif prelude.kind != Kind.BEAT:
+                raise violation_of_kind(prelude, "from a client")
+
+    def _on_hello(self, message: memoryview) -> None:
+        server = self.server
+        hello = parse(wire_pb2.Hello, message)
+        try:
+            if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
+                raise errors.UnsupportedVersion(
+                    what="wire protocol",
+                    version=PROTOCOL_VERSION,
+                    supported_min=hello.protocol_min,
+                    supported_max=hello.protocol_max,
+                )
+            if hello.cluster and hello.cluster != server.cluster:
+                raise errors.WrongCluster(expected=server.cluster, got=hello.cluster)
+            self.principal = server.authenticator.authenticate(hello.token)
+        except errors.NeveError as refusal:
+            log.warning("connection_refused peer=%s agent=%s reason=%s", self.peer, hello.agent, refusal)
+            self.end(refusal, last_words=True)
+            return
+        self.welcomed = True
+        self._handshake_timer.cancel()
+        self.open_limits(self.limits.message_bytes_max, self.limits.attachment_bytes_max)
+        welcome = wire_pb2.Welcome(
+            protocol=PROTOCOL_VERSION,
+            cluster=server.cluster,
+            message_bytes_max=self.limits.message_bytes_max,
+            attachment_bytes_max=self.limits.attachment_bytes_max,
+        )
+        self.send(encode(Kind.WELCOME, message=welcome.SerializeToString()))
+        if server.draining:
+            self.send(encode(Kind.GOAWAY))
+
+    def _on_request(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+        route = self.server.routes.get(prelude.method_id)
+        problem: errors.NeveError | None = None
+        request: Any = None
+        if prelude.call_id == 0 or prelude.call_id in self.calls:
+            raise errors.ProtocolViolation(detail=f"call id {prelude.call_id} is 0 or in use")
+        if self.server.draining:
+            problem = errors.ShuttingDown()
+        elif route is None:
+            problem = errors.Unimplemented(method=f"{prelude.method_id:#06x}")
+        else:
+            try:
+                request = parse(route.method.request, message)
+            except errors.ProtocolViolation as violation:
+                problem = violation  # of this request alone: the frame around it was sound
+        if problem is not None or route is None:
+            assert problem is not None
+            self._release_request(PRELUDE_BYTES + prelude.body_bytes)
+            self._send_error(prelude.call_id, problem)
+            return
+        call = WireCall(self, route, prelude, attachment)
+        self.calls[call.call_id] = call
+        call.deadline_bucket = self._deadlines.add(call.call_id, call.deadline_s)
+        call.task = self.loop.create_task(self._run(route, request, call))
+        if len(self.calls) >= self.limits.connection_calls_max:
+            self._update_reading()
+
+    # --- calls -----------------------------------------------------------------------------------------------
+
+    async def _run(self, route: Route, request: Any, call: WireCall) -> None:
+        try:
+            reply = await route.handler(request, call)
+            self._send_reply(route, call, reply)
+        except errors.NeveError as error:
+            self._send_error(call.call_id, error)
+        except asyncio.CancelledError:
+            if call.expired:
+                timeout_ms = int((call.deadline_s - self.loop.time()) * 1000)
+                self._send_error(call.call_id, errors.DeadlineExceeded(method=route.method.path, timeout_ms=timeout_ms))
+            else:
+                self._send_error(call.call_id, errors.Cancelled(detail="the server cancelled the call"))
+        except Exception as error:  # a bug in one handler must not end the server
+            log.exception("handler_failed method=%s peer=%s", route.method.path, self.peer)
+            self._send_error(call.call_id, error)
+        finally:
+            self._finish(call)
+
+    def _send_reply(self, route: Route, call: WireCall, reply: Any) -> None:
+        buffers = call.reply_attachment
+        size_bytes = attachment_bytes(buffers) if buffers else 0
+        message = reply.SerializeToString()
+        if size_bytes > self.limits.attachment_bytes_max or len(message) > self.limits.message_bytes_max:
+            limit_bytes = self.limits.attachment_bytes_max if size_bytes else self.limits.message_bytes_max
+            what = f"reply of {route.method.path}"
+            raise errors.TooLarge(what=what, size_bytes=size_bytes or len(message), limit_bytes=limit_bytes)
+        head = encode(
+            Kind.REPLY, call_id=call.call_id, message=message, attachment=buffers, attachment_bytes=size_bytes
+        )
+        self.send(head, buffers, size_bytes)
+
+    def _send_error(self, call_id: int, error: BaseException) -> None:
+        self.send(encode(Kind.ERROR, call_id=call_id, message=errors.to_message(error).SerializeToString()))
+
+    def _finish(self, call: WireCall) -> None:
+        del self.calls[call.call_id]
+        self._deadlines.remove(call.call_id, call.deadline_bucket)
+        call.attachment = EMPTY  # lets the receive buffer be used again, whoever still holds the call
+        call.task = None
+        if call.reserved_bytes:
+            self._unsettled_bytes += call.reserved_bytes
+            self._settle_soon()
+        self._release_request(call.request_bytes)
+        if self.server.draining:
+            self.server.call_finished()
+
+    def _expired(self, call_id: int) -> None:
+        call = self.calls.get(call_id)
+        if call is not None and call.task is not None:
+            call.expired = True
+            call.task.cancel()
+
+    # --- bounds ----------------------------------------------------------------------------------------------
+
+    def _release_request(self, size_bytes: int) -> None:
+        self.request_bytes -= size_bytes
+        self.server.request_bytes -= size_bytes
+        assert self.request_bytes >= 0, self.request_bytes
+        if self.server.held:
+            self.server.resume_held()
+        if not self._reading:
+            self._update_reading()
+
+    def resume_if_admitted(self) -> None:
+        """The server has room again."""
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Read exactly while nothing forbids it."""
+        if self.ended is not None or self.transport is None:
+            return
+        wanted = not self.write_paused and len(self.calls) < self.limits.connection_calls_max
+        if wanted and self.receiver.held:
+            self.server.held.discard(self)
+            try:
+                wanted = self.receiver.resume()
+            except errors.ProtocolViolation as violation:
+                self.violated(violation)
+                return
+        if wanted and not self._reading:
+            self._reading = True
+            self.transport.resume_reading()
+        elif not wanted and self._reading:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        if self.receiver.held:
+            self._update_reading()
+
+    def reading_paused(self) -> bool:
+        return not self._reading
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._update_reading()  # a peer that does not read its replies gets no further ones
+
+    def on_writable(self) -> None:
+        self._settle()
+        self._update_reading()
+
+    def _settle_soon(self) -> None:
+        if not self._settling:
+            self._settling = True
+            self.loop.call_soon(self._settle_timer)
+
+    def _settle_timer(self) -> None:
+        self._settling = False
+        if self.ended is not None:
+            return
+        if self.unsent_bytes() == 0:
+            self._settle()
+        elif not self.write_paused:  # when paused, `on_writable` will settle
+            self._settling = True
+            self.loop.call_later(SETTLE_S, self._settle_timer)
+
+    def _settle(self) -> None:
+        """The kernel has taken every reply: what was reserved for them is free again."""
+        size_bytes, self._unsettled_bytes = self._unsettled_bytes, 0
+        if size_bytes:
+            self.reply_budget.release(size_bytes)
+            self.server.reply_budget.release(size_bytes)
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    def _handshake_late(self) -> None:
+        log.warning(
+            "connection_refused peer=%s reason=no HELLO within %g s", self.peer, self.limits.handshake_timeout_s
+        )
+        self.end(errors.ConnectionLost(address=self.peer, detail="no HELLO in time"))
+
+    def on_ended(self, reason: errors.NeveError) -> None:
+        self._handshake_timer.cancel()
+        self._deadlines.close()
+        self._settle()
+        self.server.connection_ended(self)
+        for call in list(self.calls.values()):
+            if call.task is not None:
+                call.task.cancel()
+        # What frames that never became calls had taken.
+        unclaimed = self.request_bytes - sum(call.request_bytes for call in self.calls.values())
+        self.server.held.discard(self)
+        if unclaimed:
+            self._release_request(unclaimed)

@@ -1,0 +1,32 @@
+"""Socket options that were measured to matter, and addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from neve.proto.errors import InvalidArgument
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port`; InvalidArgument says what is wrong with anything else."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgument(what="address", detail=f"{address!r} is not host:port")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small frames; on loopback, a congestion control that does not pace.
+
+    BBR, a common kernel default, paces packets: on loopback that costs 1.2 to 1.5 times the bandwidth against reno.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer_host = sock.getpeername()[0]
+    if ipaddress.ip_address(peer_host.partition("%")[0]).is_loopback:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
