@@ -44,6 +44,8 @@ _BY_CODE: dict[int, type[NeveError]] = {}
 # A detail may quote what a peer or a disk said; a bound keeps an error smaller than any frame limit.
 TEXT_CHARS_MAX = 2_000
 
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1  # what a fact can carry
+
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class NeveError(Exception):
@@ -594,9 +596,12 @@ def to_message(error: BaseException) -> pb.Error:
         if isinstance(value, bool):  # before int: a bool is an int
             fact.flag = value
         elif isinstance(value, int):
-            fact.number = value
+            # No number of ours is beyond 64 bits; if one is, better a fact less than an error that cannot be sent.
+            if INT64_MIN <= value <= INT64_MAX:
+                fact.number = value
         elif isinstance(value, str):
-            fact.text = value[:TEXT_CHARS_MAX]
+            # A file name that is not UTF-8 has lone surrogates, which protobuf refuses.
+            fact.text = value[:TEXT_CHARS_MAX].encode(errors="replace").decode()
         else:
             fact.data = value[:TEXT_CHARS_MAX]
     return message

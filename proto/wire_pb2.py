@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15neve/proto/wire.proto\x12\x04neve\"b\n\x05Hello\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\x12\r\n\x05\x61gent\x18\x05 \x01(\t\"e\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\x19\n\x11message_bytes_max\x18\x03 \x01(\x04\x12\x1c\n\x14\x61ttachment_bytes_max\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15neve/proto/wire.proto\x12\x04neve\"b\n\x05Hello\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0f\n\x07\x63luster\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\x12\r\n\x05\x61gent\x18\x05 \x01(\t\"\xa1\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07\x63luster\x18\x02 \x01(\t\x12\x19\n\x11message_bytes_max\x18\x03 \x01(\x04\x12\x1c\n\x14\x61ttachment_bytes_max\x18\x04 \x01(\x04\x12\x1c\n\x14\x63onnection_bytes_max\x18\x05 \x01(\x04\x12\x1c\n\x14\x63onnection_calls_max\x18\x06 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=31
   _globals['_HELLO']._serialized_end=129
-  _globals['_WELCOME']._serialized_start=131
-  _globals['_WELCOME']._serialized_end=232
+  _globals['_WELCOME']._serialized_start=132
+  _globals['_WELCOME']._serialized_end=293
 # @@protoc_insertion_point(module_scope)

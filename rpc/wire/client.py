@@ -202,6 +202,8 @@ class WireChannel(Channel):
         # What the server takes; known after the first handshake.
         self._message_bytes_max = limits.message_bytes_max
         self._attachment_bytes_max = limits.attachment_bytes_max
+        self._inflight_bytes_max = limits.connection_bytes_max
+        self._calls_max = limits.connection_calls_max
 
     async def call(
         self,
@@ -223,7 +225,8 @@ class WireChannel(Channel):
         if attachment:
             pending.attachment = attachment
             pending.attachment_bytes = attachment_bytes(attachment)
-        self._check_size(pending)
+        if too_large := self._too_large(pending):
+            raise too_large
         pending.cost_bytes = PRELUDE_BYTES + len(pending.message) + pending.attachment_bytes + reply_bytes_max
         pending.timeout_ms = int(timeout_s * 1000)
         pending.deadline_s = loop.time() + timeout_s
@@ -271,13 +274,16 @@ class WireChannel(Channel):
             if connection is None:
                 self._connect_soon()
                 return
-            if connection.write_paused or len(connection.calls) >= self.limits.connection_calls_max:
+            if connection.write_paused or len(connection.calls) >= self._calls_max:
                 return
             inflight_bytes = connection.inflight_bytes
-            if inflight_bytes and inflight_bytes + pending.cost_bytes > self.limits.connection_bytes_max:
+            if inflight_bytes and inflight_bytes + pending.cost_bytes > self._inflight_bytes_max:
                 return
             del queue[call_id]
-            connection.send_call(pending)
+            if too_large := self._too_large(pending):  # by the server's limits, which may have become known since
+                pending.future.set_exception(too_large)
+            else:
+                connection.send_call(pending)
 
     def retire(self, connection: ClientConnection) -> None:
         """The server wants no further calls on this connection; those in flight go on."""
@@ -364,24 +370,22 @@ class WireChannel(Channel):
             raise reason
         self._message_bytes_max = min(self.limits.message_bytes_max, welcome.message_bytes_max)
         self._attachment_bytes_max = min(self.limits.attachment_bytes_max, welcome.attachment_bytes_max)
+        self._inflight_bytes_max = min(self.limits.connection_bytes_max, welcome.connection_bytes_max)
+        self._calls_max = min(self.limits.connection_calls_max, welcome.connection_calls_max)
         connection.open_limits(self.limits.message_bytes_max, self.limits.attachment_bytes_max)
         return connection
 
     # --- ending calls ----------------------------------------------------------------------------------------
 
-    def _check_size(self, pending: _Pending) -> None:
-        if len(pending.message) > self._message_bytes_max:
-            raise errors.TooLarge(
-                what=f"request of {pending.method.path}",
-                size_bytes=len(pending.message),
-                limit_bytes=self._message_bytes_max,
-            )
-        if pending.attachment_bytes > self._attachment_bytes_max:
-            raise errors.TooLarge(
-                what=f"attachment of {pending.method.path}",
-                size_bytes=pending.attachment_bytes,
-                limit_bytes=self._attachment_bytes_max,
-            )
+    def _too_large(self, pending: _Pending) -> errors.TooLarge | None:
+        for what, size_bytes, limit_bytes in (
+            ("request", len(pending.message), self._message_bytes_max),
+            ("attachment", pending.attachment_bytes, self._attachment_bytes_max),
+        ):
+            if size_bytes > limit_bytes:
+                what = f"{what} of {pending.method.path}"
+                return errors.TooLarge(what=what, size_bytes=size_bytes, limit_bytes=limit_bytes)
+        return None
 
     def _expired(self, call_id: int) -> None:
         pending = self._waiting.get(call_id)

@@ -52,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_begun_s = 0.0  # when the frame that is now partly here began; 0: none is
         self._write_stuck_s = 0.0  # since when the transport has been full; 0: it is not
         self._sent_since_tick = False
+        self._beating = False  # only a peer that has introduced itself is sent beats
         self._tick: asyncio.TimerHandle | None = None
 
     # --- hooks -----------------------------------------------------------------------------------------------
@@ -102,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def open_limits(self, message_bytes_max: int, attachment_bytes_max: int) -> None:
         """The handshake is done: frames of full size are welcome."""
+        self._beating = True
         self.receiver.message_bytes_max = message_bytes_max
         self.receiver.attachment_bytes_max = attachment_bytes_max
 
@@ -214,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("connection_dead peer=%s reason=%s", self.peer, reason)
             self.end(errors.ConnectionLost(address=self.peer, detail=reason))
             return
-        if not self._sent_since_tick and not self.write_paused:
+        if self._beating and not self._sent_since_tick and not self.write_paused:
             self.send(encode(Kind.BEAT))
         self._sent_since_tick = False
         self._schedule_tick()

@@ -90,12 +90,13 @@ class WireServer:
                 async with asyncio.timeout(self.limits.drain_timeout_s if grace_s is None else grace_s):
                     await self._idle.wait()
             except TimeoutError:
-                calls = sum(len(connection.calls) for connection in self.connections)
-                log.warning("drain_timed_out calls=%d: they are cancelled", calls)
+                left = sum(len(connection.calls) for connection in self.connections)
+                log.warning("drain_timed_out calls=%d: they are cancelled", left)
         connections = list(self.connections)
-        tasks = [call.task for connection in connections for call in connection.calls.values() if call.task]
-        for task in tasks:
-            task.cancel()
+        calls = [call for connection in connections for call in connection.calls.values()]
+        tasks = [call.task for call in calls if call.task is not None]
+        for call in calls:
+            call.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in connections:
             connection.end(errors.ShuttingDown(), last_words=True)

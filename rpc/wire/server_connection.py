@@ -32,7 +32,17 @@ SETTLE_S = 0.005  # how often to look whether the kernel has taken a large reply
 class WireCall(Call):
     """A call on the wire: knows its connection, and what it has reserved there."""
 
-    __slots__ = ("call_id", "connection", "deadline_bucket", "expired", "request_bytes", "reserved_bytes", "task")
+    __slots__ = (
+        "abandoned",
+        "call_id",
+        "connection",
+        "deadline_bucket",
+        "expired",
+        "request_bytes",
+        "reserved_bytes",
+        "started",
+        "task",
+    )
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
         super().__init__(
@@ -46,9 +56,18 @@ class WireCall(Call):
         self.call_id = prelude.call_id
         self.request_bytes = PRELUDE_BYTES + prelude.body_bytes
         self.reserved_bytes = 0
+        self.started = False
+        self.abandoned = False  # cancelled before it started
         self.expired = False
         self.deadline_bucket = 0
         self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """Cancel the handler. A task that has not started must not be cancelled: its `finally` would never run."""
+        if self.started and self.task is not None:
+            self.task.cancel()
+        else:
+            self.abandoned = True
 
     async def reserve_reply(self, size_bytes: int) -> None:
         await self.connection.reply_budget.acquire(size_bytes)
@@ -70,6 +89,9 @@ class ServerConnection(Connection):
         self.request_bytes = 0  # of frames admitted and not answered
         self.reply_budget = ByteBudget(server.limits.connection_bytes_max)
         self._deadlines = Deadlines(self.loop, self._expired)
+        # Twice what the client is told: a call that it cancels leaves its count before it leaves ours, and a server
+        # that stopped reading at the client's bound might not read the very cancellation that would free a place.
+        self._calls_max = 2 * server.limits.connection_calls_max
         self._reading = True
         self._unsettled_bytes = 0  # reserved for replies that the transport has and the kernel may not have taken
         self._settling = False
@@ -100,8 +122,8 @@ class ServerConnection(Connection):
             self._release_request(PRELUDE_BYTES + prelude.body_bytes)
             if prelude.kind == Kind.CANCEL:
                 call = self.calls.get(prelude.call_id)
-                if call is not None and call.task is not None:
-                    call.task.cancel()
+                if call is not None:
+                    call.cancel()
             elif prelude.kind != Kind.BEAT:
                 raise violation_of_kind(prelude, "from a client")
 
@@ -131,6 +153,8 @@ class ServerConnection(Connection):
             cluster=server.cluster,
             message_bytes_max=self.limits.message_bytes_max,
             attachment_bytes_max=self.limits.attachment_bytes_max,
+            connection_bytes_max=self.limits.connection_bytes_max,
+            connection_calls_max=self.limits.connection_calls_max,
         )
         self.send(encode(Kind.WELCOME, message=welcome.SerializeToString()))
         if server.draining:
@@ -160,13 +184,16 @@ class ServerConnection(Connection):
         self.calls[call.call_id] = call
         call.deadline_bucket = self._deadlines.add(call.call_id, call.deadline_s)
         call.task = self.loop.create_task(self._run(route, request, call))
-        if len(self.calls) >= self.limits.connection_calls_max:
+        if len(self.calls) >= self._calls_max:
             self._update_reading()
 
     # --- calls -----------------------------------------------------------------------------------------------
 
     async def _run(self, route: Route, request: Any, call: WireCall) -> None:
         try:
+            call.started = True
+            if call.abandoned:
+                raise asyncio.CancelledError
             reply = await route.handler(request, call)
             self._send_reply(route, call, reply)
         except errors.NeveError as error:
@@ -213,9 +240,9 @@ class ServerConnection(Connection):
 
     def _expired(self, call_id: int) -> None:
         call = self.calls.get(call_id)
-        if call is not None and call.task is not None:
+        if call is not None:
             call.expired = True
-            call.task.cancel()
+            call.cancel()
 
     # --- bounds ----------------------------------------------------------------------------------------------
 
@@ -236,7 +263,7 @@ class ServerConnection(Connection):
         """Read exactly while nothing forbids it."""
         if self.ended is not None or self.transport is None:
             return
-        wanted = not self.write_paused and len(self.calls) < self.limits.connection_calls_max
+        wanted = not self.write_paused and len(self.calls) < self._calls_max
         if wanted and self.receiver.held:
             self.server.held.discard(self)
             try:
@@ -303,8 +330,7 @@ class ServerConnection(Connection):
         self._settle()
         self.server.connection_ended(self)
         for call in list(self.calls.values()):
-            if call.task is not None:
-                call.task.cancel()
+            call.cancel()
         # What frames that never became calls had taken.
         unclaimed = self.request_bytes - sum(call.request_bytes for call in self.calls.values())
         self.server.held.discard(self)

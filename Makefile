@@ -1,0 +1,49 @@
+# Two commands matter: `make demo` runs Neve, `make test` checks it. Each does all of its own set-up.
+.PHONY: help demo test setup setup-test lint typecheck unit format proto lock fuzz bench clean
+
+PYTEST_ARGS ?=
+export PYTHON
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: setup  ## run Neve on this machine and show what it does
+	@.venv/bin/python -m neve.tools.demo
+
+test: setup-test lint typecheck unit  ## all checks and tests
+
+setup:  ## .venv with what a local cluster needs
+	@scripts/setup run
+
+setup-test:
+	@scripts/setup test
+
+lint: setup-test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+typecheck: setup-test
+	scripts/typecheck
+
+unit: setup-test  ## the tests alone; PYTEST_ARGS="-k wire -x" narrows them
+	.venv/bin/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+
+format: setup-test  ## format the code, and fix what can be fixed
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+proto: setup-test  ## generate the Python for the .proto files
+	.venv/bin/python proto/generate.py
+
+lock: setup-test  ## write the lock files anew from pyproject.toml
+	scripts/lock
+
+fuzz: setup-test  ## fuzz the frame decoder for a minute
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
+	.venv/bin/python -m tests.fuzz.frames -max_total_time=60
+
+bench: setup-test  ## measure the transports beside the machine's limits
+	.venv/bin/python -m tests.bench.rpc
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,205 @@
+"""Rules of the tree that a reader relies on, checked: who imports whom, where I/O may be, what is generated, what is listed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import FileDescriptor
+
+from neve.proto import (
+    common_pb2,
+    diagnostics_pb2,
+    extent_node_pb2,
+    partition_manager_pb2,
+    partition_server_pb2,
+    stream_manager_pb2,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
+
+SERVERS = {"extent_node", "stream_manager", "partition_manager", "partition_server"}
+BELOW_SERVERS = {"proto", "rpc", "meta", "client"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "proto": set(),
+    "rpc": {"proto"},
+    "meta": {"proto"},
+    "client": {"proto", "rpc", "meta"},
+    **{server: BELOW_SERVERS for server in SERVERS},
+    "pipeline": BELOW_SERVERS | SERVERS,
+    "tools": BELOW_SERVERS | SERVERS | {"pipeline"},
+}
+
+# What a module that decides must not be able to do: wait, read a clock, draw lots, or touch a file or a socket.
+NO_CORE_IMPORTS = {
+    *("asyncio", "concurrent", "fcntl", "grpc", "io", "mmap", "os", "pathlib", "random", "secrets", "select"),
+    *("selectors", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid", "uvloop"),
+}
+MODULE_LINES_MAX = 500
+
+
+def modules(folder: str) -> Iterator[Path]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+            yield path
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports_point_one_way(package: str) -> None:
+    wrong = []
+    for path in modules(package):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "tests":
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+            if parts[0] == "neve" and parts[1] != package and parts[1] not in MAY_IMPORT[package]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_cores_do_no_io() -> None:
+    cores = [path for package in MAY_IMPORT for path in modules(package) if path.name.startswith("core")]
+    wrong = []
+    for path in cores:
+        wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in imports(path) if n.split(".")[0] in NO_CORE_IMPORTS]
+        tree = ast.parse(path.read_text())
+        calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        wrong += [f"{path.relative_to(ROOT)} calls {name}()" for name in calls if name in {"open", "input", "print"}]
+        wrong += [f"{path.relative_to(ROOT)} awaits" for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)]
+    assert wrong == []
+
+
+def test_every_folder_with_code_is_installed() -> None:
+    listed = set(PYPROJECT["tool"]["setuptools"]["packages"])
+    assert listed == set(FOLDERS)
+    found = {
+        "neve." + ".".join(path.parent.relative_to(ROOT).parts)
+        for package in MAY_IMPORT
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    assert found == listed
+    assert all((ROOT / folder / "py.typed").exists() for folder in FOLDERS.values())
+
+
+def test_generated_code_is_current() -> None:
+    command = [sys.executable, str(ROOT / "proto" / "generate.py"), "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr + "\nrun `make proto`"
+
+
+def test_every_module_introduces_itself_and_is_not_too_long() -> None:
+    wrong = []
+    for package in MAY_IMPORT:
+        for path in modules(package):
+            text = path.read_text()
+            if not ast.get_docstring(ast.parse(text)):
+                wrong.append(f"{path.relative_to(ROOT)} has no docstring")
+            if text.count("\n") > MODULE_LINES_MAX and path.name not in {"methods.py", "errors.py"}:
+                wrong.append(f"{path.relative_to(ROOT)} has {text.count(chr(10))} lines")
+    assert wrong == []
+
+
+def test_every_dependency_has_its_reason_in_the_table() -> None:
+    project = PYPROJECT["project"]
+    requirements = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    names = {re.split(r"[<>=!~ \[]", requirement, maxsplit=1)[0] for requirement in requirements}
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+    assert [name for name in sorted(names) if f"`{name}`" not in architecture] == []
+
+
+def test_lock_files_pin_every_dependency() -> None:
+    test_lock = (ROOT / "requirements" / "test.lock").read_text()
+    run_lock = (ROOT / "requirements" / "run.lock").read_text()
+    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", test_lock, flags=re.MULTILINE))
+    pinned_run = set(re.findall(r"^([A-Za-z0-9_.-]+)==", run_lock, flags=re.MULTILINE))
+    project = PYPROJECT["project"]
+
+    def missing(requirements: list[str], lock: set[str]) -> list[str]:
+        names = [re.split(r"[<>=!~ \[]", requirement, maxsplit=1)[0].lower() for requirement in requirements]
+        return [name for name in names if name not in {pin.lower() for pin in lock}]
+
+    extras = project["optional-dependencies"]
+    assert missing(project["dependencies"] + extras["local"], pinned_run) == []
+    assert missing(sum(extras.values(), project["dependencies"]), pinned) == []
+    assert "://" not in run_lock + test_lock  # a lock names packages, not hosts
+
+
+# --- the contracts ---------------------------------------------------------------------------------------------
+
+FILES: list[FileDescriptor] = [
+    module.DESCRIPTOR
+    for module in (
+        common_pb2,
+        diagnostics_pb2,
+        extent_node_pb2,
+        partition_manager_pb2,
+        partition_server_pb2,
+        stream_manager_pb2,
+    )
+]
+
+
+def test_method_ids_are_unique_and_grouped_by_service() -> None:
+    seen: dict[int, str] = {}
+    groups: dict[int, str] = {}
+    for file in FILES:
+        for service in file.services_by_name.values():
+            for method in service.methods:
+                method_id = method.GetOptions().Extensions[common_pb2.method_id]
+                assert method_id not in seen, f"{method.full_name} and {seen[method_id]}"
+                seen[method_id] = method.full_name
+                assert groups.setdefault(method_id >> 8, service.full_name) == service.full_name
+    assert len(seen) > 50
+
+
+def test_a_payload_is_always_field_15_and_bytes() -> None:
+    payloads = [
+        message.fields_by_name["payload"]
+        for file in FILES
+        for message in file.message_types_by_name.values()
+        if "payload" in message.fields_by_name
+    ]
+    assert len(payloads) > 5
+    assert all(field.number == 15 and field.type == field.TYPE_BYTES for field in payloads)
+    bulk = [
+        field.full_name
+        for file in FILES
+        for message in file.message_types_by_name.values()
+        for field in message.fields
+        if field.number == 15 and field.name != "payload"
+    ]
+    assert bulk == []
+
+
+def test_appends_carry_all_that_the_protocol_compares() -> None:
+    """Rule 4 compares each of these at the replica; a later addition would be a breaking change."""
+    segment = extent_node_pb2.DESCRIPTOR.message_types_by_name["Segment"].fields_by_name
+    assert {"extent_id", "replica", "eversion", "token", "offset", "committed", "no_sync", "block_sizes"} <= set(segment)
+    replica = common_pb2.DESCRIPTOR.message_types_by_name["Replica"].fields_by_name
+    assert {"node_id", "disk_uuid", "incarnation"} == set(replica)
+
+
+def test_requests_that_change_metadata_carry_a_call_id() -> None:
+    """Rule 26: executed once, however often it is sent."""
+    reads = {"AllocId", "DescribeStreams", "ListStreams", "DescribeExtents", "ListExtents", "ListNodes", "ClusterStatus"}
+    idempotent = {"WaitConfirmed", "Heartbeat", "ReportReplicas", "ReportBadReplica", "ListTasks"}
+    service = stream_manager_pb2.DESCRIPTOR.services_by_name["StreamManager"]
+    without = {method.name for method in service.methods if "call" not in method.input_type.fields_by_name}
+    assert without == reads | idempotent
