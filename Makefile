@@ -8,7 +8,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: setup  ## run Neve on this machine and show what it does
-	@.venv/bin/python -m neve.tools.demo
+	@.venv/bin/python examples/demo.py
 
 test: setup-test lint typecheck unit  ## all checks and tests
 

@@ -113,17 +113,20 @@ class GrpcChannel(Channel):
         remaining_s = deadline_s - asyncio.get_running_loop().time()
         try:
             reply: bytes = await self._stub(method.path)(data, timeout=remaining_s, metadata=self._metadata)
+            return reply
         except grpc.aio.AioRpcError as failure:
             timeout_ms = int(timeout_s * 1000)
-            raise to_error(failure, address=self.address, method=method.path, timeout_ms=timeout_ms) from failure
+            error = to_error(failure, address=self.address, method=method.path, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # gRPC cancels the calls of a channel that closes; only a task that was itself cancelled may see that.
             closed: bool = self._closed  # it may have changed while the call was awaited
-            if closed and task is not None and not task.cancelling():
-                raise ConnectionLost(address=self.address, detail="this channel was closed") from None
-            raise
-        return reply
+            # gRPC cancels the calls of a channel that closes; only a task that was itself cancelled may see that.
+            if not closed or task is None or task.cancelling():
+                raise
+            error = ConnectionLost(address=self.address, detail="this channel was closed")
+        # Raised out here so that it does not drag gRPC's exception along: that one refers to the call, and a call that
+        # somebody refers to keeps its connection alive, reconnecting even, after the channel was closed.
+        raise error
 
     def _stub(self, path: str) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
         stub = self._stubs.get(path)

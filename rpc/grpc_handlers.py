@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import Message
 
-from neve.proto.errors import Cancelled, DeadlineExceeded, Internal, NeveError, Overloaded
+from neve.proto.errors import Cancelled, Internal, NeveError, Overloaded
 from neve.rpc.grpc_message import check_sizes, decode, encode, has_payload
-from neve.rpc.grpc_status import abort_with
+from neve.rpc.grpc_status import abort_at_deadline, abort_with
 from neve.rpc.limits import Limits
 from neve.rpc.service import Call, Route, attachment_bytes
 from neve.rpc.wire.budget import ByteBudget
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 # For a caller that sets no deadline: longer than any call of ours should take, short enough to free what it holds.
 DEFAULT_TIMEOUT_S = 60.0
+
+
+class _DeadlinePassed(Exception):
+    """The deadline of this very call, not one that a handler met elsewhere."""
 
 
 class _GrpcCall(Call):
@@ -76,6 +80,8 @@ class Handlers:
         self._request_bytes += len(data)
         try:
             return await self._answer(route, principal, data, context)
+        except _DeadlinePassed:
+            await abort_at_deadline(context)
         except NeveError as error:
             await abort_with(context, error)
         except asyncio.CancelledError:
@@ -114,7 +120,7 @@ class Handlers:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise DeadlineExceeded(method=method.path, timeout_ms=int(timeout_s * 1000)) from None
+            raise _DeadlinePassed from None
         finally:
             call.release()
         return self._encode_reply(route, reply, call)

@@ -89,6 +89,11 @@ def status_of(error: NeveError) -> StatusCode:
     return StatusCode.UNKNOWN
 
 
+async def abort_at_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+    """The call's own deadline has passed. Without trailer: the caller knows best what deadline it had set."""
+    await context.abort(StatusCode.DEADLINE_EXCEEDED)
+
+
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
     """End the call with `error`; an exception that is not ours becomes Internal, as on every transport."""
     message = errors.to_message(error)
@@ -117,7 +122,9 @@ def to_error(failure: grpc.aio.AioRpcError, *, address: str, method: str, timeou
         case StatusCode.UNIMPLEMENTED:
             return errors.Unimplemented(method=method)
         case StatusCode.CANCELLED:
-            return errors.Cancelled(detail=details)
+            # Not by us: that would be a CancelledError. A server that stops resets what it has not begun, and what
+            # outlasts its grace, in this same way.
+            return errors.ConnectionLost(address=address, detail="the server dropped the call")
         case StatusCode.UNAUTHENTICATED:
             return errors.Unauthenticated(detail=details)
         case StatusCode.RESOURCE_EXHAUSTED if _REFUSED_BY_BOUND in details:

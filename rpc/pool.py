@@ -1,7 +1,7 @@
 """A channel for each address, made when first asked for. One pool serves a process, over any transport.
 
 Invariants: the same address and lane always give the same channel, so that calls on it keep their order;
-            lanes of one address are separate connections: bulk copies use one of their own and delay nobody else's calls.
+            lanes of one address are separate connections: bulk copies use one of their own, and delay no other calls.
 """
 
 from __future__ import annotations

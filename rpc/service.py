@@ -10,7 +10,8 @@ A servicer is any object with a method for each rpc of its service:
 and it is served unchanged by `rpc.wire.server`, `rpc.grpc_server` and `rpc.sim`. It raises errors of
 `proto.errors`; the caller gets an exception of the same class with the same fields.
 
-Invariants: handlers of one connection start in the order in which their requests arrived;
+Invariants: handlers of one connection start in the order in which their requests arrived (on wire and sim: gRPC
+            promises no order between calls in flight, so a caller that needs it there awaits each call);
             a handler may be cancelled at any await (the caller gave up, its deadline passed, the server stops):
             what must be finished once begun, it shields;
             an attachment stays valid as long as a view of it is held, but pins the whole receive buffer that it is
@@ -112,7 +113,7 @@ def merge_routes(services: Sequence[Service]) -> dict[int, Route]:
 
 
 class Channel(ABC):
-    """Calls to one address. Safe for any number of concurrent calls; requests leave in the order of the calls."""
+    """Calls to one address. Safe for any number of concurrent calls; requests leave in their order (not on gRPC)."""
 
     address: str
 

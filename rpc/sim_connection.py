@@ -94,11 +94,13 @@ class Connection:
     # --- trouble ---------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """The network loses the connection."""
+        """The network, or the client's host, loses the connection."""
         self._network.note(f"cut #{self._number} {self.client_host} {self.address}")
         self._up.cut(late_s=self._draw_late_s())
         client, self._client = self._client, None
-        self.close_client()
+        self._down.shut()
+        self._up.send(_END, extra_s=self._draw_late_s())  # until then its handlers go on
+        self._forget_if_over()
         if client is not None:
             client.on_ended("the connection was cut")
 
@@ -110,11 +112,6 @@ class Connection:
         self._down.send(_END)
         self._forget_if_over()
 
-    def crash_client(self) -> None:
-        """The client's process is gone; of what it had sent, a part arrives, maybe much later."""
-        self._up.cut(late_s=self._draw_late_s())
-        self.close_client()
-
     def touches(self, host: str) -> bool:
         return host in (self._up.source, self._up.target)
 
@@ -123,8 +120,8 @@ class Connection:
         for pipe in (self._up, self._down):
             if resumed_host and resumed_host == pipe.source:
                 pipe.depart()
-            if healed:
-                pipe.resend()
+            if healed or (resumed_host and resumed_host == pipe.target):
+                pipe.catch_up()
             else:
                 pipe.pump()
         stalled = any(
@@ -165,7 +162,7 @@ class Connection:
             self._client.on_frame(frame)
 
     def _give_up(self) -> None:
-        """Nothing was heard for too long. A paused host cannot notice: it hears the rest, and the end, when it resumes."""
+        """Nothing was heard for too long. A paused host cannot notice: it hears the rest when it resumes."""
         self._stall_timer = None
         reason = f"nothing heard for {self._dead_peer_s:g} s"
         client, server = self._client, self._server
@@ -177,6 +174,9 @@ class Connection:
             self._network.note(f"dead_peer #{self._number} at server")
             self.close_server()
             server.on_ended(reason)
+        if self._client is None and self._server is None:
+            self._up.shut()
+            self._down.shut()
         self.update()  # an end on a paused host is watched on
 
     def _after_sending(self, pipe: Pipe) -> None:

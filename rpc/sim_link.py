@@ -90,11 +90,10 @@ class Pipe:
         self._deliver = deliver
         self._queue: deque[_InFlight] = deque()
         self._last_due_s = 0.0
-        self._not_before_s = 0.0
         self._shut = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, *, extra_s: float = 0.0) -> None:
         if self._shut:
             return
         self._note("send", frame)
@@ -104,7 +103,11 @@ class Pipe:
             self._note("drop", frame)
             return
         paused = self._conditions.is_paused(self.source)
-        self._queue.append(_InFlight(frame, None if paused else self._draw_due_s(frame)))
+        if paused:
+            self._queue.append(_InFlight(frame, None))
+        else:
+            now_s = asyncio.get_running_loop().time()
+            self._queue.append(_InFlight(frame, self._draw_due_s(frame, earliest_s=now_s + extra_s)))
         self.pump()
 
     def pump(self) -> None:
@@ -117,9 +120,8 @@ class Pipe:
             head = self._queue[0]
             if head.due_s is None:
                 return
-            due_s = max(head.due_s, self._not_before_s)
-            if due_s > loop.time() + _CLOCK_RESOLUTION_S:
-                self._timer = loop.call_at(due_s, self.pump)
+            if head.due_s > loop.time() + _CLOCK_RESOLUTION_S:
+                self._timer = loop.call_at(head.due_s, self.pump)
                 return
             self._queue.popleft()
             self._note("deliver", head.frame)
@@ -133,16 +135,15 @@ class Pipe:
 
     def depart(self) -> None:
         """The sending host runs again: what it had wanted to send leaves now."""
+        now_s = asyncio.get_running_loop().time()
         for item in self._queue:
             if item.due_s is None:
-                item.due_s = self._draw_due_s(item.frame)
+                item.due_s = self._draw_due_s(item.frame, earliest_s=now_s)
         self.pump()
 
-    def resend(self) -> None:
-        """A partition has healed: TCP finds out after a while, then everything arrives."""
-        if self._queue:
-            delay_s = self._link().draw_delay_s(self._conditions.rng, 0)
-            self._not_before_s = asyncio.get_running_loop().time() + delay_s
+    def catch_up(self) -> None:
+        """A partition has healed, or the receiving host runs again: what has waited arrives, bit by bit."""
+        self._spread(asyncio.get_running_loop().time())
         self.pump()
 
     def cut(self, *, late_s: float) -> None:
@@ -152,8 +153,7 @@ class Pipe:
         for item in [*self._queue][len(kept) :]:
             self._note("drop", item.frame)
         self._queue = deque(kept)
-        self._not_before_s = asyncio.get_running_loop().time() + late_s
-        self._last_due_s = max(self._last_due_s, self._not_before_s)
+        self._spread(asyncio.get_running_loop().time() + late_s)
         self.pump()
 
     def shut(self) -> None:
@@ -164,10 +164,24 @@ class Pipe:
         self._shut = True
         self.pump()
 
-    def _draw_due_s(self, frame: Frame) -> float:
+    def _draw_due_s(self, frame: Frame, *, earliest_s: float) -> float:
         delay_s = self._link().draw_delay_s(self._conditions.rng, frame.size_bytes())
-        self._last_due_s = max(self._last_due_s, asyncio.get_running_loop().time() + delay_s)
+        if frame.kind is Kind.END:
+            earliest_s = max(earliest_s, self._last_due_s)
+        self._last_due_s = max(self._last_due_s, earliest_s + delay_s)
         return self._last_due_s
+
+    def _spread(self, from_s: float) -> None:
+        """Put drawn gaps between what would arrive at once.
+
+        Else a request and the cancellation behind it would always arrive together, and the handler never begin.
+        """
+        for item in self._queue:
+            if item.due_s is None:
+                break
+            gap_s = self._link().draw_delay_s(self._conditions.rng, item.frame.size_bytes())
+            item.due_s = from_s = max(from_s, item.due_s) + gap_s
+            self._last_due_s = max(self._last_due_s, from_s)
 
     def _link(self) -> Link:
         return self._conditions.link(self.source, self.target)

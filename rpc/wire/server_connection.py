@@ -42,6 +42,7 @@ class WireCall(Call):
         "reserved_bytes",
         "started",
         "task",
+        "timeout_ms",
     )
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
@@ -54,6 +55,7 @@ class WireCall(Call):
         )
         self.connection = connection
         self.call_id = prelude.call_id
+        self.timeout_ms = prelude.timeout_ms
         self.request_bytes = PRELUDE_BYTES + prelude.body_bytes
         self.reserved_bytes = 0
         self.started = False
@@ -200,8 +202,8 @@ class ServerConnection(Connection):
             self._send_error(call.call_id, error)
         except asyncio.CancelledError:
             if call.expired:
-                timeout_ms = int((call.deadline_s - self.loop.time()) * 1000)
-                self._send_error(call.call_id, errors.DeadlineExceeded(method=route.method.path, timeout_ms=timeout_ms))
+                late = errors.DeadlineExceeded(method=route.method.path, timeout_ms=call.timeout_ms)
+                self._send_error(call.call_id, late)
             else:
                 self._send_error(call.call_id, errors.Cancelled(detail="the server cancelled the call"))
         except Exception as error:  # a bug in one handler must not end the server

@@ -17,6 +17,17 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def split_listen_address(address: str) -> tuple[str, int]:
+    """As `split_address`, where port 0 means any free one. A ValueError, as configuration is checked by."""
+    host, _, port = address.rpartition(":")
+    if port == "0" and host:
+        return host.removeprefix("[").removesuffix("]"), 0
+    try:
+        return split_address(address)
+    except InvalidArgument as error:
+        raise ValueError(f"{address!r} is not host:port") from error
+
+
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -82,12 +82,16 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     # What follows refuses the real world. Each override names what to use instead.
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
         if threading.get_ident() != self._thread_id_own:
             raise NotSimulated("another thread tried to wake the simulated loop")
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
         """Runs the call at once, in this thread, and completes on a later turn of the loop."""
         future: asyncio.Future[T] = self.create_future()
 
@@ -120,7 +124,7 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     subprocess_shell = subprocess_exec
 
-    def add_signal_handler(self, *_: Any, **__: Any) -> Any:
+    def add_signal_handler(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         raise NotSimulated("a signal handler was set under simulation")
 
 

@@ -80,9 +80,13 @@ def test_cores_do_no_io() -> None:
     for path in cores:
         wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in imports(path) if n.split(".")[0] in NO_CORE_IMPORTS]
         tree = ast.parse(path.read_text())
-        calls = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        calls = [
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
         wrong += [f"{path.relative_to(ROOT)} calls {name}()" for name in calls if name in {"open", "input", "print"}]
-        wrong += [f"{path.relative_to(ROOT)} awaits" for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)]
+        wrong += [
+            f"{path.relative_to(ROOT)} awaits" for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)
+        ]
     assert wrong == []
 
 
@@ -118,7 +122,10 @@ def test_every_module_introduces_itself_and_is_not_too_long() -> None:
 
 def test_every_dependency_has_its_reason_in_the_table() -> None:
     project = PYPROJECT["project"]
-    requirements = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    requirements = [
+        *project["dependencies"],
+        *(r for extra in project["optional-dependencies"].values() for r in extra),
+    ]
     names = {re.split(r"[<>=!~ \[]", requirement, maxsplit=1)[0] for requirement in requirements}
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
     assert [name for name in sorted(names) if f"`{name}`" not in architecture] == []
@@ -162,7 +169,7 @@ def test_method_ids_are_unique_and_grouped_by_service() -> None:
     for file in FILES:
         for service in file.services_by_name.values():
             for method in service.methods:
-                method_id = method.GetOptions().Extensions[common_pb2.method_id]
+                method_id = int(method.GetOptions().Extensions[common_pb2.method_id])  # type: ignore[index]
                 assert method_id not in seen, f"{method.full_name} and {seen[method_id]}"
                 seen[method_id] = method.full_name
                 assert groups.setdefault(method_id >> 8, service.full_name) == service.full_name
@@ -191,14 +198,24 @@ def test_a_payload_is_always_field_15_and_bytes() -> None:
 def test_appends_carry_all_that_the_protocol_compares() -> None:
     """Rule 4 compares each of these at the replica; a later addition would be a breaking change."""
     segment = extent_node_pb2.DESCRIPTOR.message_types_by_name["Segment"].fields_by_name
-    assert {"extent_id", "replica", "eversion", "token", "offset", "committed", "no_sync", "block_sizes"} <= set(segment)
+    assert {"extent_id", "replica", "eversion", "token", "offset", "committed", "no_sync", "block_sizes"} <= set(
+        segment
+    )
     replica = common_pb2.DESCRIPTOR.message_types_by_name["Replica"].fields_by_name
     assert {"node_id", "disk_uuid", "incarnation"} == set(replica)
 
 
 def test_requests_that_change_metadata_carry_a_call_id() -> None:
     """Rule 26: executed once, however often it is sent."""
-    reads = {"AllocId", "DescribeStreams", "ListStreams", "DescribeExtents", "ListExtents", "ListNodes", "ClusterStatus"}
+    reads = {
+        "AllocId",
+        "DescribeStreams",
+        "ListStreams",
+        "DescribeExtents",
+        "ListExtents",
+        "ListNodes",
+        "ClusterStatus",
+    }
     idempotent = {"WaitConfirmed", "Heartbeat", "ReportReplicas", "ReportBadReplica", "ListTasks"}
     service = stream_manager_pb2.DESCRIPTOR.services_by_name["StreamManager"]
     without = {method.name for method in service.methods if "call" not in method.input_type.fields_by_name}

@@ -1,0 +1,101 @@
+"""The front doors of a server process: wire, gRPC and the status page, opened and closed together.
+
+Every server of Neve is one `Front` with its own services. Order at the end matters: first no new calls, then those in
+flight finish, then the process closes what they used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from neve.rpc.auth import AllowAll, Authenticator, TokenFile
+from neve.rpc.grpc_server import GrpcServer
+from neve.rpc.limits import Limits
+from neve.rpc.service import Service
+from neve.rpc.status_page import Facts, StatusPage
+from neve.rpc.tls import TlsFiles
+from neve.rpc.wire.server import WireServer
+from neve.rpc.wire.sockets import split_listen_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontConfig:
+    """Table [listen]. An address is host:port; port 0 takes a free one; empty: that door stays closed."""
+
+    wire: str = "127.0.0.1:0"
+    grpc: str = ""
+    status: str = ""
+    token_file: Path | None = None  # lines of `principal token`; without it everybody is welcome
+    tls: TlsFiles | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for name in ("wire", "grpc", "status"):
+            if address := getattr(self, name):
+                split_listen_address(address)
+        if not self.wire:
+            raise ValueError("wire must not be empty: the cluster speaks it")
+
+
+class Front:
+    def __init__(
+        self,
+        config: FrontConfig,
+        services: Sequence[Service],
+        *,
+        cluster: str,
+        registry: CollectorRegistry,
+        facts: Facts,
+    ) -> None:
+        self._config = config
+        self.wire_address = self.grpc_address = self.status_address = ""
+        self.ready = False
+        authenticator: Authenticator = TokenFile(config.token_file) if config.token_file else AllowAll()
+        self.wire = WireServer(
+            services, cluster=cluster, limits=config.limits, authenticator=authenticator, tls=config.tls
+        )
+        self._grpc = (
+            GrpcServer(services, cluster=cluster, limits=config.limits, authenticator=authenticator, tls=config.tls)
+            if config.grpc
+            else None
+        )
+        self._status = StatusPage(registry, ready=lambda: self.ready, facts=facts)
+
+    async def start(self) -> None:
+        config = self._config
+        self.wire_address = await self.wire.start(*split_listen_address(config.wire))
+        if self._grpc is not None:
+            self.grpc_address = await self._grpc.start(*split_listen_address(config.grpc))
+        if config.status:
+            self.status_address = await self._status.start(*split_listen_address(config.status))
+        self.ready = True
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls and let those in flight finish."""
+        self.ready = False
+        stopping = [self.wire.stop(grace_s)]
+        if self._grpc is not None:
+            stopping.append(self._grpc.stop(grace_s))
+        await asyncio.gather(*stopping)
+        await self._status.stop()
+
+
+async def until_told_to_stop() -> signal.Signals:
+    """Wait for SIGTERM or SIGINT. A second one ends the process at once, by the default action."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def on_signal(number: signal.Signals) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+        told.set_result(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return await told
