@@ -1,0 +1,124 @@
+"""The caller of `echo_server`: takes one sample for each line of JSON on its standard input.
+
+    {"case": "rate", "attachment_bytes": 1024, "window": 256, "duration_s": 1.0}     answers {"value": calls a second}
+    {"case": "count", "attachment_bytes": 1024, "window": 256, "duration_s": 1.0}    answers {"value": calls}
+    {"case": "latency", "attachment_bytes": 1024, "duration_s": 1.0}                 answers {"value": seconds, p50}
+
+"count" has no warm-up: it is for who measures what the calls cost from outside. A failed sample answers
+{"error": …}. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from neve.proto import methods
+from neve.proto.diagnostics_pb2 import EchoRequest
+from neve.proto.errors import NeveError
+from neve.rpc.service import Channel
+from tests.bench.echo_server import CLUSTER
+
+TIMEOUT_S = 30.0
+WARM_UP_S = 0.2  # connects, grows windows and buffers, fills free lists
+
+
+def make_channel(transport: str, address: str) -> Channel:
+    """Imports only the transport that is asked for, as `echo_server` does."""
+    match transport:
+        case "wire":
+            from neve.rpc.wire.client import WireChannel
+
+            return WireChannel(address, cluster=CLUSTER)
+        case "grpc":
+            from neve.rpc.grpc_client import GrpcChannel
+
+            return GrpcChannel(address, cluster=CLUSTER)
+        case "bare_grpc":
+            from tests.bench.bare_grpc import BareGrpcChannel
+
+            return BareGrpcChannel(address)
+    raise ValueError(f"no transport {transport!r}")
+
+
+async def call_until(channel: Channel, attachment: bytes, is_over: Callable[[], bool]) -> int:
+    """One caller: its next call starts when the last one is answered. Returns how many were."""
+    calls = 0
+    while not is_over():
+        await channel.call(
+            methods.DIAGNOSTICS_ECHO, EchoRequest(text="echo"), timeout_s=TIMEOUT_S, attachment=[attachment]
+        )
+        calls += 1
+    return calls
+
+
+async def count(channel: Channel, *, attachment_bytes: int, window: int, duration_s: float) -> int:
+    """Calls with so many in flight; each caller is one task for the whole sample."""
+    attachment = b"n" * attachment_bytes
+    end_s = time.perf_counter() + duration_s
+
+    def is_over() -> bool:
+        return time.perf_counter() >= end_s
+
+    calls = await asyncio.gather(*(call_until(channel, attachment, is_over) for _ in range(window)))
+    return sum(calls)
+
+
+async def rate(channel: Channel, *, attachment_bytes: int, window: int, duration_s: float) -> float:
+    """Calls per second; those in flight at the end are awaited, and count with the time that they took."""
+    started_s = time.perf_counter()
+    calls = await count(channel, attachment_bytes=attachment_bytes, window=window, duration_s=duration_s)
+    return calls / (time.perf_counter() - started_s)
+
+
+async def latency(channel: Channel, *, attachment_bytes: int, duration_s: float) -> float:
+    """The median time of a call when there is no other."""
+    attachment = b"n" * attachment_bytes
+    took_s: list[float] = []
+    end_s = time.perf_counter() + duration_s
+    while not took_s or time.perf_counter() < end_s:
+        started_s = time.perf_counter()
+        await channel.call(
+            methods.DIAGNOSTICS_ECHO, EchoRequest(text="echo"), timeout_s=TIMEOUT_S, attachment=[attachment]
+        )
+        took_s.append(time.perf_counter() - started_s)
+    return statistics.median(took_s)
+
+
+async def take_sample(channel: Channel, line: str) -> float:
+    order = json.loads(line)
+    size, duration_s = order["attachment_bytes"], order["duration_s"]
+    if order["case"] == "latency":
+        await latency(channel, attachment_bytes=size, duration_s=WARM_UP_S)
+        return await latency(channel, attachment_bytes=size, duration_s=duration_s)
+    window = order["window"]
+    if order["case"] == "count":
+        return await count(channel, attachment_bytes=size, window=window, duration_s=duration_s)
+    await rate(channel, attachment_bytes=size, window=window, duration_s=WARM_UP_S)
+    return await rate(channel, attachment_bytes=size, window=window, duration_s=duration_s)
+
+
+async def serve_orders(transport: str, address: str) -> None:
+    channel = make_channel(transport, address)
+    loop = asyncio.get_running_loop()
+    gc.freeze()
+    # Lines are awaited in a thread, so that between samples the loop still answers the transport's pings.
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        try:
+            answer: dict[str, object] = {"value": await take_sample(channel, line)}
+        except NeveError as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+    await channel.close()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_orders(sys.argv[1], sys.argv[2]))
