@@ -16,6 +16,9 @@ COPY_BYTES_MAX = 8192
 Buffer = bytes | bytearray | memoryview
 
 
+crc32c_bytes = google_crc32c.value  # for bytes alone: no look at the type
+
+
 def crc32c(buffer: Buffer, crc: int = 0) -> int:
     """The checksum of `buffer`, or of what `crc` covers followed by `buffer`."""
     if type(buffer) is not bytes:

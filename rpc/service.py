@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -77,7 +77,7 @@ class Reply(Generic[Rep]):
     attachment: memoryview = EMPTY
 
 
-Handler = Callable[[Any, Call], Awaitable[Message]]
+Handler = Callable[[Any, Call], Coroutine[Any, Any, Message]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,20 @@ class Route:
 
     method: Method[Any, Any]
     handler: Handler
+    eager: bool  # see the decorator of that name
+
+
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Message]])
+
+
+def eager(handler: F) -> F:
+    """Marks a handler whose first step a transport may run at once, without making a task for it.
+
+    For hot methods that mostly answer without waiting: a task costs more than the rest of a small call. Up to its first
+    wait such a handler has no task of its own, so it must not use asyncio.timeout, a TaskGroup or current_task before.
+    """
+    handler.__neve_eager__ = True  # type: ignore[attr-defined]
+    return handler
 
 
 class Service:
@@ -98,7 +112,8 @@ class Service:
             if not inspect.iscoroutinefunction(handler):
                 name = f"{type(servicer).__name__}.{method.handler}"
                 raise TypeError(f"{name} must be an `async def`, to answer {method.path}")
-            self.routes[method.method_id] = Route(method, handler)
+            eagerly = bool(getattr(handler, "__neve_eager__", False))
+            self.routes[method.method_id] = Route(method, handler, eagerly)
 
 
 def merge_routes(services: Sequence[Service]) -> dict[int, Route]:
@@ -139,6 +154,8 @@ class Channel(ABC):
         """End the connection; calls in flight fail with ConnectionLost."""
 
 
-def attachment_bytes(buffers: Iterable[Buffer]) -> int:
+def attachment_bytes(buffers: Sequence[Buffer]) -> int:
     """Total size; `len` of a memoryview counts items, so only byte views are allowed as attachments."""
-    return sum(len(buffer) for buffer in buffers)
+    if len(buffers) == 1:
+        return len(buffers[0])
+    return sum(map(len, buffers))

@@ -111,7 +111,8 @@ class ClientConnection(Connection):
                 return  # answered after its caller gave up
             self.inflight_bytes -= pending.cost_bytes
             self._settle(pending, prelude, message, attachment)
-            self.channel.pump()
+            if self.channel.has_queued:
+                self.channel.pump()
         elif kind == Kind.BEAT:
             pass
         elif kind == Kind.WELCOME:
@@ -191,9 +192,8 @@ class WireChannel(Channel):
         self._connection: ClientConnection | None = None
         self._retired: set[ClientConnection] = set()  # drained by the server: calls in flight may still be answered
         self._connecting: asyncio.Task[None] | None = None
-        self._deadlines: Deadlines | None = None
+        self._deadlines: Deadlines[_Pending] | None = None
         self._queue: OrderedDict[int, _Pending] = OrderedDict()  # not sent yet, oldest first
-        self._waiting: dict[int, _Pending] = {}  # every call that has not ended, sent or not
         self._call_ids = 0
         self._failures = 0
         self._retry_s = 0.0
@@ -230,10 +230,13 @@ class WireChannel(Channel):
         pending.cost_bytes = PRELUDE_BYTES + len(pending.message) + pending.attachment_bytes + reply_bytes_max
         pending.timeout_ms = int(timeout_s * 1000)
         pending.deadline_s = loop.time() + timeout_s
-        self._waiting[pending.call_id] = pending
-        bucket = self._deadlines.add(pending.call_id, pending.deadline_s)
-        self._queue[pending.call_id] = pending
-        self.pump()
+        bucket = self._deadlines.add(pending, pending.deadline_s)
+        if self._queue or not self._has_room(pending):
+            self._queue[pending.call_id] = pending
+            self.pump()
+        else:
+            assert self._connection is not None
+            self._connection.send_call(pending)
         try:
             return await pending.future
         except asyncio.CancelledError:
@@ -241,10 +244,10 @@ class WireChannel(Channel):
                 pending.connection.forget(pending)
             raise
         finally:
-            del self._waiting[pending.call_id]
-            self._queue.pop(pending.call_id, None)
+            if pending.connection is None:
+                self._queue.pop(pending.call_id, None)
             if self._deadlines is not None:
-                self._deadlines.remove(pending.call_id, bucket)
+                self._deadlines.remove(pending, bucket)
 
     async def close(self) -> None:
         self._closed = True
@@ -262,6 +265,10 @@ class WireChannel(Channel):
 
     # --- called by the connection ----------------------------------------------------------------------------
 
+    @property
+    def has_queued(self) -> bool:
+        return bool(self._queue)
+
     def pump(self) -> None:
         """Send what there is room for; make a connection if there is none."""
         queue = self._queue
@@ -270,20 +277,23 @@ class WireChannel(Channel):
             if pending.future.done():
                 del queue[call_id]
                 continue
-            connection = self._connection
-            if connection is None:
+            if self._connection is None:
                 self._connect_soon()
                 return
-            if connection.write_paused or len(connection.calls) >= self._calls_max:
-                return
-            inflight_bytes = connection.inflight_bytes
-            if inflight_bytes and inflight_bytes + pending.cost_bytes > self._inflight_bytes_max:
+            if not self._has_room(pending):
                 return
             del queue[call_id]
             if too_large := self._too_large(pending):  # by the server's limits, which may have become known since
                 pending.future.set_exception(too_large)
             else:
-                connection.send_call(pending)
+                self._connection.send_call(pending)
+
+    def _has_room(self, pending: _Pending) -> bool:
+        connection = self._connection
+        if connection is None or connection.write_paused or len(connection.calls) >= self._calls_max:
+            return False
+        inflight_bytes = connection.inflight_bytes
+        return not inflight_bytes or inflight_bytes + pending.cost_bytes <= self._inflight_bytes_max
 
     def retire(self, connection: ClientConnection) -> None:
         """The server wants no further calls on this connection; those in flight go on."""
@@ -378,18 +388,16 @@ class WireChannel(Channel):
     # --- ending calls ----------------------------------------------------------------------------------------
 
     def _too_large(self, pending: _Pending) -> errors.TooLarge | None:
-        for what, size_bytes, limit_bytes in (
-            ("request", len(pending.message), self._message_bytes_max),
-            ("attachment", pending.attachment_bytes, self._attachment_bytes_max),
-        ):
-            if size_bytes > limit_bytes:
-                what = f"{what} of {pending.method.path}"
-                return errors.TooLarge(what=what, size_bytes=size_bytes, limit_bytes=limit_bytes)
-        return None
+        if len(pending.message) > self._message_bytes_max:
+            what, size_bytes, limit_bytes = "request", len(pending.message), self._message_bytes_max
+        elif pending.attachment_bytes > self._attachment_bytes_max:
+            what, size_bytes, limit_bytes = "attachment", pending.attachment_bytes, self._attachment_bytes_max
+        else:
+            return None
+        return errors.TooLarge(what=f"{what} of {pending.method.path}", size_bytes=size_bytes, limit_bytes=limit_bytes)
 
-    def _expired(self, call_id: int) -> None:
-        pending = self._waiting.get(call_id)
-        if pending is None or pending.future.done():
+    def _expired(self, pending: _Pending) -> None:
+        if pending.future.done():
             return
         if pending.connection is not None:
             pending.connection.forget(pending)

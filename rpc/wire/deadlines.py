@@ -8,33 +8,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 BUCKETS_PER_S = 100
 
+T = TypeVar("T")
 
-class Deadlines:
-    """Calls back with the key of each call whose deadline has passed, at most one bucket late."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[int], None]) -> None:
+class Deadlines(Generic[T]):
+    """Calls back with each call whose deadline has passed, at most one bucket late."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
         self._loop = loop
         self._expired = expired
-        self._buckets: dict[int, set[int]] = {}
+        self._buckets: dict[int, set[T]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
-    def add(self, key: int, deadline_s: float) -> int:
+    def add(self, call: T, deadline_s: float) -> int:
         """Returns the bucket, which `remove` wants back."""
         bucket = int(deadline_s * BUCKETS_PER_S) + 1
-        keys = self._buckets.get(bucket)
-        if keys is None:
-            keys = self._buckets[bucket] = set()
+        calls = self._buckets.get(bucket)
+        if calls is None:
+            calls = self._buckets[bucket] = set()
             self._timers[bucket] = self._loop.call_at(bucket / BUCKETS_PER_S, self._fire, bucket)
-        keys.add(key)
+        calls.add(call)
         return bucket
 
-    def remove(self, key: int, bucket: int) -> None:
-        keys = self._buckets.get(bucket)
-        if keys is not None:
-            keys.discard(key)
+    def remove(self, call: T, bucket: int) -> None:
+        calls = self._buckets.get(bucket)
+        if calls is not None:
+            calls.discard(call)
 
     def close(self) -> None:
         for timer in self._timers.values():
@@ -44,5 +47,5 @@ class Deadlines:
 
     def _fire(self, bucket: int) -> None:
         del self._timers[bucket]
-        for key in self._buckets.pop(bucket, ()):
-            self._expired(key)
+        for call in self._buckets.pop(bucket, ()):
+            self._expired(call)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from neve.proto.crc import crc32c, crc32c_of_all
+from neve.proto.crc import crc32c, crc32c_bytes, crc32c_of_all
 from neve.proto.errors import ProtocolViolation
 from neve.rpc.service import Buffer
 
@@ -76,16 +76,16 @@ def encode(
         kind,
         0,
         min(timeout_ms, TIMEOUT_MS_MAX),
-        crc32c(message) if message else 0,
+        crc32c_bytes(message) if message else 0,
         crc32c_of_all(attachment) if attachment_bytes else 0,
     )
-    return b"".join((head, _PRELUDE_CRC.pack(crc32c(head)), message))
+    return b"".join((head, _PRELUDE_CRC.pack(crc32c_bytes(head)), message))
 
 
 def decode_prelude(buffer: bytearray, offset: int, *, message_bytes_max: int, attachment_bytes_max: int) -> Prelude:
     """The prelude at `offset`; ProtocolViolation if it is not one, or announces more than is allowed."""
     (expected,) = _PRELUDE_CRC.unpack_from(buffer, offset + _FIELDS.size)
-    if crc32c(bytes(buffer[offset : offset + _FIELDS.size])) != expected:
+    if crc32c_bytes(bytes(buffer[offset : offset + _FIELDS.size])) != expected:
         raise ProtocolViolation(detail="prelude checksum mismatch: not a Neve peer, or a damaged connection")
     prelude = Prelude._make(_FIELDS.unpack_from(buffer, offset))
     if prelude.kind not in _KINDS:

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Generator
+from types import coroutine as generator_based
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
 from neve.rpc.service import EMPTY, Call, Route, attachment_bytes
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from neve.rpc.wire.server import WireServer
 
 log = logging.getLogger(__name__)
+
+Handling = Coroutine[Any, Any, Message]
 
 SETTLE_S = 0.005  # how often to look whether the kernel has taken a large reply
 
@@ -90,7 +96,8 @@ class ServerConnection(Connection):
         self.calls: dict[int, WireCall] = {}
         self.request_bytes = 0  # of frames admitted and not answered
         self.reply_budget = ByteBudget(server.limits.connection_bytes_max)
-        self._deadlines = Deadlines(self.loop, self._expired)
+        self._deadlines: Deadlines[WireCall] = Deadlines(self.loop, self._expired)
+        self._unstarted = 0  # tasks that have not taken their first step: an eager handler may not overtake them
         # Twice what the client is told: a call that it cancels leaves its count before it leaves ours, and a server
         # that stopped reading at the client's bound might not read the very cancellation that would free a place.
         self._calls_max = 2 * server.limits.connection_calls_max
@@ -184,41 +191,75 @@ class ServerConnection(Connection):
             return
         call = WireCall(self, route, prelude, attachment)
         self.calls[call.call_id] = call
-        call.deadline_bucket = self._deadlines.add(call.call_id, call.deadline_s)
-        call.task = self.loop.create_task(self._run(route, request, call))
+        coroutine = route.handler(request, call)
+        if route.eager and not self._unstarted:
+            rest = self._first_step(coroutine, call)
+            if rest is None:
+                return
+            coroutine = rest
+        call.deadline_bucket = self._deadlines.add(call, call.deadline_s)
+        self._unstarted += 1
+        call.task = self.loop.create_task(self._run(coroutine, call))
         if len(self.calls) >= self._calls_max:
             self._update_reading()
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    async def _run(self, route: Route, request: Any, call: WireCall) -> None:
+    def _first_step(self, coroutine: Handling, call: WireCall) -> Handling | None:
+        """Run a handler up to its first wait, here and now; returns the rest of it, or None when that was all."""
         try:
-            call.started = True
-            if call.abandoned:
-                raise asyncio.CancelledError
-            reply = await route.handler(request, call)
-            self._send_reply(route, call, reply)
-        except errors.NeveError as error:
-            self._send_error(call.call_id, error)
-        except asyncio.CancelledError:
-            if call.expired:
-                late = errors.DeadlineExceeded(method=route.method.path, timeout_ms=call.timeout_ms)
-                self._send_error(call.call_id, late)
-            else:
-                self._send_error(call.call_id, errors.Cancelled(detail="the server cancelled the call"))
-        except Exception as error:  # a bug in one handler must not end the server
-            log.exception("handler_failed method=%s peer=%s", route.method.path, self.peer)
-            self._send_error(call.call_id, error)
+            waits_for = coroutine.send(None)
+        except StopIteration as returned:
+            self._end_call(call, returned.value)
+        except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
+            self._end_call(call, error)
+        else:
+            return _resumed(coroutine, waits_for)
+        return None
+
+    async def _run(self, coroutine: Handling, call: WireCall) -> None:
+        call.started = True
+        self._unstarted -= 1
+        outcome: Message | BaseException
+        if call.abandoned:
+            coroutine.close()
+            outcome = asyncio.CancelledError()
+        else:
+            try:
+                outcome = await coroutine
+            except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
+                outcome = error
+        self._end_call(call, outcome)
+
+    def _end_call(self, call: WireCall, outcome: Message | BaseException) -> None:
+        """Answer, and give back all that the call has held."""
+        try:
+            if isinstance(outcome, Message):
+                try:
+                    self._send_reply(call, outcome)
+                    return
+                except errors.TooLarge as too_large:
+                    outcome = too_large
+            if isinstance(outcome, asyncio.CancelledError):
+                if call.expired:
+                    outcome = errors.DeadlineExceeded(method=call.method.path, timeout_ms=call.timeout_ms)
+                else:
+                    outcome = errors.Cancelled(detail="the server cancelled the call")
+            elif not isinstance(outcome, errors.NeveError):  # a bug in one handler must not end the server
+                log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=outcome)
+            self._send_error(call.call_id, outcome)
+            if not isinstance(outcome, Exception):
+                raise outcome  # the process is told to end
         finally:
             self._finish(call)
 
-    def _send_reply(self, route: Route, call: WireCall, reply: Any) -> None:
+    def _send_reply(self, call: WireCall, reply: Message) -> None:
         buffers = call.reply_attachment
         size_bytes = attachment_bytes(buffers) if buffers else 0
         message = reply.SerializeToString()
         if size_bytes > self.limits.attachment_bytes_max or len(message) > self.limits.message_bytes_max:
             limit_bytes = self.limits.attachment_bytes_max if size_bytes else self.limits.message_bytes_max
-            what = f"reply of {route.method.path}"
+            what = f"reply of {call.method.path}"
             raise errors.TooLarge(what=what, size_bytes=size_bytes or len(message), limit_bytes=limit_bytes)
         head = encode(
             Kind.REPLY, call_id=call.call_id, message=message, attachment=buffers, attachment_bytes=size_bytes
@@ -230,7 +271,8 @@ class ServerConnection(Connection):
 
     def _finish(self, call: WireCall) -> None:
         del self.calls[call.call_id]
-        self._deadlines.remove(call.call_id, call.deadline_bucket)
+        if call.deadline_bucket:
+            self._deadlines.remove(call, call.deadline_bucket)
         call.attachment = EMPTY  # lets the receive buffer be used again, whoever still holds the call
         call.task = None
         if call.reserved_bytes:
@@ -240,11 +282,9 @@ class ServerConnection(Connection):
         if self.server.draining:
             self.server.call_finished()
 
-    def _expired(self, call_id: int) -> None:
-        call = self.calls.get(call_id)
-        if call is not None:
-            call.expired = True
-            call.cancel()
+    def _expired(self, call: WireCall) -> None:
+        call.expired = True
+        call.cancel()
 
     # --- bounds ----------------------------------------------------------------------------------------------
 
@@ -338,3 +378,19 @@ class ServerConnection(Connection):
         self.server.held.discard(self)
         if unclaimed:
             self._release_request(unclaimed)
+
+
+@generator_based
+def _resumed(coroutine: Handling, waits_for: Any) -> Generator[Any, Any, Message]:
+    """A coroutine that goes on where `coroutine` waits: a task takes it as if it had been its own from the start."""
+    while True:
+        try:
+            sent = yield waits_for
+        except BaseException as error:  # noqa: BLE001 - thrown in by the task: it belongs to the handler
+            step = coroutine.throw, error
+        else:
+            step = coroutine.send, sent
+        try:
+            waits_for = step[0](step[1])
+        except StopIteration as returned:
+            return returned.value  # type: ignore[no-any-return]

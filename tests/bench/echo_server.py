@@ -14,7 +14,7 @@ import uvloop
 
 from neve.proto import methods
 from neve.proto.diagnostics_pb2 import EchoReply, EchoRequest
-from neve.rpc.service import Call, Service
+from neve.rpc.service import Call, Service, eager
 
 CLUSTER = "bench"
 GRACE_S = 1.0
@@ -23,6 +23,7 @@ GRACE_S = 1.0
 class Echo:
     """Bulk bytes go one way, as in an append: only the text comes back."""
 
+    @eager  # as hot methods of Neve are; gRPC makes a task all the same
     async def echo(self, request: EchoRequest, call: Call) -> EchoReply:
         return EchoReply(text=request.text)
 

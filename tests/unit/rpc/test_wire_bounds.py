@@ -270,7 +270,6 @@ async def test_cancelled_and_expired_calls_leave_nothing_behind() -> None:
                 await channel.call(methods.CONFORMANCE_DO, pb.DoRequest(), timeout_s=0.001, attachment=[bytes(8 * KIB)])
         assert servicer.started == 1
         assert channel._queue == {}
-        assert len(channel._waiting) == 1
         hang.cancel()
         await asyncio.gather(hang, return_exceptions=True)
         while servicer.running:

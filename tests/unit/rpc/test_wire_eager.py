@@ -1,0 +1,120 @@
+"""Handlers marked `eager`: the first step runs without a task, and all else is as for any handler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from neve.proto import errors
+from neve.rpc.limits import Limits
+from neve.rpc.service import Call, Service, eager
+from neve.rpc.wire.client import WireChannel
+from neve.rpc.wire.server import WireServer
+from tests.proto import methods
+from tests.proto import testing_pb2 as pb
+
+
+class Servicer:
+    """`do` is eager, `hang` is not; both note when they start and how they end."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        self.release = asyncio.Event()
+
+    @eager
+    async def do(self, request: pb.DoRequest, call: Call) -> pb.DoReply:
+        self.story.append(f"start {request.text}")
+        try:
+            if request.crash:
+                raise ZeroDivisionError("a bug")
+            if request.HasField("fail_with"):
+                raise errors.from_message(request.fail_with)
+            if request.delay_ms:
+                await asyncio.sleep(0)
+                async with asyncio.timeout(60):  # after the first wait it has a task like any other
+                    await asyncio.sleep(request.delay_ms / 1000)
+            call.attach(bytes(request.reply_bytes))
+            return pb.DoReply(text=request.text)
+        except asyncio.CancelledError:
+            self.story.append(f"cancelled {request.text}")
+            raise
+
+    async def hang(self, request: pb.HangRequest, call: Call) -> pb.HangReply:
+        self.story.append("start hang")
+        await self.release.wait()
+        return pb.HangReply()
+
+
+@contextlib.asynccontextmanager
+async def eager_server(limits: Limits) -> AsyncIterator[tuple[WireServer, WireChannel, Servicer]]:
+    servicer = Servicer()
+    server = WireServer(
+        [Service([methods.CONFORMANCE_DO, methods.CONFORMANCE_HANG], servicer)], cluster="c", limits=limits
+    )
+    channel = WireChannel(await server.start("127.0.0.1", 0), cluster="c")
+    try:
+        yield server, channel, servicer
+    finally:
+        await channel.close()
+        await server.stop(0.0)
+
+
+async def do(channel: WireChannel, *, timeout_s: float = 30, **fields: object) -> str:
+    request = pb.DoRequest(**fields)  # type: ignore[arg-type]
+    return (await channel.call(methods.CONFORMANCE_DO, request, timeout_s=timeout_s)).message.text
+
+
+async def test_an_eager_handler_answers_at_once_or_after_waiting() -> None:
+    async with eager_server(Limits()) as (server, channel, _):
+        texts = [f"{i}" for i in range(50)]
+        calls = [do(channel, text=text, delay_ms=i % 3) for i, text in enumerate(texts)]
+        assert await asyncio.gather(*calls) == texts
+        (connection,) = server.connections
+        assert (connection.calls, server.request_bytes, connection._unstarted) == ({}, 0, 0)
+
+
+async def test_errors_of_an_eager_handler_arrive_and_harm_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with eager_server(Limits(attachment_bytes_max=1000)) as (server, channel, _):
+        with pytest.raises(errors.Gap) as gap:
+            await do(channel, fail_with=errors.to_message(errors.Gap(extent_id=1, offset=2, length=3)))
+        assert gap.value.facts() == errors.Gap(extent_id=1, offset=2, length=3).facts()
+        with pytest.raises(errors.Internal, match="ZeroDivisionError: a bug"):
+            await do(channel, crash=True)
+        with pytest.raises(errors.TooLarge):
+            await do(channel, reply_bytes=1001)
+        assert await do(channel, text="fine") == "fine"
+        assert server.request_bytes == 0
+    assert any("handler_failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_an_eager_handler_that_waits_is_cancelled_by_its_caller_and_by_its_deadline() -> None:
+    async with eager_server(Limits()) as (server, channel, servicer):
+        caller = asyncio.ensure_future(do(channel, text="caller", delay_ms=60_000))
+        while "start caller" not in servicer.story:
+            await asyncio.sleep(0.001)
+        caller.cancel()
+        with pytest.raises(errors.DeadlineExceeded):
+            await do(channel, text="deadline", delay_ms=60_000, timeout_s=0.05)
+        while len([line for line in servicer.story if line.startswith("cancelled")]) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(caller, return_exceptions=True)
+        (connection,) = server.connections
+        while connection.calls:
+            await asyncio.sleep(0.001)
+        assert server.request_bytes == 0
+
+
+async def test_an_eager_handler_does_not_overtake_one_that_came_before() -> None:
+    async with eager_server(Limits()) as (_, channel, servicer):
+        await do(channel, text="connected")
+        servicer.story.clear()
+        hang = asyncio.ensure_future(channel.call(methods.CONFORMANCE_HANG, pb.HangRequest(), timeout_s=30))
+        first = asyncio.ensure_future(do(channel, text="first"))
+        second = asyncio.ensure_future(do(channel, text="second"))
+        await asyncio.gather(first, second)
+        assert servicer.story == ["start hang", "start first", "start second"]
+        servicer.release.set()
+        await hang
