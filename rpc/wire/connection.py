@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 JOIN_BYTES_MAX = 16 * KIB  # a buffer up to this size is copied: cheaper than one more for the kernel to gather
 
+FLUSH_BYTES = 64 * KIB  # as much as is worth a system call of its own before the turn is over
+
 
 class Connection(asyncio.BufferedProtocol):
     """A protocol of asyncio; subclasses implement `on_frame`, `on_ended` and, as they need, the other hooks."""
@@ -84,7 +86,11 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.append(head)
         self._queue += attachment
         self._queue_bytes += len(head) + attachment_bytes
-        if not self._flush_due and not self.write_paused:
+        if self.write_paused:
+            return
+        if self._queue_bytes >= FLUSH_BYTES:
+            self._flush()  # the peer may as well begin while we go on
+        elif not self._flush_due:
             self._flush_due = True
             self.loop.call_soon(self._flush)
 
