@@ -1,0 +1,95 @@
+"""Our words to etcd's messages and back. No I/O.
+
+Neighbours: `etcd` and `etcd_watch` send and receive them; `aetcd` has the generated messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from aetcd import rpc as pb
+
+from neve.meta.store import Event, EventKind
+from neve.meta.txn import (
+    Compare,
+    Delete,
+    DeleteResult,
+    Get,
+    GetResult,
+    KeyRange,
+    KeyValue,
+    Operation,
+    OperationResult,
+    Put,
+    PutResult,
+    Relation,
+    Target,
+    as_range,
+)
+
+_RELATIONS = {
+    Relation.EQUAL: pb.Compare.EQUAL,
+    Relation.NOT_EQUAL: pb.Compare.NOT_EQUAL,
+    Relation.GREATER: pb.Compare.GREATER,
+    Relation.LESS: pb.Compare.LESS,
+}
+_TARGETS = {
+    Target.VALUE: pb.Compare.VALUE,
+    Target.CREATE_REVISION: pb.Compare.CREATE,
+    Target.MOD_REVISION: pb.Compare.MOD,
+    Target.VERSION: pb.Compare.VERSION,
+}
+
+
+def range_request(keys: KeyRange, *, limit: int, revision: int, serializable: bool) -> Any:
+    return pb.RangeRequest(
+        key=keys.start, range_end=keys.end, limit=limit, revision=revision, serializable=serializable
+    )
+
+
+def txn_request(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> Any:
+    return pb.TxnRequest(
+        compare=[_compare(compare) for compare in compares],
+        success=[_operation(op) for op in success],
+        failure=[_operation(op) for op in failure],
+    )
+
+
+def key_values(kvs: Iterable[Any]) -> tuple[KeyValue, ...]:
+    return tuple(key_value(kv) for kv in kvs)
+
+
+def key_value(kv: Any) -> KeyValue:
+    return KeyValue(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+
+def event(message: Any) -> Event:
+    return Event(EventKind.PUT if message.type == message.PUT else EventKind.DELETE, key_value(message.kv))
+
+
+def operation_result(response: Any) -> OperationResult:
+    kind = response.WhichOneof("response")
+    if kind == "response_put":
+        return PutResult()
+    if kind == "response_delete_range":
+        return DeleteResult(response.response_delete_range.deleted)
+    assert kind == "response_range", kind
+    found = response.response_range
+    return GetResult(key_values(found.kvs), more=found.more, count=found.count)
+
+
+def _compare(compare: Compare) -> Any:
+    message = pb.Compare(key=compare.key, result=_RELATIONS[compare.relation], target=_TARGETS[compare.target])
+    setattr(message, compare.target.value, compare.operand)  # the fields are named as our targets are
+    return message
+
+
+def _operation(op: Operation) -> Any:
+    if isinstance(op, Put):
+        return pb.RequestOp(request_put=pb.PutRequest(key=op.key, value=op.value, lease=op.lease_id))
+    keys = as_range(op.keys)
+    if isinstance(op, Delete):
+        return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=keys.start, range_end=keys.end))
+    assert isinstance(op, Get), op
+    return pb.RequestOp(request_range=pb.RangeRequest(key=keys.start, range_end=keys.end, limit=op.limit))

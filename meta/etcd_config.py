@@ -1,0 +1,60 @@
+"""How to reach etcd: endpoints, TLS, credentials, limits.
+
+Invariants: a configuration that cannot work is refused when it is made, naming the setting.
+Neighbours: `etcd.EtcdStore.connect` takes one; servers build it from their TOML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neve.proto.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdTls:
+    """PEM files. Without `ca_file` the system's authorities are trusted; a client certificate is optional."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidArgument(what="etcd.tls", detail="cert_file and key_file go together")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdConfig:
+    """`endpoints` are `host:port`, with or without `http://` or `https://`; a host may be a name or an address."""
+
+    endpoints: tuple[str, ...]
+    tls: EtcdTls | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    call_timeout_s: float = 5.0  # of a call as a whole, all attempts included
+    attempt_timeout_s: float = 2.0  # of one attempt of a read: above etcd's default election timeout of 1 s
+    connect_timeout_s: float = 1.0  # how long one endpoint may take before the next is tried
+    keepalive_period_s: float = 10.0  # etcd closes connections that ping more often than every 5 s
+    keepalive_timeout_s: float = 5.0
+    message_bytes_max: int = 64 * 1024 * 1024  # of an answer: a page of keys, a batch of events
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise InvalidArgument(what="etcd.endpoints", detail="at least one is needed")
+        for endpoint in self.endpoints:
+            if endpoint.startswith("https://") and self.tls is None:
+                raise InvalidArgument(what="etcd.endpoints", detail=f"{endpoint} needs [etcd.tls]")
+            address(endpoint)
+        if bool(self.user) != bool(self.password):
+            raise InvalidArgument(what="etcd.user", detail="user and password go together")
+
+
+def address(endpoint: str) -> str:
+    """The bare `host:port` of an endpoint."""
+    bare = endpoint.removeprefix("https://").removeprefix("http://").rstrip("/")
+    host, _, port = bare.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArgument(what="etcd.endpoints", detail=f"{endpoint!r} is not host:port")
+    return bare

@@ -1,0 +1,53 @@
+"""A latch: something that happens once, is known at once, and never becomes undone.
+
+Invariants: once set it stays set, with the first reason;
+            callbacks run inside `set`, before anything else can run: a server stops serving there and then.
+Neighbours: `lease.Lease.lost`, `owned_key.OwnedKey.lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Latch:
+    """Like `asyncio.Event` without `clear`, plus a reason and callbacks that do not wait for the loop."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._event = asyncio.Event()
+        self._callbacks: list[Callable[[str], None]] = []
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def set(self, reason: str) -> None:
+        if self._event.is_set():
+            return
+        self.reason = reason
+        self._event.set()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(reason)
+            except Exception:  # one listener's bug must not keep the news from the others
+                log.exception("latch_callback_failed reason=%s", reason)
+
+    def add_callback(self, callback: Callable[[str], None]) -> None:
+        """Call it with the reason when the latch is set; at once if it is."""
+        if self._event.is_set():
+            callback(self.reason)
+        else:
+            self._callbacks.append(callback)
+
+    def remove_callback(self, callback: Callable[[str], None]) -> None:
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+
+    async def wait(self) -> str:
+        await self._event.wait()
+        return self.reason

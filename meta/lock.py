@@ -1,0 +1,169 @@
+"""Locks with fencing tokens: `locks/<name>` on the owner's lease; the key's mod revision is the token.
+
+Invariants: every acquisition takes a new, higher token, also one by the process that holds the lock (rule 1): with
+            an equal token, delayed requests of the earlier holding would still pass;
+            the key of another live owner is never adopted: it is waited for, or taken over by name of its revision;
+            whose put it was is known by a nonce in the value, so an unknown outcome is settled by looking.
+Neighbours: `owned_key.OwnedKey` notices the loss; stream clients and partition servers hold locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from neve.meta.lease import Lease
+from neve.meta.owned_key import OwnedKey
+from neve.meta.store import MetaStore
+from neve.meta.txn import Compare, Get, KeyValue, Put, TxnResult, key_absent, mod_revision_is
+from neve.meta.waiting import Backoff, until_changed, until_settled, while_alive
+from neve.proto.errors import LockHeld, MaybeApplied, MetaUnavailable, NotOwner
+
+log = logging.getLogger(__name__)
+
+
+def lock_key(root: bytes, name: str) -> bytes:
+    """The key of a lock in the cluster whose keys begin with `root`."""
+    return root + b"locks/" + name.encode()
+
+
+def encode_value(*, nonce: str, owner: str) -> bytes:
+    return f"{nonce}\n{owner}".encode()
+
+
+def owner_of(value: bytes) -> str:
+    """The owner's name for people; the whole value if somebody else's program wrote it."""
+    text = value.decode(errors="replace")
+    return text.partition("\n")[2] or text
+
+
+class Lock(OwnedKey):
+    """A lock that we hold, or held. As a context it is released at the end."""
+
+    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, *, name: str) -> None:
+        self.name = name
+        super().__init__(store, lease, kv)
+
+    @property
+    def token(self) -> int:
+        return self._kv.mod_revision
+
+    def guard(self) -> tuple[Compare, ...]:
+        return (mod_revision_is(self.key, self.token),)
+
+    def _is_ours(self, kv: KeyValue) -> bool:
+        return kv.mod_revision == self.token
+
+    def _not_ours(self) -> NotOwner:
+        return NotOwner(lock=self.name, token=self.token, detail=self.lost.reason)
+
+    async def verify(self) -> None:
+        """Ask the store, linearizably, whether we hold the lock at this moment; `NotOwner` if not."""
+        self.ensure()
+        kv = await self._store.get(self.key)
+        if kv is None or not self._is_ours(kv):
+            self._lose("the key was deleted" if kv is None else "the key was replaced")
+        self.ensure()  # again: the answer may have taken longer than the lease
+
+    async def release(self) -> None:
+        await self.give_up("released")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Our put is the one that stands."""
+
+    kv: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Put the key if this still holds."""
+
+    compare: Compare
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Another owner is alive as far as the store knows."""
+
+    kv: KeyValue
+
+
+def next_step(key: bytes, kv: KeyValue | None, *, value: bytes, lease_id: int, takeover: bool) -> Held | Claim | Wait:
+    """What to do about a lock whose key was last seen as `kv`."""
+    if kv is None:
+        return Claim(key_absent(key))
+    if kv.value == value:  # an attempt whose outcome was unknown
+        return Held(kv)
+    if kv.lease_id == lease_id or takeover:  # our own earlier holding ends with a new token
+        return Claim(mod_revision_is(key, kv.mod_revision))
+    return Wait(kv)
+
+
+async def acquire_lock(
+    store: MetaStore,
+    name: str,
+    owner: str,
+    lease: Lease,
+    *,
+    root: bytes = b"",
+    takeover: bool = False,
+    timeout_s: float,
+) -> Lock:
+    """Hold the lock, with a new token.
+
+    While another live owner has it: wait for up to `timeout_s`, then `LockHeld`; with `takeover`, replace exactly
+    the holding that was seen. `LeaseLost` when our own lease ends first. If the store takes no write for so long,
+    its error is raised; after `MaybeApplied` the lock may still become ours, until the lease ends.
+    """
+    key = lock_key(root, name)
+    value = encode_value(nonce=lease.next_nonce(), owner=owner)
+    put = Put(key, value, lease.lease_id)
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    backoff = Backoff(lease)
+    kv: KeyValue | None = None  # a guess; the first transaction tells if it was wrong
+    seen_revision = 0
+    while True:
+        step = next_step(key, kv, value=value, lease_id=lease.lease_id, takeover=takeover)
+        if isinstance(step, Held):
+            kv = step.kv
+            break
+        if isinstance(step, Wait):
+            await _await_change(store, step.kv, lease, name=name, deadline_s=deadline_s, seen=seen_revision)
+            kv, seen_revision = await _look(store, key, lease)
+            continue
+        lease.ensure_alive()
+        try:
+            result: TxnResult = await store.txn((step.compare,), (put, Get(key)), (Get(key),))
+        except (MaybeApplied, MetaUnavailable) as error:
+            log.info("lock_claim_unanswered lock=%s error=%s", name, error)
+            kv, seen_revision = await _look(store, key, lease)
+            if (kv is None or kv.value != value) and loop.time() >= deadline_s:
+                raise
+            await backoff.pause()
+            continue
+        kv = result.get_at(1 if result.succeeded else 0).first
+        seen_revision = result.revision
+    lease.ensure_alive()  # the lease may have ended while the answer was on its way (T18)
+    log.info("lock_acquired lock=%s token=%d owner=%s", name, kv.mod_revision, owner)
+    return Lock(store, lease, kv, name=name)
+
+
+async def _look(store: MetaStore, key: bytes, lease: Lease) -> tuple[KeyValue | None, int]:
+    page = await while_alive(lease, until_settled(lease, lambda: store.range(key)))
+    return (page.kvs[0] if page.kvs else None), page.revision
+
+
+async def _await_change(
+    store: MetaStore, kv: KeyValue, lease: Lease, *, name: str, deadline_s: float, seen: int
+) -> None:
+    """Wait for the holding `kv` to end; `LockHeld` at the deadline."""
+    left_s = deadline_s - asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(max(0.0, left_s)):
+            await while_alive(lease, until_changed(store, kv, seen_revision=seen))
+    except TimeoutError:
+        raise LockHeld(lock=name, owner=owner_of(kv.value)) from None

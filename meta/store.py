@@ -1,0 +1,223 @@
+"""The metadata store's interface: a small, exact model of etcd's keys, transactions, leases and watches.
+
+Invariants: one transaction is one revision, applied as a whole or not at all;
+            a listing of several pages is read at one revision and is complete, or it is an error;
+            a watch delivers every change of its range in order and once, or says `Resync`;
+            a write that ends in `MetaUnavailable` was not applied, one that ends in `MaybeApplied` may be.
+Neighbours: `txn` has the words of a transaction; `etcd.EtcdStore` and `memory.MemoryClient` implement it;
+            `election` and `lock` build on it.
+Not here:   I/O of any kind, and what the keys mean: each server knows its own.
+
+A caller who cancels a write does not know whether it was applied, as after `MaybeApplied`.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from neve.meta.lease import Lease
+from neve.meta.txn import (
+    Compare,
+    Delete,
+    DeleteResult,
+    KeyRange,
+    Keys,
+    KeyValue,
+    Operation,
+    Put,
+    TxnResult,
+    as_range,
+)
+from neve.proto.errors import InvalidArgument, TooLarge
+
+PAGE_KEYS = 500  # at most 1.5 MiB a value by etcd's default; ours are a few KiB, so a page stays near one MiB
+
+
+def check_ttl(ttl_s: int) -> None:
+    if ttl_s < 1:
+        raise InvalidArgument(what="ttl_s", detail=f"{ttl_s}, at least 1")
+
+
+def check_start_revision(revision: int) -> None:
+    if revision < 1:  # 0 is "from now on" in etcd, and nobody can say what such a watch has missed
+        raise InvalidArgument(what="start_revision", detail=f"{revision}, at least 1")
+
+
+# --- reads and watches ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RangePage:
+    """Keys in order. `revision` is the one that was read: ask for the next page at the same."""
+
+    kvs: tuple[KeyValue, ...]
+    more: bool
+    count: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All keys of a range as they stood at `revision`."""
+
+    kvs: tuple[KeyValue, ...]
+    revision: int
+
+
+class EventKind(enum.Enum):
+    PUT = "put"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One key's change. A DELETE has the key and the mod revision only."""
+
+    kind: EventKind
+    kv: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """All changes of the watched range in one revision: one transaction is never cut in half."""
+
+    revision: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """The history was compacted before it was delivered: this is the whole watched range at `revision`.
+
+    Keys that are not in `kvs` do not exist. The batches that follow begin after `revision`.
+    """
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+
+
+WatchItem = WatchBatch | Resync
+
+
+class Watch(ABC):
+    """An async iterator of `WatchItem`s that survives disconnections. Close it, or use it as a context.
+
+    It ends only by an error that trying again cannot heal, by `close`, or with its store.
+    """
+
+    @abstractmethod
+    async def __anext__(self) -> WatchItem: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+# --- the store --------------------------------------------------------------------------------------------
+
+
+class MetaStore(ABC):
+    """A connection to the metadata store. Reads are linearizable unless `serializable` is asked for."""
+
+    clock: Callable[[], float]  # leases are measured by it: seconds, never set back, counting while we sleep
+
+    @abstractmethod
+    async def range(self, keys: Keys, *, limit: int = 0, revision: int = 0, serializable: bool = False) -> RangePage:
+        """One page, at the newest revision or, until it is compacted, at an older one (`Compacted`)."""
+
+    @abstractmethod
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
+    ) -> TxnResult:
+        """Run `success` if all compares hold, else `failure`. A put on an ended lease is `LeaseLost`."""
+
+    @abstractmethod
+    async def grant_lease(self, ttl_s: int) -> Lease:
+        """A new lease, kept alive from now on. The store may grant a longer one: see `Lease.ttl_s`."""
+
+    @abstractmethod
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and delete its keys. One that is gone already is fine."""
+
+    @abstractmethod
+    async def compact(self, revision: int) -> None:
+        """Forget what was overwritten or deleted before `revision`. For tests and operators."""
+
+    @abstractmethod
+    def watch(self, keys: Keys, *, start_revision: int) -> Watch:
+        """Every change from `start_revision` on; list first, and begin at the listing's revision + 1."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the watches, stop keeping leases alive (they are not revoked), and disconnect."""
+
+    async def get(self, key: bytes, *, revision: int = 0, serializable: bool = False) -> KeyValue | None:
+        page = await self.range(key, revision=revision, serializable=serializable)
+        return page.kvs[0] if page.kvs else None
+
+    async def put(self, key: bytes, value: bytes, *, lease_id: int = 0) -> int:
+        """Returns the revision, which is the key's mod revision."""
+        return (await self.txn((), (Put(key, value, lease_id),))).revision
+
+    async def delete(self, keys: Keys) -> int:
+        """Returns how many keys there were to delete."""
+        response = (await self.txn((), (Delete(keys),))).responses[0]
+        assert isinstance(response, DeleteResult), response
+        return response.deleted_count
+
+    async def revision(self, key: bytes = b"\x00") -> int:
+        """The newest revision, read linearizably: no write acknowledged before the call is above it.
+
+        Any key does; where etcd restricts a user to some keys, name one of those.
+        """
+        return (await self.range(key, limit=1)).revision
+
+    async def range_pages(
+        self, keys: Keys, *, page_keys: int = PAGE_KEYS, revision: int = 0, serializable: bool = False
+    ) -> AsyncIterator[RangePage]:
+        """All pages at one revision, the first page's. An error of any page is raised, so none is missing."""
+        if page_keys < 1:
+            raise InvalidArgument(what="page_keys", detail=f"{page_keys}, at least 1")
+        rest: KeyRange | None = as_range(keys)
+        while rest is not None:
+            try:
+                page = await self.range(rest, limit=page_keys, revision=revision, serializable=serializable)
+            except TooLarge:
+                if page_keys == 1:
+                    raise
+                page_keys //= 2  # values are larger than usual: the same range in smaller pages
+                continue
+            revision = page.revision
+            yield page
+            rest = rest.after(page.kvs[-1].key) if page.more else None
+
+    async def range_all(self, keys: Keys, *, page_keys: int = PAGE_KEYS, revision: int = 0) -> Listing:
+        """The whole range at one revision."""
+        kvs: list[KeyValue] = []
+        async for page in self.range_pages(keys, page_keys=page_keys, revision=revision):
+            kvs.extend(page.kvs)
+            revision = page.revision
+        return Listing(tuple(kvs), revision)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

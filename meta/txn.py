@@ -1,0 +1,215 @@
+"""The words of a transaction: keys, ranges, compares, operations and their results. Values only.
+
+Invariants: a value that etcd would refuse cannot be built or sent: empty keys and ranges, too many operations;
+            what an absent key compares as is fixed here, once, for both stores.
+Neighbours: `store.MetaStore.txn` takes them; `mvcc.py` runs them, `etcd_codec.py` translates them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neve.proto.errors import InvalidArgument
+
+TXN_OPS_MAX = 128  # etcd's own default for compares and for each branch; its --max-txn-ops may only raise it
+
+EXACT = b""  # as `KeyRange.end`: the one key `start`
+OPEN_END = b"\x00"  # as `KeyRange.end`: no upper bound. No range can end there, so etcd took it for this
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key after all keys that begin with `prefix`; `OPEN_END` if there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else OPEN_END
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys in [start, end), or the one key `start`."""
+
+    start: bytes
+    end: bytes = EXACT
+
+    def __post_init__(self) -> None:
+        if not self.start:
+            raise InvalidArgument(what="key", detail="a key is never empty")
+        if self.end not in (EXACT, OPEN_END) and self.end <= self.start:
+            raise InvalidArgument(what="key range", detail=f"{self.start!r} to {self.end!r} holds no key")
+
+    @classmethod
+    def prefix(cls, prefix: bytes) -> KeyRange:
+        """All keys that begin with `prefix`; all keys if it is empty."""
+        return cls(prefix or b"\x00", prefix_end(prefix))
+
+    def contains(self, key: bytes) -> bool:
+        if self.end == EXACT:
+            return key == self.start
+        return key >= self.start and (self.end == OPEN_END or key < self.end)
+
+    def after(self, key: bytes) -> KeyRange | None:
+        """What is left of the range behind `key`: the next page. None when nothing can be left."""
+        start = key + b"\x00"
+        return KeyRange(start, self.end) if self.end == OPEN_END or start < self.end else None
+
+
+Keys = bytes | KeyRange  # what most calls accept: one key, or a range of them
+
+
+def as_range(keys: Keys) -> KeyRange:
+    return keys if isinstance(keys, KeyRange) else KeyRange(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as it stood at some revision. `version` counts its puts since `create_revision`."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease_id: int = 0
+
+
+# --- transactions -----------------------------------------------------------------------------------------
+
+
+class Target(enum.Enum):
+    VALUE = "value"
+    CREATE_REVISION = "create_revision"
+    MOD_REVISION = "mod_revision"
+    VERSION = "version"
+
+
+class Relation(enum.Enum):
+    EQUAL = "=="
+    NOT_EQUAL = "!="
+    GREATER = ">"
+    LESS = "<"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """`target` of `key` stands in `relation` to `operand`. An absent key has revisions and version 0.
+
+    An absent key has no value: a compare of its value is false whatever the relation, as in etcd.
+    """
+
+    key: bytes
+    target: Target
+    relation: Relation
+    operand: int | bytes
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise InvalidArgument(what="key", detail="a key is never empty")
+        if isinstance(self.operand, bytes) != (self.target is Target.VALUE):
+            raise InvalidArgument(what="operand", detail=f"{self.operand!r} for {self.target.value}")
+
+
+def key_absent(key: bytes) -> Compare:
+    return Compare(key, Target.CREATE_REVISION, Relation.EQUAL, 0)
+
+
+def key_present(key: bytes) -> Compare:
+    return Compare(key, Target.CREATE_REVISION, Relation.GREATER, 0)
+
+
+def create_revision_is(key: bytes, revision: int) -> Compare:
+    return Compare(key, Target.CREATE_REVISION, Relation.EQUAL, revision)
+
+
+def mod_revision_is(key: bytes, revision: int) -> Compare:
+    return Compare(key, Target.MOD_REVISION, Relation.EQUAL, revision)
+
+
+def value_is(key: bytes, value: bytes) -> Compare:
+    return Compare(key, Target.VALUE, Relation.EQUAL, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A put replaces the key's lease too: `lease_id=0` takes the key off any lease."""
+
+    key: bytes
+    value: bytes
+    lease_id: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise InvalidArgument(what="key", detail="a key is never empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """A read inside a transaction: it sees the writes before it in the same branch."""
+
+    keys: Keys
+    limit: int = 0  # 0: no limit
+
+
+Operation = Put | Delete | Get
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    deleted_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    kvs: tuple[KeyValue, ...]
+    more: bool
+    count: int  # of all keys in the range, also beyond the limit
+
+    @property
+    def first(self) -> KeyValue | None:
+        return self.kvs[0] if self.kvs else None
+
+
+OperationResult = PutResult | DeleteResult | GetResult
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """`succeeded`: all compares held, so `responses` are those of the success branch.
+
+    `revision` is the store's after the transaction; a key that it put has that mod revision.
+    """
+
+    succeeded: bool
+    revision: int
+    responses: tuple[OperationResult, ...]
+
+    def get_at(self, index: int) -> GetResult:
+        response = self.responses[index]
+        assert isinstance(response, GetResult), f"operation {index} was no Get: {response}"
+        return response
+
+
+def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
+    """Refuse, before anything is sent, what etcd would refuse: too many operations, one key written twice."""
+    for what, items in (("compares", compares), ("success", success), ("failure", failure)):
+        if len(items) > TXN_OPS_MAX:
+            raise InvalidArgument(what=what, detail=f"{len(items)} in one transaction, at most {TXN_OPS_MAX}")
+    for branch in (success, failure):
+        deletes = [as_range(op.keys) for op in branch if isinstance(op, Delete)]
+        put_keys: set[bytes] = set()
+        for op in branch:
+            if not isinstance(op, Put):
+                continue
+            if op.key in put_keys or any(deleted.contains(op.key) for deleted in deletes):
+                raise InvalidArgument(what="transaction", detail=f"writes key {op.key!r} more than once")
+            put_keys.add(op.key)

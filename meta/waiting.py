@@ -1,0 +1,92 @@
+"""Waiting and trying again for as long as a lease lives, and not a moment longer.
+
+Invariants: every loop here ends with the lease, so nothing is retried for ever;
+            only what may be sent twice is retried: the callers compare revisions in every transaction.
+Neighbours: `owned_key`, `election`, `lock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from neve.meta.lease import Lease
+from neve.meta.store import MetaStore, Resync
+from neve.meta.txn import KeyValue
+from neve.proto.errors import LeaseLost, MaybeApplied, MetaUnavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF_S_FIRST = 0.05
+BACKOFF_S_MAX = 1.0
+
+
+def _spread(lease_id: int) -> float:
+    """0.5 to 1.5, by lease: many processes do not come back in step, and the simulator stays deterministic."""
+    return 0.5 + (lease_id * 2_654_435_761 % 4096) / 4096
+
+
+async def while_alive(lease: Lease, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; if the lease is lost meanwhile, cancel it and raise `LeaseLost` at once."""
+    task = asyncio.get_running_loop().create_task(work)
+
+    def stop(_: str) -> None:
+        task.cancel()
+
+    lease.lost.add_callback(stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        asker = asyncio.current_task()
+        if lease.lost.is_set() and asker is not None and not asker.cancelling():
+            raise LeaseLost(lease_id=lease.lease_id, detail=lease.lost.reason) from None
+        raise
+    finally:
+        lease.lost.remove_callback(stop)
+
+
+class Backoff:
+    """Pauses that double, up to a bound, and never outlast the lease."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._pause_s = BACKOFF_S_FIRST * _spread(lease.lease_id)
+
+    async def pause(self) -> None:
+        await asyncio.sleep(min(self._pause_s, self._lease.remaining_s()))
+        self._pause_s = min(2 * self._pause_s, BACKOFF_S_MAX)
+
+
+async def until_settled(lease: Lease, attempt: Callable[[], Awaitable[T]], *, timeout_s: float = math.inf) -> T:
+    """Repeat `attempt` until the store answers it. It must be safe to run again after it was applied.
+
+    After `timeout_s` no further attempt is made, and the last one's error is raised.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_s = loop.time() + timeout_s
+    backoff = Backoff(lease)
+    while True:
+        lease.ensure_alive()
+        try:
+            return await attempt()
+        except (MetaUnavailable, MaybeApplied) as error:
+            if loop.time() >= give_up_s:
+                raise
+            log.info("meta_retried lease_id=%x error=%s", lease.lease_id, error)
+        await backoff.pause()
+
+
+async def until_changed(store: MetaStore, kv: KeyValue, *, seen_revision: int) -> None:
+    """Wait until `kv`, which was read at `seen_revision`, is deleted or put again."""
+    async with store.watch(kv.key, start_revision=seen_revision + 1) as watch:
+        async for item in watch:
+            if not isinstance(item, Resync):
+                return
+            if not item.kvs or item.kvs[0].mod_revision != kv.mod_revision:
+                return
+    raise MetaUnavailable(detail="the watch ended with its store")

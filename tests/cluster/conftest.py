@@ -1,0 +1,23 @@
+"""Clusters of real etcd processes for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.etcd import EtcdCluster
+
+
+@pytest.fixture(scope="session")
+def one_etcd() -> Iterator[EtcdCluster]:
+    """Shared: for tests that break connections, not the process."""
+    with EtcdCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def three_etcds() -> Iterator[EtcdCluster]:
+    """A test's own, to kill and to pause."""
+    with EtcdCluster(3) as cluster:
+        yield cluster

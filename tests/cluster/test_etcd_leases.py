@@ -1,0 +1,150 @@
+"""Paused owners and leaders on a real etcd: they notice by themselves, and what they write is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from neve.meta.election import Election
+from neve.meta.etcd import EtcdStore
+from neve.meta.etcd_config import EtcdConfig
+from neve.meta.lock import acquire_lock
+from neve.meta.txn import Put
+from neve.proto.errors import LeaseLost, LockHeld, NotOwner
+from tests.cluster.etcd import EtcdCluster, child_process
+from tests.cluster.proxy import TcpProxy
+
+CHILD = Path(__file__).parent / "leader_child.py"
+
+
+def _read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, "the child has ended"
+    return line
+
+
+def _order(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+async def test_t14_a_leader_paused_beyond_its_lease_notices_by_itself_and_its_write_is_refused(
+    one_etcd: EtcdCluster,
+) -> None:
+    prefix = "/t14/leader"
+    endpoint = one_etcd.endpoints[0]
+    with child_process(sys.executable, CHILD, endpoint, prefix, "2") as child:
+        assert (await asyncio.to_thread(_read_line, child)).startswith("leading ")
+        _order(child, "write")
+        assert [await asyncio.to_thread(_read_line, child) for _ in range(2)] == ["ensure ok", "txn ok"]
+
+        os.kill(child.pid, signal.SIGSTOP)
+        async with await EtcdStore.connect(EtcdConfig((endpoint,))) as store:
+            lease = await store.grant_lease(10)
+            successor = await Election(store, prefix.encode()).campaign(b"successor", lease)
+            written = await store.txn(successor.guard(), [Put(b"/t14/leader-state", b"successor")])
+            assert written.succeeded
+
+            # The order lies in its input when it goes on: whatever it does first, it must know that it is deposed.
+            _order(child, "write")
+            os.kill(child.pid, signal.SIGCONT)
+            lines = [await asyncio.to_thread(_read_line, child) for _ in range(3)]
+            assert lines[0].startswith("lost "), lines
+            assert lines[1:] == ["ensure refused LeaseLost", "txn refused"]
+            kv = await store.get(b"/t14/leader-state")
+            assert kv is not None
+            assert kv.value == b"successor"
+            successor.ensure()
+            await successor.resign()
+
+
+async def test_t18_a_lease_that_ends_between_acquire_and_first_write_is_noticed_before_it(
+    one_etcd: EtcdCluster,
+) -> None:
+    async with (
+        TcpProxy(one_etcd.endpoints[0]) as proxy,
+        await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
+        await EtcdStore.connect(EtcdConfig(one_etcd.endpoints)) as other,
+    ):
+        lock = await acquire_lock(store, "s", "old", await store.grant_lease(2), root=b"/t18/", timeout_s=5)
+        proxy.stall()
+        lease = await other.grant_lease(10)
+        with pytest.raises(LockHeld, match="old"):
+            await acquire_lock(other, "s", "new", lease, root=b"/t18/", timeout_s=0.1)
+        successor = await acquire_lock(other, "s", "new", lease, root=b"/t18/", timeout_s=60)
+        assert successor.token > lock.token
+        with pytest.raises(LeaseLost):
+            lock.ensure()
+        proxy.resume()
+        await proxy.cut()
+        with pytest.raises(LeaseLost):
+            await lock.verify()
+        guarded = (lock.guard(), [Put(b"/t18/state", b"old")])
+        async with await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as late:
+            assert not (await late.txn(*guarded)).succeeded
+        await successor.verify()
+        await successor.release()
+        with pytest.raises(NotOwner):
+            successor.ensure()
+
+
+async def test_a_lease_is_lost_here_before_etcd_ends_it(one_etcd: EtcdCluster) -> None:
+    """With the connection silent, at the moment of the loss the key must still stand in etcd."""
+    async with (
+        TcpProxy(one_etcd.endpoints[0]) as proxy,
+        await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
+        await EtcdStore.connect(EtcdConfig(one_etcd.endpoints)) as other,
+    ):
+        lease = await store.grant_lease(2)
+        await store.put(b"/lost-first", b"", lease_id=lease.lease_id)
+        proxy.stall()
+        # Events of the store's own order: the loss is marked by a put, which must come before the delete.
+        start = await other.revision() + 1
+        await lease.lost.wait()
+        await other.put(b"/lost-first-marker", b"")
+        async with other.watch(b"/lost-first", start_revision=start) as watch:
+            item = await anext(watch)
+        marker = await other.get(b"/lost-first-marker")
+        assert marker is not None
+        assert marker.mod_revision < item.revision
+
+
+def test_no_etcd_outlives_a_test_run_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from tests.cluster.etcd import EtcdCluster; cluster = EtcdCluster();"
+        " print(cluster.members[0].pid, flush=True); time.sleep(600)"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(root)}
+    run = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment, cwd=root
+    )
+    try:
+        assert run.stdout is not None
+        etcd_pid = int(run.stdout.readline())
+        assert _runs(etcd_pid)
+    finally:
+        run.kill()
+        run.communicate()
+    for _ in range(1000):  # the kernel is on its way; a bound, not an expectation
+        if not _runs(etcd_pid):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"etcd {etcd_pid} outlived the process that started it")
+
+
+def _runs(pid: int) -> bool:
+    """Not gone, and not just waiting to be reaped by whoever inherited it."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

