@@ -3,7 +3,7 @@
 A field is a key, a field that is itself a dataclass is a table. Types are checked, unknown keys are refused, and every
 complaint names the key: a typo stops the start instead of being ignored.
 
-Keys that end in `_bytes`, `_bytes_max` or `_bytes_per_s` also take text such as "64 MiB".
+Keys of numbers of bytes (`…_bytes`, `…_bytes_max`, `…_bytes_per_s`) also take text such as "64 MiB".
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ T = TypeVar("T")
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)")
-_SIZE_KEY = re.compile(r"_bytes(_max|_min|_per_s)?$")
+_SIZE_KEY = re.compile(r"_bytes(_[a-z]+)*$")
 
 
 def load(cls: type[T], path: Path | None, assignments: Sequence[str] = ()) -> T:
     """Read `path`, if there is one, apply `key=value` assignments over it, and check everything."""
+    return build(cls, read_table(path, assignments))
+
+
+def read_table(path: Path | None, assignments: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of `path` with the assignments over them, unchecked."""
     table: dict[str, Any] = {}
     if path is not None:
         try:
@@ -39,7 +44,7 @@ def load(cls: type[T], path: Path | None, assignments: Sequence[str] = ()) -> T:
             raise InvalidArgument(what=f"config file {path}", detail=str(error)) from error
     for assignment in assignments:
         _assign(table, assignment)
-    return build(cls, table)
+    return table
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:

@@ -384,13 +384,12 @@ class ServerConnection(Connection):
 def _resumed(coroutine: Handling, waits_for: Any) -> Generator[Any, Any, Message]:
     """A coroutine that goes on where `coroutine` waits: a task takes it as if it had been its own from the start."""
     while True:
+        thrown: BaseException | None = None
         try:
             sent = yield waits_for
         except BaseException as error:  # noqa: BLE001 - thrown in by the task: it belongs to the handler
-            step = coroutine.throw, error
-        else:
-            step = coroutine.send, sent
+            thrown = error
         try:
-            waits_for = step[0](step[1])
+            waits_for = coroutine.send(sent) if thrown is None else coroutine.throw(thrown)
         except StopIteration as returned:
             return returned.value  # type: ignore[no-any-return]
