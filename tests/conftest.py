@@ -31,7 +31,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
     mark = pyfuncitem.get_closest_marker("sim")
     if mark is not None:
-        sim_loop.run(test, seed=mark.kwargs.get("seed", 0))
+        sim_loop.run(test, seed=mark.kwargs.get("seed", 0), real_limit_s=TEST_TIMEOUT_S)
     else:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_bounded(test))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
 from neve.meta.lock import acquire_lock
-from neve.meta.txn import Put, mod_revision_is
+from neve.meta.txn import Compare, Operation, Put, TxnResult, mod_revision_is
 from neve.proto.errors import MaybeApplied, MetaUnavailable
 from tests.cluster.etcd import EtcdCluster
 from tests.cluster.proxy import TcpProxy
@@ -18,6 +19,15 @@ from tests.cluster.proxy import TcpProxy
 async def _until_version(store: EtcdStore, key: bytes, version: int) -> None:
     while (kv := await store.get(key)) is None or kv.version < version:
         await asyncio.sleep(0.01)
+
+
+async def _resend_until_known(store: EtcdStore, compares: Sequence[Compare], success: Sequence[Operation]) -> TxnResult:
+    """Rule 19: the identical transaction again, until its outcome is known."""
+    while True:
+        try:
+            return await store.txn(compares, success)
+        except (MaybeApplied, MetaUnavailable):
+            await asyncio.sleep(0.05)
 
 
 async def test_t16_a_connection_cut_after_commit_is_maybe_applied_and_a_resend_applies_nothing_twice(
@@ -40,7 +50,7 @@ async def test_t16_a_connection_cut_after_commit_is_maybe_applied_and_a_resend_a
             await write
 
         proxy.swallows_replies = False
-        again = await store.txn(*guarded)
+        again = await _resend_until_known(store, *guarded)
         assert not again.succeeded
         kv = await direct.get(key)
         assert kv is not None
@@ -70,8 +80,12 @@ async def test_t16_a_connection_cut_before_commit_is_not_said_to_have_failed_and
         assert kv is not None
         assert kv.version == 1
 
-        assert (await store.txn(*guarded)).succeeded
-        assert not (await store.txn(*guarded)).succeeded
+        await _resend_until_known(store, *guarded)
+        again = await _resend_until_known(store, *guarded)
+        assert not again.succeeded
+        kv = await direct.get(key)
+        assert kv is not None
+        assert (kv.value, kv.version) == (b"1", 2)
 
 
 async def test_a_write_without_an_answer_is_maybe_applied_at_the_timeout(one_etcd: EtcdCluster) -> None:

@@ -180,7 +180,7 @@ async def test_a_slow_consumer_reads_everything_and_what_waits_for_it_is_bounded
                 await store.put(key, b"%d" % number)
                 ahead_max = max(ahead_max, len(watch._ahead))
             assert ahead_max >= 20, "it does read ahead"
-            items = []
+            items: list[WatchItem] = []
             while len(items) < 200:
                 items.append(await anext(watch))
                 ahead_max = max(ahead_max, len(watch._ahead))

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 import selectors
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -34,26 +36,33 @@ class NotSimulated(RuntimeError):
     """Code under simulation reached for a socket, a signal, a subprocess or another thread."""
 
 
+class TooLong(RuntimeError):
+    """The real time that a run was given is over: on virtual time a livelock would otherwise never end."""
+
+
 class _VirtualSelector(selectors.SelectSelector):
     """Has no files. Waiting is what moves the clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, real_limit_s: float) -> None:
         super().__init__()
         self.now_s = EPOCH_S
+        self._real_deadline_s = time.monotonic() + real_limit_s
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise Deadlock("every task waits, and no timer is set that could wake one")
         if timeout > 0:
             self.now_s += timeout
+        if time.monotonic() > self._real_deadline_s:
+            raise TooLong(f"still running at virtual second {self.now_s - EPOCH_S:.0f}")
         return []
 
 
 class SimLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock is virtual and whose chance is `rng`."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._virtual = _VirtualSelector()
+    def __init__(self, seed: int = 0, *, real_limit_s: float = math.inf) -> None:
+        self._virtual = _VirtualSelector(real_limit_s)
         super().__init__(self._virtual)
         self.seed = seed
         self.rng = random.Random(seed)
@@ -136,7 +145,7 @@ def current() -> SimLoop:
     return loop
 
 
-def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0, real_limit_s: float = math.inf) -> T:
     """Run `main` on a fresh loop with that seed; like `asyncio.run`, it cancels and awaits what is left."""
-    with asyncio.Runner(loop_factory=lambda: SimLoop(seed)) as runner:
+    with asyncio.Runner(loop_factory=lambda: SimLoop(seed, real_limit_s=real_limit_s)) as runner:
         return runner.run(main)

@@ -71,6 +71,15 @@ def test_waiting_for_what_can_never_happen_is_a_deadlock_not_a_hang() -> None:
         sim_loop.run(main())
 
 
+def test_a_livelock_on_virtual_time_ends_with_the_real_time_it_was_given() -> None:
+    async def main() -> None:
+        while True:
+            await asyncio.sleep(1)
+
+    with pytest.raises(sim_loop.TooLong):
+        sim_loop.run(main(), real_limit_s=0.2)
+
+
 @pytest.mark.sim(seed=3)
 async def test_timeouts_run_on_virtual_time() -> None:
     with pytest.raises(TimeoutError):

@@ -148,7 +148,7 @@ def test_an_etcd_without_a_version_is_not_sound(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_work_names_the_setting() -> None:
     for bad in ({"endpoints": ()}, {"endpoints": ("localhost",)}, {"endpoints": ("https://a:1",)}):
         with pytest.raises(InvalidArgument, match=r"etcd\.endpoints"):
-            EtcdConfig(**bad)  # type: ignore[arg-type]
+            EtcdConfig(**bad)
     with pytest.raises(InvalidArgument, match=r"etcd\.user"):
         EtcdConfig(("a:1",), user="root")
     with pytest.raises(InvalidArgument, match=r"etcd\.tls"):
