@@ -23,7 +23,7 @@ from neve.proto.method import Method, Rep, Req
 from neve.rpc.grpc_message import FRAMING_BYTES_MAX, check_sizes, decode, encode
 from neve.rpc.grpc_status import CLUSTER_HEADER, METADATA_BYTES_MAX, TOKEN_HEADER, TOKEN_PREFIX, to_error
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
-from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply, attachment_bytes
+from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply, attachment_bytes, bounded_timeout_s
 from neve.rpc.tls import TlsFiles, client_context
 from neve.rpc.wire.budget import ByteBudget
 
@@ -70,6 +70,7 @@ class GrpcChannel(Channel):
         attachment: Sequence[Buffer] = (),
         reply_bytes_max: int = REPLY_BYTES_DEFAULT,
     ) -> Reply[Rep]:
+        timeout_s = bounded_timeout_s(method, timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         check_sizes(
             self._limits,

@@ -122,7 +122,8 @@ class Handlers:
                 raise
             raise _DeadlinePassed from None
         finally:
-            call.release()
+            # Not before gRPC is done with the reply: until then its bytes are still ours to count.
+            context.add_done_callback(lambda _: call.release())  # type: ignore[arg-type]
         return self._encode_reply(route, reply, call)
 
     def _encode_reply(self, route: Route, reply: Message, call: Call) -> bytes:

@@ -1,7 +1,8 @@
 """The bounds of every transport, in one place. A server or a client is given one `Limits`; nothing is unbounded.
 
 Memory of a server: at most `server_bytes_max` of requests and as much of reserved replies, whatever the number of
-connections, plus `connections_max` times a receive buffer.
+connections, plus a receive buffer (256 KiB) for each connection on which a frame is arriving. A request that is held
+counts with its own size and may pin a receive buffer of up to four times that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Limits:
 
     # In flight: sent or received and not yet answered. A sender at the bound waits; a receiver at the bound stops
     # reading its sockets, which is how the wait reaches a sender that has its own bound set higher.
-    connection_bytes_max: int = 64 * MIB
+    connection_bytes_max: int = 128 * MIB  # above the largest frame, so that one of that size need not be alone
     connection_calls_max: int = 16_384
     server_bytes_max: int = 512 * MIB
     connections_max: int = 10_000
@@ -31,7 +32,7 @@ class Limits:
     connect_timeout_s: float = 5.0
     handshake_timeout_s: float = 5.0  # from accept to a valid HELLO: bounds what a silent peer can hold
     frame_timeout_s: float = 60.0  # from a frame's first byte to its last: bounds a slow sender
-    keepalive_s: float = 10.0  # silence after which a ping is sent
+    keepalive_s: float = 10.0  # a side that has sent nothing for half of this sends a beat
     dead_peer_s: float = 30.0  # silence after which the peer is taken for dead
     drain_timeout_s: float = 10.0
     reconnect_delay_s_min: float = 0.05

@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from neve.proto.errors import DeadlineExceeded
 from neve.proto.method import Method, Rep, Req
 
 Buffer = bytes | bytearray | memoryview
@@ -36,6 +37,8 @@ EMPTY = memoryview(b"")
 
 # What a reply may take of the caller's budget when the caller does not say: a message and a little more.
 REPLY_BYTES_DEFAULT = 4096
+
+TIMEOUT_S_MAX = 24 * 3600.0  # a longer wait is a mistake, or means "for ever", which nothing here does
 
 
 class Call:
@@ -60,8 +63,8 @@ class Call:
         self.reply_attachment: list[Buffer] = []
 
     def attach(self, *buffers: Buffer) -> None:
-        """Send these bytes, in this order, behind the reply. They must not change until the call is answered."""
-        self.reply_attachment.extend(buffers)
+        """Send these bytes, in this order, behind the reply. They must not change any more."""
+        self.reply_attachment.extend(map(byte_view, buffers))
 
     async def reserve_reply(self, size_bytes: int) -> None:
         """Wait until the transport has room for a reply of this size; call it before making a large one.
@@ -144,7 +147,8 @@ class Channel(ABC):
     ) -> Reply[Rep]:
         """Send the request and await its reply; raises an error of `proto.errors`.
 
-        `attachment` must not change until the call returns. `reply_bytes_max` is what the caller expects at most:
+        `attachment` must not change until the call returns; if the call fails (a deadline, a cancellation), not even
+        then: its bytes may still be on their way. `reply_bytes_max` is what the caller expects at most:
         it counts against the bytes in flight, so that replies, too, are bounded. Cancelling the call tells the
         server, which cancels the handler.
         """
@@ -152,6 +156,25 @@ class Channel(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End the connection; calls in flight fail with ConnectionLost."""
+
+
+def byte_view(buffer: Buffer) -> Buffer:
+    """The buffer as a row of bytes; TypeError for what is none, such as text or every second byte of something."""
+    if isinstance(buffer, memoryview):
+        if buffer.format != "B" or buffer.ndim != 1:
+            return buffer.cast("B")
+        if not buffer.contiguous:
+            raise TypeError("an attachment must be contiguous")
+    elif not isinstance(buffer, (bytes, bytearray)):
+        raise TypeError(f"an attachment must be bytes, a bytearray or a memoryview, not {type(buffer).__name__}")
+    return buffer
+
+
+def bounded_timeout_s(method: Method[Any, Any], timeout_s: float) -> float:
+    """The timeout within what every transport can carry; DeadlineExceeded at once if there is no time at all."""
+    if not timeout_s > 0:  # also for nan
+        raise DeadlineExceeded(method=method.path, timeout_ms=0, detail=f"timeout_s is {timeout_s}")
+    return min(timeout_s, TIMEOUT_S_MAX)
 
 
 def attachment_bytes(buffers: Sequence[Buffer]) -> int:

@@ -20,7 +20,7 @@ from neve.proto import common_pb2, errors, wire_pb2
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.grpc_message import check_sizes
 from neve.rpc.limits import Limits
-from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply
+from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply, bounded_timeout_s
 from neve.rpc.sim_connection import Connection, End
 from neve.rpc.sim_connection import Network as ConnectionNetwork
 from neve.rpc.sim_frame import Frame, Kind, pack, unpack
@@ -180,6 +180,7 @@ class SimChannel(Channel):
         if self._closed:
             raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
         loop = asyncio.get_running_loop()
+        timeout_s = bounded_timeout_s(method, timeout_s)
         packed = pack(request, attachment, limits=self._limits_both, what=f"request of {method.path}")
         self._call_ids += 1
         pending = _Pending(
@@ -202,7 +203,8 @@ class SimChannel(Channel):
             raise
         finally:
             timer.cancel()
-            self._queue.pop(pending.call_id, None)
+            if self._queue.pop(pending.call_id, None) is not None:
+                self.pump()  # it was given up while it waited for room: those behind may fit
         # The real wire may read the caller's buffers until the reply is there.
         assert b"".join(attachment) == pending.attachment, f"{method.path}: the attachment changed during the call"
         return reply

@@ -27,10 +27,11 @@ class ByteBudget:
         self._waiters.append((size_bytes, future))
         try:
             await future
-        except asyncio.CancelledError:
+        except BaseException:
             if future.done() and not future.cancelled():
                 self.release(size_bytes)  # granted and cancelled in the same turn of the loop
             else:
+                future.cancel()
                 self._grant()  # those behind may fit now
             raise
 

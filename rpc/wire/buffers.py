@@ -17,9 +17,23 @@ STREAM_CHUNK_BYTES = 256 * KIB  # many small frames at one read
 CHUNK_STEP_BYTES = 64 * KIB
 POOL_BYTES_MAX = 64 * MIB
 
-# References to a chunk that nobody else holds: `take`'s local name and getrefcount's argument.
-_IDLE_REFERENCES = 2
 _LOOKS_MAX = 8
+
+
+def _references_when(held: bool) -> int:
+    """What getrefcount says of a chunk just popped into a local name, with and without a view of it elsewhere.
+    Measured, because interpreters differ in which references they count."""
+    chunks = deque([bytearray(8)])
+    view = memoryview(chunks[0]) if held else None
+    chunk = chunks.pop()
+    references = sys.getrefcount(chunk)
+    del view
+    return references
+
+
+_IDLE_REFERENCES = _references_when(held=False)
+if _references_when(held=True) <= _IDLE_REFERENCES:
+    raise ImportError("this Python does not count the references that receive buffers are pooled by")
 
 
 class ChunkPool:
@@ -40,6 +54,8 @@ class ChunkPool:
                 chunk = chunks.pop()
                 if sys.getrefcount(chunk) == _IDLE_REFERENCES:
                     self._bytes -= size_bytes
+                    if not chunks:
+                        del self._by_size[size_bytes]
                     return chunk
                 chunks.appendleft(chunk)
         return bytearray(size_bytes)

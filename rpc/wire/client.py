@@ -23,7 +23,15 @@ from google.protobuf.message import Message
 from neve.proto import common_pb2, errors, wire_pb2
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
-from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply, attachment_bytes
+from neve.rpc.service import (
+    REPLY_BYTES_DEFAULT,
+    Buffer,
+    Channel,
+    Reply,
+    attachment_bytes,
+    bounded_timeout_s,
+    byte_view,
+)
 from neve.rpc.tls import Reloading, TlsFiles, client_context
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.connection import Connection
@@ -74,6 +82,8 @@ class ClientConnection(Connection):
         self.channel = channel
         self.calls: dict[int, _Pending] = {}
         self.inflight_bytes = 0
+        self.answered = False  # it has been of use
+        self.going_away = False
         self.welcome: asyncio.Future[wire_pb2.Welcome] = self.loop.create_future()
         self._hello = hello
 
@@ -106,6 +116,7 @@ class ClientConnection(Connection):
     def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
         kind = prelude.kind
         if kind == Kind.REPLY or (kind == Kind.ERROR and prelude.call_id):
+            self.answered = True
             pending = self.calls.pop(prelude.call_id, None)
             if pending is None:
                 return  # answered after its caller gave up
@@ -122,6 +133,7 @@ class ClientConnection(Connection):
         elif kind == Kind.ERROR:
             self.end(errors.from_message(parse(common_pb2.Error, message)))
         elif kind == Kind.GOAWAY:
+            self.going_away = True
             self.channel.retire(self)
         else:
             raise violation_of_kind(prelude, "from a server")
@@ -143,15 +155,13 @@ class ClientConnection(Connection):
         future = pending.future
         if future.done():
             return
-        if prelude.kind == Kind.ERROR:
-            future.set_exception(errors.from_message(parse(common_pb2.Error, message)))
-            return
         try:
-            reply = parse(pending.method.reply, message)
+            if prelude.kind == Kind.ERROR:
+                future.set_exception(errors.from_message(parse(common_pb2.Error, message)))
+            else:
+                future.set_result(Reply(parse(pending.method.reply, message), attachment))
         except errors.ProtocolViolation as violation:
-            future.set_exception(violation)  # of this reply alone: the frame around it was sound
-            return
-        future.set_result(Reply(reply, attachment))
+            future.set_exception(violation)  # of this answer alone: the frame around it was sound
 
 
 class WireChannel(Channel):
@@ -217,14 +227,15 @@ class WireChannel(Channel):
         if self._closed:
             raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
         loop = asyncio.get_running_loop()
+        timeout_s = bounded_timeout_s(method, timeout_s)
         if self._deadlines is None:
             self._deadlines = Deadlines(loop, self._expired)
         self._call_ids += 1
         pending = _Pending(self._call_ids, method, loop.create_future())
         pending.message = cast(Message, request).SerializeToString()
         if attachment:
-            pending.attachment = attachment
-            pending.attachment_bytes = attachment_bytes(attachment)
+            pending.attachment = [byte_view(buffer) for buffer in attachment]
+            pending.attachment_bytes = attachment_bytes(pending.attachment)
         if too_large := self._too_large(pending):
             raise too_large
         pending.cost_bytes = PRELUDE_BYTES + len(pending.message) + pending.attachment_bytes + reply_bytes_max
@@ -244,8 +255,8 @@ class WireChannel(Channel):
                 pending.connection.forget(pending)
             raise
         finally:
-            if pending.connection is None:
-                self._queue.pop(pending.call_id, None)
+            if pending.connection is None and self._queue.pop(pending.call_id, None) is not None:
+                self.pump()  # it was given up while it waited for room: those behind may fit
             if self._deadlines is not None:
                 self._deadlines.remove(pending, bucket)
 
@@ -306,6 +317,11 @@ class WireChannel(Channel):
         self._retired.discard(connection)
         if self._connection is connection:
             self._connection = None
+            if connection.answered:
+                self._failures = 0
+                self._last_error = None
+            else:  # a server that welcomes and hangs up, again and again, is not to be stormed
+                self._note_failure(_connect_failed(self.address, connection.ended))
             self.pump()  # calls that were never sent deserve a new connection
 
     # --- connecting ------------------------------------------------------------------------------------------
@@ -323,32 +339,34 @@ class WireChannel(Channel):
         error: errors.NeveError
         try:
             connection = await self._handshake()
+            if connection.going_away:
+                connection.end(errors.ConnectionLost(address=self.address, detail="the server is going away"))
+            if connection.ended is not None:
+                raise connection.ended
         except errors.NeveError as failure:
-            error = failure
+            error = _connect_failed(self.address, failure)
         except TimeoutError:
             error = errors.ConnectFailed(address=self.address, detail="timed out")
         except (OSError, ssl.SSLError) as failure:
             error = errors.ConnectFailed(address=self.address, detail=f"{type(failure).__name__}: {failure}")
         else:
             self._connecting = None
-            self._failures = 0
-            self._last_error = None
-            if connection.ended is None:
-                self._connection = connection
+            self._connection = connection
             self.pump()
             return
         self._connecting = None
-        if isinstance(error, errors.ConnectionLost):  # before the handshake was done: no call was sent
-            error = errors.ConnectFailed(address=self.address, detail=error.detail)
+        self._note_failure(error)
+        self._fail_queued(error)
+
+    def _note_failure(self, error: errors.NeveError) -> None:
+        """Not before some time has passed is this address tried again."""
         self._failures += 1
-        delay_s = min(
-            self.limits.reconnect_delay_s_max, self.limits.reconnect_delay_s_min * 2 ** min(self._failures, 20)
-        )
-        self._retry_s = asyncio.get_running_loop().time() + delay_s * self._rng.uniform(0.5, 1.0)
-        self._last_error = error
         if self._failures == 1:
             log.info("connect_failed address=%s error=%s", self.address, error)
-        self._fail_queued(error)
+        limits = self.limits
+        delay_s = min(limits.reconnect_delay_s_max, limits.reconnect_delay_s_min * 2 ** min(self._failures, 20))
+        self._retry_s = asyncio.get_running_loop().time() + delay_s * self._rng.uniform(0.5, 1.0)
+        self._last_error = error
 
     async def _handshake(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
@@ -410,3 +428,10 @@ class WireChannel(Channel):
             if not pending.future.done():
                 # A copy for each: one exception raised in several tasks would mix up their tracebacks.
                 pending.future.set_exception(type(error)(**error.facts()))  # type: ignore[arg-type]
+
+
+def _connect_failed(address: str, reason: errors.NeveError | None) -> errors.NeveError:
+    """Why there is no connection. One that was lost before any call was sent on it counts as never made."""
+    if reason is None or isinstance(reason, (errors.ConnectionLost, errors.ShuttingDown)):
+        return errors.ConnectFailed(address=address, detail=str(reason.detail or reason) if reason else "")
+    return reason

@@ -52,7 +52,8 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_due = False
         self._heard_s = self.loop.time()
         self._frame_begun_s = 0.0  # when the frame that is now partly here began; 0: none is
-        self._write_stuck_s = 0.0  # since when the transport has been full; 0: it is not
+        self._write_stuck_s = 0.0  # since when a full transport has lost no byte; 0: it is not full
+        self._write_left_bytes = 0  # what it had then
         self._sent_since_tick = False
         self._beating = False  # only a peer that has introduced itself is sent beats
         self._tick: asyncio.TimerHandle | None = None
@@ -69,8 +70,8 @@ class Connection(asyncio.BufferedProtocol):
     def on_writable(self) -> None:
         """The transport takes bytes again."""
 
-    def admit(self, size_bytes: int) -> bool:
-        """May a frame of this size be received now?"""
+    def admit(self, prelude: Prelude) -> bool:
+        """May this frame be received now?"""
         return True
 
     # --- sending ---------------------------------------------------------------------------------------------
@@ -115,8 +116,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def unsent_bytes(self) -> int:
         """What the kernel has not taken yet."""
-        assert self.transport is not None
-        return self.transport.get_write_buffer_size() + self._queue_bytes
+        return self._write_size_bytes() + self._queue_bytes
+
+    def _write_size_bytes(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     # --- the end ---------------------------------------------------------------------------------------------
 
@@ -161,6 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.ended is not None:
             return
         self._heard_s = self.loop.time()
+        frames = self.receiver.frames
         try:
             self.receiver.received(nbytes)
         except errors.ProtocolViolation as violation:
@@ -168,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if not self.receiver.partial_bytes:
             self._frame_begun_s = 0.0
-        elif not self._frame_begun_s:
+        elif not self._frame_begun_s or self.receiver.frames != frames:
             self._frame_begun_s = self._heard_s
 
     def violated(self, violation: errors.ProtocolViolation) -> None:
@@ -189,6 +193,7 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self.write_paused = True
         self._write_stuck_s = self.loop.time()
+        self._write_left_bytes = self._write_size_bytes()
 
     def resume_writing(self) -> None:
         self.write_paused = False
@@ -211,6 +216,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.reading_paused():
             self._heard_s = now_s
             self._frame_begun_s = now_s if self._frame_begun_s else 0.0
+        if self._write_stuck_s and self._write_size_bytes() < self._write_left_bytes:
+            self._write_stuck_s, self._write_left_bytes = now_s, self._write_size_bytes()
         reason = ""
         if now_s - self._heard_s > self.limits.dead_peer_s:
             reason = f"nothing heard for {self.limits.dead_peer_s:g} s"

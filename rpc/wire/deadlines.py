@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 BUCKETS_PER_S = 100
+BUCKETS_SWEEP_MIN = 1024  # with fewer buckets than this, those that emptied early may wait for their time
 
 T = TypeVar("T")
 
@@ -23,12 +24,15 @@ class Deadlines(Generic[T]):
         self._expired = expired
         self._buckets: dict[int, set[T]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._sweep_at = BUCKETS_SWEEP_MIN
 
     def add(self, call: T, deadline_s: float) -> int:
         """Returns the bucket, which `remove` wants back."""
         bucket = int(deadline_s * BUCKETS_PER_S) + 1
         calls = self._buckets.get(bucket)
         if calls is None:
+            if len(self._buckets) >= self._sweep_at:
+                self._sweep()
             calls = self._buckets[bucket] = set()
             self._timers[bucket] = self._loop.call_at(bucket / BUCKETS_PER_S, self._fire, bucket)
         calls.add(call)
@@ -44,6 +48,13 @@ class Deadlines(Generic[T]):
             timer.cancel()
         self._timers.clear()
         self._buckets.clear()
+
+    def _sweep(self) -> None:
+        """Drop the buckets whose calls have all ended: their time may be hours away."""
+        for bucket in [bucket for bucket, calls in self._buckets.items() if not calls]:
+            del self._buckets[bucket]
+            self._timers.pop(bucket).cancel()
+        self._sweep_at = max(BUCKETS_SWEEP_MIN, 2 * len(self._buckets))
 
     def _fire(self, bucket: int) -> None:
         del self._timers[bucket]

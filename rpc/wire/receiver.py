@@ -19,11 +19,11 @@ from neve.rpc.service import EMPTY
 from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
 from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude, check_body, decode_prelude
 
-ATTACHMENT_COPY_BYTES_MAX = 16 * KIB
+ATTACHMENT_COPY_BYTES_MAX = 64 * KIB
 READ_BYTES_MIN = 16 * KIB  # less room than this behind the last frame is not worth a system call
 
 OnFrame = Callable[[Prelude, memoryview, memoryview], None]
-Admit = Callable[[int], bool]
+Admit = Callable[[Prelude], bool]
 
 
 class FrameReceiver:
@@ -49,6 +49,7 @@ class FrameReceiver:
         self._end = 0  # of the received bytes
         self._prelude: Prelude | None = None  # of that frame, once known and admitted
         self._held = False  # admit said no: waits for `resume`
+        self.frames = 0  # handed on so far
         self._frame_bytes_hint = 0  # what the last large frame took, as the next one will probably take it too
 
     @property
@@ -104,7 +105,7 @@ class FrameReceiver:
                     message_bytes_max=self.message_bytes_max,
                     attachment_bytes_max=self.attachment_bytes_max,
                 )
-                if self._admit is not None and not self._admit(PRELUDE_BYTES + prelude.body_bytes):
+                if self._admit is not None and not self._admit(prelude):
                     self._held = True
                     return
                 self._prelude = prelude
@@ -132,6 +133,7 @@ class FrameReceiver:
         self._frame_bytes_hint = size_bytes if size_bytes > STREAM_CHUNK_BYTES else 0
         self._start = end
         self._prelude = None
+        self.frames += 1
         self._on_frame(prelude, message, attachment)
 
     def _wanted_end(self) -> int:

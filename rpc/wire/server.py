@@ -27,6 +27,7 @@ from neve.rpc.wire.sockets import join_address, tune
 
 log = logging.getLogger(__name__)
 
+UNSENT_POLL_S = 0.005
 ACCEPT_RETRY_S = 0.1  # after an error of accept, such as too many open files
 
 
@@ -59,6 +60,7 @@ class WireServer:
         self._listeners: list[socket.socket] = []
         self._acceptors: list[asyncio.Task[None]] = []
         self._admitting: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # of calls, also of connections that have ended
         self._idle = asyncio.Event()
 
     async def start(self, host: str, port: int) -> str:
@@ -82,27 +84,40 @@ class WireServer:
             listener.close()
         self._acceptors.clear()
         self._listeners.clear()
+        for admission in self._admitting:
+            admission.cancel()  # in their handshake: nobody has been promised anything
         for connection in list(self.connections):
             connection.send(encode(Kind.GOAWAY))
-        if any(connection.calls for connection in self.connections):
-            self._idle.clear()
-            try:
-                async with asyncio.timeout(self.limits.drain_timeout_s if grace_s is None else grace_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                left = sum(len(connection.calls) for connection in self.connections)
-                log.warning("drain_timed_out calls=%d: they are cancelled", left)
+        await self._drain(self.limits.drain_timeout_s if grace_s is None else grace_s)
         connections = list(self.connections)
-        calls = [call for connection in connections for call in connection.calls.values()]
-        tasks = [call.task for call in calls if call.task is not None]
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in connections:
+            for call in list(connection.calls.values()):
+                call.cancel()
+        if self.tasks:
+            _, stubborn = await asyncio.wait(self.tasks, timeout=self.limits.drain_timeout_s)
+            if stubborn:
+                log.error("handlers_ignore_cancellation count=%d: they are left behind", len(stubborn))
         for connection in connections:
             connection.end(errors.ShuttingDown(), last_words=True)
-        await asyncio.gather(
-            *(connection.closed for connection in connections), *self._admitting, return_exceptions=True
-        )
+        closed = [connection.closed for connection in connections]
+        await asyncio.gather(*closed, *self._admitting, return_exceptions=True)
+
+    async def _drain(self, grace_s: float) -> None:
+        """Until every call has been answered and the kernel has taken the answers, or the grace time is over."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + grace_s
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                while any(connection.calls for connection in self.connections):
+                    self._idle.clear()
+                    await self._idle.wait()
+                # Nobody tells when the kernel has taken the last byte.
+                while any(connection.unsent_bytes() for connection in self.connections):  # noqa: ASYNC110
+                    await asyncio.sleep(UNSENT_POLL_S)
+        except TimeoutError:
+            calls = sum(len(connection.calls) for connection in self.connections)
+            unsent_bytes = sum(connection.unsent_bytes() for connection in self.connections)
+            log.warning("drain_timed_out calls=%d unsent_bytes=%d: they are dropped", calls, unsent_bytes)
 
     # --- called by connections -------------------------------------------------------------------------------
 
@@ -145,16 +160,19 @@ class WireServer:
 
     async def _admit(self, sock: socket.socket, peer: str) -> None:
         loop = asyncio.get_running_loop()
+        # Made first: with TLS the loop gives back a protocol of its own, around this one.
+        connection = ServerConnection(self, peer=peer)
         try:
             tune(sock)
             context = self._tls.current() if self._tls is not None else None
             handshake_s = self.limits.handshake_timeout_s if context is not None else None
-            _, connection = await loop.connect_accepted_socket(
-                lambda: ServerConnection(self, peer=peer), sock, ssl=context, ssl_handshake_timeout=handshake_s
-            )
-        except (OSError, ssl.SSLError) as error:
+            await loop.connect_accepted_socket(lambda: connection, sock, ssl=context, ssl_handshake_timeout=handshake_s)
+        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             log.warning("connection_refused peer=%s reason=%s: %s", peer, type(error).__name__, error)
+            connection.end(errors.ConnectionLost(address=peer, detail="the handshake failed"))
             sock.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return
         if connection.ended is None:
             self.connections.add(connection)

@@ -41,12 +41,14 @@ class WireCall(Call):
     __slots__ = (
         "abandoned",
         "call_id",
+        "cancelled",
         "connection",
         "deadline_bucket",
         "expired",
         "request_bytes",
         "reserved_bytes",
         "started",
+        "stepped",
         "task",
         "timeout_ms",
     )
@@ -65,13 +67,21 @@ class WireCall(Call):
         self.request_bytes = PRELUDE_BYTES + prelude.body_bytes
         self.reserved_bytes = 0
         self.started = False
+        self.stepped = False  # its first step ran without a task
         self.abandoned = False  # cancelled before it started
+        self.cancelled = False
         self.expired = False
         self.deadline_bucket = 0
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Cancel the handler. A task that has not started must not be cancelled: its `finally` would never run."""
+        """Cancel the handler, once: its clean-up is not interrupted by a deadline and a CANCEL that come together.
+
+        A task that has not started must not be cancelled: its body, and what it gives back, would never run.
+        """
+        if self.cancelled:
+            return
+        self.cancelled = True
         if self.started and self.task is not None:
             self.task.cancel()
         else:
@@ -108,8 +118,10 @@ class ServerConnection(Connection):
 
     # --- frames ----------------------------------------------------------------------------------------------
 
-    def admit(self, size_bytes: int) -> bool:
-        limits, server = self.limits, self.server
+    def admit(self, prelude: Prelude) -> bool:
+        if prelude.kind != Kind.REQUEST:
+            return True  # small, and of those that make room: a CANCEL, or that keep the peace: HELLO, BEAT
+        limits, server, size_bytes = self.limits, self.server, PRELUDE_BYTES + prelude.body_bytes
         if self.request_bytes and self.request_bytes + size_bytes > limits.connection_bytes_max:
             return False
         if server.request_bytes and server.request_bytes + size_bytes > limits.server_bytes_max:
@@ -121,20 +133,17 @@ class ServerConnection(Connection):
 
     def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
         if not self.welcomed:
-            self._release_request(PRELUDE_BYTES + prelude.body_bytes)
             if prelude.kind != Kind.HELLO:
                 raise violation_of_kind(prelude, "before HELLO")
             self._on_hello(message)
         elif prelude.kind == Kind.REQUEST:
             self._on_request(prelude, message, attachment)
-        else:
-            self._release_request(PRELUDE_BYTES + prelude.body_bytes)
-            if prelude.kind == Kind.CANCEL:
-                call = self.calls.get(prelude.call_id)
-                if call is not None:
-                    call.cancel()
-            elif prelude.kind != Kind.BEAT:
-                raise violation_of_kind(prelude, "from a client")
+        elif prelude.kind == Kind.CANCEL:
+            call = self.calls.get(prelude.call_id)
+            if call is not None:
+                call.cancel()
+        elif prelude.kind != Kind.BEAT:
+            raise violation_of_kind(prelude, "from a client")
 
     def _on_hello(self, message: memoryview) -> None:
         server = self.server
@@ -151,7 +160,7 @@ class ServerConnection(Connection):
                 raise errors.WrongCluster(expected=server.cluster, got=hello.cluster)
             self.principal = server.authenticator.authenticate(hello.token)
         except errors.NeveError as refusal:
-            log.warning("connection_refused peer=%s agent=%s reason=%s", self.peer, hello.agent, refusal)
+            log.warning("connection_refused peer=%s agent=%.100r reason=%s", self.peer, hello.agent, refusal)
             self.end(refusal, last_words=True)
             return
         self.welcomed = True
@@ -200,6 +209,7 @@ class ServerConnection(Connection):
         call.deadline_bucket = self._deadlines.add(call, call.deadline_s)
         self._unstarted += 1
         call.task = self.loop.create_task(self._run(coroutine, call))
+        self.server.tasks.add(call.task)
         if len(self.calls) >= self._calls_max:
             self._update_reading()
 
@@ -207,6 +217,7 @@ class ServerConnection(Connection):
 
     def _first_step(self, coroutine: Handling, call: WireCall) -> Handling | None:
         """Run a handler up to its first wait, here and now; returns the rest of it, or None when that was all."""
+        call.stepped = True
         try:
             waits_for = coroutine.send(None)
         except StopIteration as returned:
@@ -214,14 +225,14 @@ class ServerConnection(Connection):
         except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
             self._end_call(call, error)
         else:
-            return _resumed(coroutine, waits_for)
+            return _resumed(coroutine, waits_for, call)
         return None
 
     async def _run(self, coroutine: Handling, call: WireCall) -> None:
         call.started = True
         self._unstarted -= 1
         outcome: Message | BaseException
-        if call.abandoned:
+        if call.abandoned and not call.stepped:
             coroutine.close()
             outcome = asyncio.CancelledError()
         else:
@@ -229,29 +240,38 @@ class ServerConnection(Connection):
                 outcome = await coroutine
             except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
                 outcome = error
+        if call.task is not None:
+            self.server.tasks.discard(call.task)
         self._end_call(call, outcome)
 
     def _end_call(self, call: WireCall, outcome: Message | BaseException) -> None:
         """Answer, and give back all that the call has held."""
+        error: BaseException | None
         try:
-            if isinstance(outcome, Message):
-                try:
-                    self._send_reply(call, outcome)
-                    return
-                except errors.TooLarge as too_large:
-                    outcome = too_large
-            if isinstance(outcome, asyncio.CancelledError):
+            error = outcome if isinstance(outcome, BaseException) else self._try_reply(call, outcome)
+            if isinstance(error, asyncio.CancelledError):
                 if call.expired:
-                    outcome = errors.DeadlineExceeded(method=call.method.path, timeout_ms=call.timeout_ms)
+                    error = errors.DeadlineExceeded(method=call.method.path, timeout_ms=call.timeout_ms)
                 else:
-                    outcome = errors.Cancelled(detail="the server cancelled the call")
-            elif not isinstance(outcome, errors.NeveError):  # a bug in one handler must not end the server
-                log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=outcome)
-            self._send_error(call.call_id, outcome)
-            if not isinstance(outcome, Exception):
-                raise outcome  # the process is told to end
+                    error = errors.Cancelled(detail="the server cancelled the call")
+            elif error is not None and not isinstance(error, errors.NeveError):  # a bug: it must not end the server
+                log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=error)
+            if error is not None:
+                self._send_error(call.call_id, error)
         finally:
             self._finish(call)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error  # the process is told to end
+
+    def _try_reply(self, call: WireCall, reply: Message) -> Exception | None:
+        """Send the reply, or say why it cannot be sent."""
+        if not isinstance(reply, call.method.reply):
+            return errors.Internal(detail=f"{call.method.path} answered with a {type(reply).__name__}")
+        try:
+            self._send_reply(call, reply)
+        except Exception as error:  # noqa: BLE001 - whatever a handler attached or answered, it is that call's matter
+            return error
+        return None
 
     def _send_reply(self, call: WireCall, reply: Message) -> None:
         buffers = call.reply_attachment
@@ -277,7 +297,10 @@ class ServerConnection(Connection):
         call.task = None
         if call.reserved_bytes:
             self._unsettled_bytes += call.reserved_bytes
-            self._settle_soon()
+            if self.ended is None:
+                self._settle_soon()
+            else:
+                self._settle()  # nothing is sent any more
         self._release_request(call.request_bytes)
         if self.server.draining:
             self.server.call_finished()
@@ -343,9 +366,7 @@ class ServerConnection(Connection):
 
     def _settle_timer(self) -> None:
         self._settling = False
-        if self.ended is not None:
-            return
-        if self.unsent_bytes() == 0:
+        if self.ended is not None or self.unsent_bytes() == 0:
             self._settle()
         elif not self.write_paused:  # when paused, `on_writable` will settle
             self._settling = True
@@ -373,7 +394,7 @@ class ServerConnection(Connection):
         self.server.connection_ended(self)
         for call in list(self.calls.values()):
             call.cancel()
-        # What frames that never became calls had taken.
+        # What requests that never became calls had taken.
         unclaimed = self.request_bytes - sum(call.request_bytes for call in self.calls.values())
         self.server.held.discard(self)
         if unclaimed:
@@ -381,15 +402,22 @@ class ServerConnection(Connection):
 
 
 @generator_based
-def _resumed(coroutine: Handling, waits_for: Any) -> Generator[Any, Any, Message]:
+def _resumed(coroutine: Handling, waits_for: Any, call: WireCall) -> Generator[Any, Any, Message]:
     """A coroutine that goes on where `coroutine` waits: a task takes it as if it had been its own from the start."""
+    thrown: BaseException | None = None
+    if call.abandoned:  # cancelled between its first step and its task's: what it waits for ends, as a task would do it
+        if waits_for is not None:
+            waits_for.cancel()
+        thrown = asyncio.CancelledError()
     while True:
-        thrown: BaseException | None = None
-        try:
-            sent = yield waits_for
-        except BaseException as error:  # noqa: BLE001 - thrown in by the task: it belongs to the handler
-            thrown = error
+        sent = None
+        if thrown is None:
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - thrown in by the task: it belongs to the handler
+                thrown = error
         try:
             waits_for = coroutine.send(sent) if thrown is None else coroutine.throw(thrown)
         except StopIteration as returned:
             return returned.value  # type: ignore[no-any-return]
+        thrown = None

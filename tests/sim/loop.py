@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import math
 import random
 import selectors
@@ -58,6 +59,28 @@ class _VirtualSelector(selectors.SelectSelector):
         return []
 
 
+class _Numbered:
+    """Hashes by its number. Sets order what they hold by hash, and asyncio keeps tasks in sets: by address, as objects
+    hash otherwise, a TaskGroup would cancel its tasks in another order in every run."""
+
+    _number: int
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _SimTask(_Numbered, asyncio.Task[Any]):
+    def __init__(self, coro: Any, *, loop: SimLoop, **options: Any) -> None:
+        self._number = loop.next_number()  # before Task's: that one puts the task into a set
+        super().__init__(coro, loop=loop, **options)
+
+
+class _SimFuture(_Numbered, asyncio.Future[Any]):
+    def __init__(self, *, loop: SimLoop) -> None:
+        self._number = loop.next_number()
+        super().__init__(loop=loop)
+
+
 class SimLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock is virtual and whose chance is `rng`."""
 
@@ -68,6 +91,8 @@ class SimLoop(asyncio.SelectorEventLoop):
         self.rng = random.Random(seed)
         self._trace = hashlib.blake2b(digest_size=16)
         self._thread_id_own = threading.get_ident()
+        self._numbers = itertools.count(1)
+        self.set_task_factory(lambda loop, coro, **options: _SimTask(coro, loop=self, **options))
         # A timer due within the resolution runs now; without this, rounding in `now + timeout` could
         # leave a timer a few ulps in the future and spin.
         self._clock_resolution = 1e-6
@@ -77,6 +102,12 @@ class SimLoop(asyncio.SelectorEventLoop):
 
     def _close_self_pipe(self) -> None:
         pass
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _SimFuture(loop=self)
 
     def time(self) -> float:
         return self._virtual.now_s

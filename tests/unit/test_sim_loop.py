@@ -51,6 +51,44 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     assert output.strip() == sim_loop.run(_story(), seed=7)
 
 
+def test_a_seed_replays_exactly_where_asyncio_keeps_tasks_in_sets() -> None:
+    """A TaskGroup cancels the tasks of a set, and asyncio.wait returns sets."""
+
+    async def story() -> str:
+        loop = sim_loop.current()
+
+        async def victim(name: int) -> None:
+            try:
+                await asyncio.sleep(100 + name)
+            finally:
+                loop.note(f"cancelled {name}")
+
+        async def fail() -> None:
+            await asyncio.sleep(1)
+            raise ZeroDivisionError
+
+        async def all_of_them() -> None:
+            async with asyncio.TaskGroup() as group:
+                for name in range(40):
+                    group.create_task(victim(name))
+                group.create_task(fail())
+
+        with pytest.raises(ExceptionGroup):
+            await all_of_them()
+        futures = [loop.create_future() for _ in range(40)]
+        loop.call_later(1, lambda: [future.set_result(number) for number, future in enumerate(futures)])
+        done, _ = await asyncio.wait(futures)
+        loop.note(" ".join(str(future.result()) for future in done))
+        return loop.trace_hash()
+
+    clutter = []
+    hashes = set()
+    for _ in range(5):
+        hashes.add(sim_loop.run(story(), seed=7))
+        clutter.append(bytearray(10_007))  # moves the addresses of what comes next
+    assert len(hashes) == 1
+
+
 def test_timers_fire_in_order_of_their_time() -> None:
     async def main() -> list[int]:
         fired: list[int] = []

@@ -286,3 +286,38 @@ async def reflect(channel: Any, *, token: str = "") -> tuple[set[str], set[str]]
         {service.name for service in listed.list_services_response.service},
         {FileDescriptorProto.FromString(file).name for file in files},
     )
+
+
+async def test_a_reply_counts_against_the_bound_until_grpc_is_done_with_it() -> None:
+    """A client that stops reading must not let replies pile up: what is reserved is held until the call is over."""
+    limits = Limits(server_bytes_max=4 * MIB, connection_bytes_max=4 * MIB)
+    servicer = Servicer()
+    server = GrpcServer(
+        [Service([methods.CONFORMANCE_DO, methods.CONFORMANCE_HANG], servicer)], cluster=CLUSTER, limits=limits
+    )
+    address = await server.start("127.0.0.1", 0)
+    held: list[int] = []
+    budget = server._handlers._replies
+    release = budget.release
+
+    def noted(size_bytes: int) -> None:
+        held.append(budget.held_bytes)
+        release(size_bytes)
+
+    budget.release = noted  # type: ignore[method-assign]
+    channel = GrpcChannel(address, cluster=CLUSTER)
+    try:
+        calls = [
+            channel.call(
+                methods.CONFORMANCE_DO, testing_pb2.DoRequest(reply_bytes=MIB), timeout_s=30, reply_bytes_max=MIB
+            )
+            for _ in range(12)
+        ]
+        replies = await asyncio.gather(*calls)
+        assert all(len(reply.attachment) == MIB for reply in replies)
+        assert max(held) <= 4 * MIB
+        while budget.held_bytes:
+            await asyncio.sleep(0.01)
+    finally:
+        await channel.close()
+        await server.stop(1.0)

@@ -74,7 +74,9 @@ async def test_memory_is_bounded_when_a_server_stops_reading_while_a_gibibyte_is
         watcher = asyncio.ensure_future(watch())
         workers = [asyncio.ensure_future(worker()) for _ in range(16)]
         await stopped.wait()
-        await asyncio.wait(workers, timeout=10)  # for as long as the peer is silent, nothing moves
+        await asyncio.sleep(2)  # the peer is silent, and nothing moves
+        while not outcomes:  # until a peer that does not read is dropped
+            await asyncio.sleep(0.1)
         watcher.cancel()
         for task in workers:
             task.cancel()
@@ -82,7 +84,6 @@ async def test_memory_is_bounded_when_a_server_stops_reading_while_a_gibibyte_is
         # 16 megabytes are the callers' own, 8 are in flight; the rest of the gibibyte was never made.
         assert peak_bytes - before_bytes < 96 * MIB
         assert channel._queue == {}
-        assert outcomes, "a peer that does not read is dropped in the end"
 
 
 async def test_memory_is_bounded_when_a_client_stops_reading_a_gibibyte_of_replies() -> None:

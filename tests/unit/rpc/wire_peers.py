@@ -102,7 +102,7 @@ def request_frame(request: pb.DoRequest, *, call_id: int = 1, attachment: bytes 
         Kind.REQUEST,
         call_id=call_id,
         method_id=methods.CONFORMANCE_DO.method_id,
-        timeout_ms=10_000,
+        timeout_ms=200_000,
         message=request.SerializeToString(),
         attachment=[attachment],
         attachment_bytes=len(attachment),
