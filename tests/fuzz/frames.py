@@ -1,7 +1,10 @@
-"""Fuzz the frame decoder with atheris, guided by coverage: `make fuzz`, or `python -m tests.fuzz.frames -max_total_time=60`.
+"""Fuzz the frame decoder with atheris, guided by coverage.
+
+    make fuzz
+    python -m tests.fuzz.frames -max_total_time=60        options are libFuzzer's; a crash leaves its input in a file
 
 Whatever the bytes and however they are cut into pieces: every frame that is handed on was encoded as such, everything
-else is a ProtocolViolation, and no other exception escapes. Options are libFuzzer's; a crash leaves its input in a file.
+else is a ProtocolViolation, and no other exception escapes.
 """
 
 from __future__ import annotations

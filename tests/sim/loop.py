@@ -55,6 +55,7 @@ class _VirtualSelector(selectors.SelectSelector):
         if timeout > 0:
             self.now_s += timeout
         if time.monotonic() > self._real_deadline_s:
+            self._real_deadline_s = math.inf  # once: what is cancelled now still needs the loop to end
             raise TooLong(f"still running at virtual second {self.now_s - EPOCH_S:.0f}")
         return []
 

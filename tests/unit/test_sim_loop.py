@@ -76,7 +76,8 @@ def test_a_seed_replays_exactly_where_asyncio_keeps_tasks_in_sets() -> None:
         with pytest.raises(ExceptionGroup):
             await all_of_them()
         futures = [loop.create_future() for _ in range(40)]
-        loop.call_later(1, lambda: [future.set_result(number) for number, future in enumerate(futures)])
+        for number, future in enumerate(futures):
+            loop.call_later(1, future.set_result, number)
         done, _ = await asyncio.wait(futures)
         loop.note(" ".join(str(future.result()) for future in done))
         return loop.trace_hash()

@@ -1,4 +1,4 @@
-"""Rules of the tree that a reader relies on, checked: who imports whom, where I/O may be, what is generated, what is listed."""
+"""Rules of the tree that a reader relies on: who imports whom, where I/O may be, what is generated, what is listed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rpc": {"proto"},
     "meta": {"proto"},
     "client": {"proto", "rpc", "meta"},
-    **{server: BELOW_SERVERS for server in SERVERS},
+    **dict.fromkeys(SERVERS, BELOW_SERVERS),
     "pipeline": BELOW_SERVERS | SERVERS,
     "tools": BELOW_SERVERS | SERVERS | {"pipeline"},
 }

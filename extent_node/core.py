@@ -1,0 +1,109 @@
+"""What an extent node decides about a replica, without I/O: the one import for those who carry it out.
+
+    core_state.py     what is known of a replica, and how it changes
+    core_append.py    append: accept, refuse, compare; what an answer waits for
+    core_control.py   create, raise, fence, seal, delete, start
+    core_answers.py   how far readers may go; what a length is worth
+
+Invariants: no module of these imports asyncio or os, opens a file, reads a clock or draws a number;
+            a decision is about the state as it is now: after anything that took time, decide again;
+            effects state their order, and a `note_…` follows what it notes.
+Neighbours: replica.py carries decisions out on fs.py; proto/extent_node.proto has the requests and answers.
+"""
+
+from neve.extent_node.core_answers import (
+    Readable,
+    answer_kind,
+    decide_read,
+    decide_read_range,
+    length_answer,
+    present,
+    replica_info,
+    seal_message,
+)
+from neve.extent_node.core_append import (
+    Append,
+    AppendDecision,
+    Compared,
+    CompareOverlap,
+    PersistToken,
+    compare,
+    decide_append,
+    decide_compared,
+    may_journal,
+)
+from neve.extent_node.core_control import (
+    Confirm,
+    Confirmed,
+    CutAndVerify,
+    CutTail,
+    DoubtTail,
+    KeepTail,
+    MakeReplica,
+    MoveToTrash,
+    NotConfirmed,
+    NothingToDelete,
+    Persist,
+    Quarantine,
+    Ready,
+    SameReplica,
+    decide_create,
+    decide_delete,
+    decide_fence,
+    decide_raise,
+    decide_seal,
+    decide_tail,
+    decide_verified,
+    doubt_after_failed_sync,
+    doubt_on_start,
+)
+from neve.extent_node.core_state import Existing, ReadOnly, Refuse, ReplicaState, Tombstone, wrong_replica
+
+__all__ = [
+    "Append",
+    "AppendDecision",
+    "CompareOverlap",
+    "Compared",
+    "Confirm",
+    "Confirmed",
+    "CutAndVerify",
+    "CutTail",
+    "DoubtTail",
+    "Existing",
+    "KeepTail",
+    "MakeReplica",
+    "MoveToTrash",
+    "NotConfirmed",
+    "NothingToDelete",
+    "Persist",
+    "PersistToken",
+    "Quarantine",
+    "ReadOnly",
+    "Readable",
+    "Ready",
+    "Refuse",
+    "ReplicaState",
+    "SameReplica",
+    "Tombstone",
+    "answer_kind",
+    "compare",
+    "decide_append",
+    "decide_compared",
+    "decide_create",
+    "decide_delete",
+    "decide_fence",
+    "decide_raise",
+    "decide_read",
+    "decide_read_range",
+    "decide_seal",
+    "decide_tail",
+    "decide_verified",
+    "doubt_after_failed_sync",
+    "doubt_on_start",
+    "length_answer",
+    "may_journal",
+    "present",
+    "replica_info",
+    "seal_message",
+    "wrong_replica",
+]

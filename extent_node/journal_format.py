@@ -1,0 +1,221 @@
+"""The journal's bytes: segment headers and records, encoding and scanning. No I/O. See docs/formats/journal.md.
+
+A journal is a ring of segment files of one size. A segment in use has a number, higher than all before it; a record
+states number and position, so that what is left of an earlier use of the file is never taken for a record of this one.
+
+Invariants: a record binds segment number, position, disk, extent, incarnation and offset to its payload by one CRC,
+            seeded with the journal's uuid: a record of another journal, or inside somebody's payload, is not valid;
+            `durable_through` is a promise: all records below that LSN were on stable storage when this one was written;
+            so an invalid record below it is damage, and an invalid record above it may be a torn write.
+Neighbours: `journal` writes, `journal_replay` reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from neve.proto.crc import Buffer, crc32c
+
+FORMAT_VERSION = 1
+
+HEADER_MAGIC = b"NVJS"
+RECORD_MAGIC = b"NVJR"
+END_MAGIC = b"NVJE"
+
+# magic, crc, format version, padding, segment number, needed from, journal uuid
+_HEADER = struct.Struct("<4sIIIQQ16s")
+# magic, crc, payload bytes, position, segment number, durable through, needed from, disk, extent, incarnation, offset
+_RECORD = struct.Struct("<4sIIIQQQQQQQ")
+_CRC_FROM = 8  # the checksum covers what stands behind itself
+
+RECORD_HEADER_BYTES = _RECORD.size
+ALIGN_BYTES = 8
+# The header has a sector of its own: it is written once in a use of the segment, and no later write can tear it.
+FIRST_POSITION = 4096
+
+SEGMENT_BYTES_MIN = FIRST_POSITION + 4096
+
+assert RECORD_HEADER_BYTES % ALIGN_BYTES == 0
+
+
+def lsn_of(segment_number: int, position: int) -> int:
+    """Where a record is, as one number that grows over all segments."""
+    return segment_number << 32 | position
+
+
+def segment_of(lsn: int) -> int:
+    return lsn >> 32
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as read: bytes of one extent, or the end of a segment (`is_end`)."""
+
+    is_end: bool
+    payload_bytes: int
+    position: int
+    segment_number: int
+    durable_through: int  # LSN
+    needed_from: int  # LSN: every extent has all records below it in its own file, on stable storage
+    disk: int  # short id
+    extent_id: int
+    incarnation: int
+    offset: int
+
+    @property
+    def lsn(self) -> int:
+        return lsn_of(self.segment_number, self.position)
+
+    @property
+    def end_position(self) -> int:
+        return self.position + record_bytes(self.payload_bytes)
+
+    @property
+    def payload_position(self) -> int:
+        return self.position + RECORD_HEADER_BYTES
+
+
+def record_bytes(payload_bytes: int) -> int:
+    """What a record takes in the segment, header and padding included."""
+    return RECORD_HEADER_BYTES + -(-payload_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def crc_seed(journal_uuid: bytes) -> int:
+    return crc32c(journal_uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    number: int
+    needed_from: int  # LSN, as in a record: what this file held before is not needed any more
+
+
+def encode_header(header: SegmentHeader, journal_uuid: bytes) -> bytes:
+    fields = (FORMAT_VERSION, 0, header.number, header.needed_from, journal_uuid)
+    body = _HEADER.pack(HEADER_MAGIC, 0, *fields)[_CRC_FROM:]
+    return _HEADER.pack(HEADER_MAGIC, crc32c(body, crc_seed(journal_uuid)), *fields)
+
+
+def decode_header(data: Buffer, journal_uuid: bytes) -> SegmentHeader | None:
+    """None if there is no valid header of this journal."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, crc, version, _, number, needed_from, uuid = _HEADER.unpack_from(data)
+    if magic != HEADER_MAGIC or version != FORMAT_VERSION or uuid != journal_uuid:
+        return None
+    if crc != crc32c(bytes(data[_CRC_FROM : _HEADER.size]), crc_seed(journal_uuid)):
+        return None
+    return SegmentHeader(int(number), int(needed_from))
+
+
+def encode_record(
+    payload: list[Buffer],
+    *,
+    seed: int,
+    position: int,
+    segment_number: int,
+    durable_through: int,
+    needed_from: int,
+    disk: int,
+    extent_id: int,
+    incarnation: int,
+    offset: int,
+) -> list[Buffer]:
+    """The record as buffers to write, header first, padding last."""
+    size_bytes = sum(len(piece) for piece in payload)
+    fields = (size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset)
+    header = _RECORD.pack(RECORD_MAGIC, 0, *fields)
+    crc = crc32c(header[_CRC_FROM:], seed)
+    for piece in payload:
+        crc = crc32c(piece, crc)
+    padding = bytes(-size_bytes % ALIGN_BYTES)
+    return [_RECORD.pack(RECORD_MAGIC, crc, *fields), *payload, padding]
+
+
+def encode_end(*, seed: int, position: int, segment_number: int, durable_through: int, needed_from: int) -> bytes:
+    """The record that says: this segment ends here, the chain goes on in the next one."""
+    fields = (0, position, segment_number, durable_through, needed_from, 0, 0, 0, 0)
+    header = _RECORD.pack(END_MAGIC, 0, *fields)
+    return _RECORD.pack(END_MAGIC, crc32c(header[_CRC_FROM:], seed), *fields)
+
+
+def decode_record(data: Buffer, position: int, seed: int) -> Record | None:
+    """The record at this position of a segment; None if there is no valid one."""
+    if position + RECORD_HEADER_BYTES > len(data):
+        return None
+    magic, crc, payload_bytes, *fields = _RECORD.unpack_from(data, position)
+    if magic not in (RECORD_MAGIC, END_MAGIC) or fields[0] != position:
+        return None
+    end = position + RECORD_HEADER_BYTES + payload_bytes
+    if end > len(data):
+        return None
+    if crc32c(memoryview(data)[position + _CRC_FROM : end], seed) != crc:
+        return None
+    return Record(magic == END_MAGIC, payload_bytes, *fields)
+
+
+@dataclass(slots=True)
+class SegmentScan:
+    """What one segment file says of the chain."""
+
+    number: int | None  # None: never used, or nothing in it is valid
+    end_position: int = FIRST_POSITION  # behind the last record of the unbroken run
+    ended: bool = False  # the run ends with an end record
+    durable_through: int = 0  # the highest promise of any valid record, also behind a broken place
+    needed_from: int = 0
+    records: int = 0
+
+    def believe(self, record: Record) -> None:
+        self.durable_through = max(self.durable_through, record.durable_through)
+        self.needed_from = max(self.needed_from, record.needed_from)
+
+
+def scan_segment(data: Buffer, journal_uuid: bytes) -> SegmentScan:
+    """Walk the records from the start; behind the first invalid place, look for valid ones that make promises."""
+    seed = crc_seed(journal_uuid)
+    header = decode_header(data, journal_uuid)
+    if header is not None:
+        scan = SegmentScan(header.number, needed_from=header.needed_from)
+    else:
+        # Torn while the file was made ready for its next use, or damaged: the newest record tells which use this is.
+        numbers = [record.segment_number for record in find_records(data, FIRST_POSITION, seed)]
+        scan = SegmentScan(max(numbers, default=None))
+    if scan.number is not None:
+        for record in walk_records(data, scan.number, seed):
+            scan.believe(record)
+            scan.end_position = record.end_position
+            scan.ended = record.is_end
+            scan.records += 1
+    if not scan.ended:
+        # A record of an earlier use of this file promises nothing beyond that use, so it can do no harm here.
+        for record in find_records(data, scan.end_position, seed):
+            scan.believe(record)
+    return scan
+
+
+def walk_records(data: Buffer, segment_number: int, seed: int) -> Iterator[Record]:
+    """The unbroken run of this segment's records, the end record included."""
+    position = FIRST_POSITION
+    while True:
+        record = decode_record(data, position, seed)
+        if record is None or record.segment_number != segment_number:
+            return
+        yield record
+        if record.is_end:
+            return
+        position = record.end_position
+
+
+def find_records(data: Buffer, position: int, seed: int) -> Iterator[Record]:
+    """All valid records at or above a position, whatever lies between them."""
+    raw = bytes(data) if not isinstance(data, bytes) else data
+    prefix = RECORD_MAGIC[:3]  # shared by both kinds of record
+    while (position := raw.find(prefix, position)) >= 0:
+        record = decode_record(raw, position, seed) if position % ALIGN_BYTES == 0 else None
+        if record is not None:
+            yield record
+            position = record.end_position
+        else:
+            position += 1

@@ -1,0 +1,136 @@
+"""What a journal's folder is: its label, its segment files, and how a new one is made.
+
+Invariants: the label is written last when a journal is made, and first when segments change their meaning;
+            a folder that is no journal of this node is refused by name.
+Neighbours: `journal` uses the segments, `journal_replay` reads them on start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from neve.extent_node.fs import FileSystem
+from neve.extent_node.journal_format import FORMAT_VERSION, SEGMENT_BYTES_MIN
+from neve.extent_node.store_label import LabelDamaged, make_folder, read_label, write_all, write_label
+
+log = logging.getLogger(__name__)
+
+LABEL = "journal.json"
+LOCK = "lock"
+
+SEGMENT_BYTES_DEFAULT = 64 << 20
+# Segments in the ring at most. Bounds the disk space, and the bytes that a restart replays.
+SEGMENTS_MAX_DEFAULT = 8
+# Prewriting is done in pieces of this size, so that making a segment does not need a segment of memory.
+_PREWRITE_BYTES = 1 << 20
+
+
+class JournalRefused(Exception):
+    """This folder cannot be the node's journal; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLabel:
+    """`journal.json`."""
+
+    uuid: str
+    cluster: str
+    node_id: int
+    segment_bytes: int
+    slots: int  # segment files that exist; a missing one is a hole
+    fresh_from: int  # segments with lower numbers were replayed and are over
+    in_use: bool = False  # False after a clean stop: no extent depends on any record
+    # Disks whose records were given up, or that failed under us: page cache and journal prove nothing for their open
+    # replicas, which become doubtful when the disk is back.
+    distrusted_disks: tuple[int, ...] = ()  # short ids
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT_VERSION,
+            "uuid": self.uuid,
+            "cluster": self.cluster,
+            "node_id": self.node_id,
+            "segment_bytes": self.segment_bytes,
+            "slots": self.slots,
+            "fresh_from": self.fresh_from,
+            "in_use": self.in_use,
+            "distrusted_disks": [f"{disk:016x}" for disk in self.distrusted_disks],
+        }
+
+
+def slot_path(folder: str, slot: int) -> str:
+    return os.path.join(folder, f"{slot:04d}.seg")
+
+
+def format_journal(
+    fs: FileSystem,
+    folder: str,
+    *,
+    cluster: str,
+    node_id: int,
+    journal_uuid: uuid.UUID,
+    segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+    slots: int = 2,
+) -> str:
+    """Make a new journal in an empty folder; the uuid is what the node's disks then name."""
+    if segment_bytes < SEGMENT_BYTES_MIN:
+        raise ValueError(f"a journal segment of {segment_bytes} bytes is below the minimum of {SEGMENT_BYTES_MIN}")
+    make_folder(fs, folder)
+    strangers = [name for name in fs.list_dir(folder) if not (name.endswith((".seg", ".new")) or name == "lost+found")]
+    if strangers:
+        raise JournalRefused(
+            f"{folder} is not empty (it has {strangers[0]!r}): a journal is made in an empty folder only"
+        )
+    for slot in range(slots):
+        make_segment(fs, folder, slot, segment_bytes)
+    label = JournalLabel(str(journal_uuid), cluster, node_id, segment_bytes, slots, fresh_from=1)
+    write_label(fs, folder, LABEL, label.fields())  # last: without it there is no journal
+    log.info("journal_formatted folder=%s uuid=%s segment_bytes=%d", folder, label.uuid, segment_bytes)
+    return label.uuid
+
+
+def make_segment(fs: FileSystem, folder: str, slot: int, segment_bytes: int) -> None:
+    """A segment file whose blocks are all written, so that later writes allocate nothing."""
+    path = slot_path(folder, slot)
+    if fs.stat(path) is not None:
+        fs.unlink(path)  # left over from a making that did not reach the label
+    fd = fs.open(path, create=True, exclusive=True)
+    try:
+        zeros = bytes(min(_PREWRITE_BYTES, segment_bytes))
+        for offset in range(0, segment_bytes, len(zeros)):
+            write_all(fs, fd, zeros[: segment_bytes - offset], offset)
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+    fs.fsync_dir(folder)
+
+
+def read_journal_label(fs: FileSystem, folder: str) -> JournalLabel:
+    """What the folder says it is; JournalRefused if it is no journal of this format."""
+    try:
+        fields = read_label(fs, folder, LABEL)
+    except LabelDamaged as error:
+        raise JournalRefused(f"{error}: if the journal is lost, move the folder away and format a new one") from error
+    if fields is None:
+        raise JournalRefused(
+            f"{folder} has no {LABEL}: mount the journal's folder; if it is lost, format a new one, and replicas that "
+            "may have depended on it will be doubtful"
+        )
+    if fields.get("format") != FORMAT_VERSION:
+        raise JournalRefused(
+            f"{folder} has journal format {fields.get('format')}, this build knows {FORMAT_VERSION}: use a newer build"
+        )
+    return JournalLabel(
+        uuid=fields["uuid"],
+        cluster=fields["cluster"],
+        node_id=fields["node_id"],
+        segment_bytes=fields["segment_bytes"],
+        slots=fields["slots"],
+        fresh_from=fields["fresh_from"],
+        in_use=fields["in_use"],
+        distrusted_disks=tuple(int(disk, 16) for disk in fields["distrusted_disks"]),
+    )

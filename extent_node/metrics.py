@@ -1,0 +1,73 @@
+"""What Prometheus sees of a node: the store's counters and gauges, read when it asks, and how long calls take.
+
+Counting on the hot path is a plain addition in `store_config.Counters`; nothing here runs while blocks are appended
+except one histogram observation for a whole call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from neve.extent_node.store import Store
+from neve.proto import extent_node_pb2 as pb
+from neve.rpc.wire.server import WireServer
+
+LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class NodeMetrics:
+    """Histograms of the handlers. `registry` is the node's own, so that several nodes fit into one process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.append_s = Histogram(
+            "neve_node_append_seconds",
+            "Time from receiving an AppendBlock call to its answer.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.read_s = Histogram(
+            "neve_node_read_seconds",
+            "Time from receiving a ReadBlock call that does not follow to its answer.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+
+
+class StoreCollector(Collector):
+    """Turns the store's counters and gauges into metrics at the moment of a scrape."""
+
+    def __init__(self, store: Store, wire: WireServer) -> None:
+        self._store = store
+        self._wire = wire
+
+    def collect(self) -> Iterator[Metric]:
+        counters = self._store.counters
+        for field in dataclasses.fields(counters):
+            text = f"Count of {field.name.replace('_', ' ')} since the process started."
+            yield CounterMetricFamily(f"neve_node_{field.name}", text, value=getattr(counters, field.name))
+        yield GaugeMetricFamily("neve_node_dirty_bytes", "Bytes written and not yet synced.", self._store.dirty_bytes)
+        yield GaugeMetricFamily(
+            "neve_node_journal_failed",
+            "1 when the journal takes nothing more.",
+            float(bool(self._store.journal_failed)),
+        )
+        yield GaugeMetricFamily("neve_node_connections", "Open wire connections.", len(self._wire.connections))
+        yield GaugeMetricFamily(
+            "neve_node_request_bytes", "Bytes of wire requests that are not answered yet.", self._wire.request_bytes
+        )
+        capacity = GaugeMetricFamily("neve_disk_capacity_bytes", "Size of the disk.", labels=["disk"])
+        free = GaugeMetricFamily("neve_disk_free_bytes", "Free bytes of the disk.", labels=["disk"])
+        extents = GaugeMetricFamily("neve_disk_extents", "Replicas on the disk.", labels=["disk"])
+        writable = GaugeMetricFamily("neve_disk_writable", "1 when the disk takes appends.", labels=["disk"])
+        for disk in self._store.disks():
+            label = [disk.disk_uuid]
+            capacity.add_metric(label, disk.capacity_bytes)
+            free.add_metric(label, disk.free_bytes)
+            extents.add_metric(label, disk.extents)
+            writable.add_metric(label, float(disk.state == pb.DiskInfo.WRITABLE))
+        yield from (capacity, free, extents, writable)

@@ -1,0 +1,238 @@
+"""The extent node as a process: puts store, copier, scrubber, servicer, registration and front doors together.
+
+    python -m neve.extent_node --config node.toml
+    python -m neve.extent_node --set cluster=main --set 'disks=["/data/d1"]' --set journal=/data/j --set node_id=1
+
+SIGTERM and SIGINT stop it cleanly: no new calls, those in flight finish, everything is synced, and the next start knows
+that nothing is to be doubted. Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from neve.extent_node.config import NodeConfig, load
+from neve.extent_node.copier import Copier
+from neve.extent_node.disk import DiskRefused
+from neve.extent_node.fs import FileSystem, RealFileSystem
+from neve.extent_node.journal_label import SEGMENT_BYTES_DEFAULT, JournalRefused
+from neve.extent_node.metrics import NodeMetrics, StoreCollector
+from neve.extent_node.prepare import prepare
+from neve.extent_node.registration import Registrar, WireManagerLink, first_id, registration_request
+from neve.extent_node.scrubber import Scrubber
+from neve.extent_node.servicer import ExtentNodeServicer
+from neve.extent_node.store import Store
+from neve.extent_node.store_config import StoreConfig
+from neve.extent_node.store_start import NoUsableDisk
+from neve.proto import methods
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument, NeveError
+from neve.rpc.diagnostics import build_version, diagnostics_service
+from neve.rpc.front import Front, until_told_to_stop
+from neve.rpc.logs import set_up_logging
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Service
+from neve.rpc.wire.client import WireChannel
+
+log = logging.getLogger(__name__)
+
+FIRST_ID_TIMEOUT_S = 300.0  # a cluster that is being started may need that long to elect a manager
+
+
+class ExtentNode:
+    """One node. `start` returns when it serves; `stop` when nothing of it runs any more."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        store_config: StoreConfig,
+        fs: FileSystem,
+        *,
+        rng: random.Random,
+        format_disks: Sequence[str],
+    ) -> None:
+        self._config = config
+        self._store_config = store_config
+        self._fs = fs
+        self._rng = rng
+        self._format_disks = format_disks
+        self._tasks: list[asyncio.Task[None]] = []
+        self._exit = contextlib.AsyncExitStack()
+        self.node_id = 0
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        channels = ChannelPool(self._channel)
+        self._exit.push_async_callback(channels.close)
+        link = WireManagerLink(channels, config.managers)
+        registration = registration_request(
+            cluster=config.cluster,
+            node_id=config.node_id,
+            wire_address=config.advertise_wire or config.listen.wire,
+            grpc_address=config.advertise_grpc or config.listen.grpc,
+            location=config.location,
+            version=build_version(),
+            process_id=self._rng.getrandbits(63),
+        )
+        self.node_id = await prepare(
+            self._fs,
+            cluster=config.cluster,
+            disk_folders=[str(disk) for disk in config.disks],
+            journal_folder=str(config.journal),
+            configured_node_id=config.node_id,
+            automatic=config.format_empty_disks,
+            by_word=self._format_disks,
+            journal_segment_bytes=SEGMENT_BYTES_DEFAULT,
+            ask_for_id=lambda: first_id(link, registration, rng=self._rng, timeout_s=FIRST_ID_TIMEOUT_S),
+            rng=self._rng,
+        )
+        pool = ThreadPoolExecutor(config.threads, thread_name_prefix="store")
+        self._exit.callback(pool.shutdown)
+        self.store = Store(
+            replace(self._store_config, node_id=self.node_id),
+            self._fs,
+            pool=pool,
+            rng=self._rng,
+            wall_clock_ms=lambda: time.time_ns() // 1_000_000,
+        )
+        await self.store.start()
+        self._exit.push_async_callback(self.store.stop, clean=True)
+
+        copier = Copier(self.store, channels, tasks_max=config.copies_max, bytes_per_s_max=config.copy_bytes_per_s_max)
+        self._exit.push_async_callback(copier.stop)
+        registry = CollectorRegistry()
+        metrics = NodeMetrics(registry)
+        servicer = ExtentNodeServicer(
+            self.store,
+            copier,
+            metrics,
+            cluster=config.cluster,
+            node_id=self.node_id,
+            read_bytes_max=self._store_config.read_bytes_max,
+        )
+        services = [
+            Service(methods.EXTENT_NODE, servicer),
+            diagnostics_service(kind="extent_node", cluster=config.cluster),
+        ]
+        self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
+        registry.register(StoreCollector(self.store, self.front.wire))
+        await self.front.start()
+        self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
+
+        registration.node_id = self.node_id
+        registration.wire_address = config.advertise_wire or self.front.wire_address
+        registration.grpc_address = config.advertise_grpc or self.front.grpc_address
+        registrar = Registrar(
+            link,
+            self.store,
+            registration=registration,
+            copies=copier.statuses,
+            load=self._load,
+            heartbeat_s=config.heartbeat_s,
+            report_interval_s=config.report_interval_s,
+            rng=self._rng,
+        )
+        self._exit.push_async_callback(self._stop_tasks)
+        if config.managers:
+            self._tasks.append(asyncio.create_task(registrar.run(), name="registrar"))
+        if config.scrub_bytes_per_s:
+            scrubber = Scrubber(self.store, bytes_per_s=config.scrub_bytes_per_s, on_bad=registrar.report_bad)
+            self._tasks.append(asyncio.create_task(scrubber.run(), name="scrubber"))
+        log.info(
+            "node_started node_id=%d wire=%s grpc=%s status=%s",
+            self.node_id,
+            self.front.wire_address,
+            self.front.grpc_address or "-",
+            self.front.status_address or "-",
+        )
+
+    async def stop(self) -> None:
+        """In the reverse order of the start: news, doors, copies, store."""
+        await self._exit.aclose()
+        log.info("node_stopped node_id=%d", self.node_id)
+
+    def _channel(self, address: str) -> WireChannel:
+        config = self._config
+        return WireChannel(
+            address,
+            cluster=config.cluster,
+            limits=config.listen.limits,
+            token=config.manager_token,
+            tls=config.listen.tls,
+            agent=f"extent_node {self.node_id}",
+        )
+
+    async def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _load(self) -> sm.NodeLoad:
+        return sm.NodeLoad(connections=len(self.front.wire.connections))
+
+    def _facts(self) -> Mapping[str, object]:
+        disks = {disk.disk_uuid: disk.reason or "writable" for disk in self.store.disks()}
+        return {"kind": "extent_node", "node_id": self.node_id, "cluster": self._config.cluster, "disks": disks}
+
+
+async def serve(config: NodeConfig, store_config: StoreConfig, *, format_disks: Sequence[str]) -> None:
+    """Run a node until the process is told to stop."""
+    node = ExtentNode(config, store_config, RealFileSystem(), rng=random.SystemRandom(), format_disks=format_disks)
+    stop = asyncio.ensure_future(until_told_to_stop())
+    start = asyncio.ensure_future(node.start())
+    await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        return
+    try:
+        start.result()
+    except BaseException:
+        stop.cancel()
+        raise
+    gc.freeze()  # what was made by now stays: no collection needs to look through it again
+    log.info("node_stopping signal=%s", (await stop).name)
+    await node.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="neve-extent-node", description="Run an extent node of Neve.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; extent_node/config.py lists the keys")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key over the file's")
+    parser.add_argument(
+        "--format-disk", action="append", default=[], metavar="FOLDER", help="make this empty folder a new disk"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        config, store_config = load(options.config, options.set)
+    except InvalidArgument as error:
+        print(f"neve-extent-node: {error}", file=sys.stderr)
+        return 2
+    set_up_logging(as_json=config.log.json, level=config.log.level)
+    try:
+        uvloop.run(serve(config, store_config, format_disks=options.format_disk))
+    except (DiskRefused, JournalRefused, NoUsableDisk, NeveError, TimeoutError, OSError) as error:
+        print(f"neve-extent-node: cannot run: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,144 @@
+"""The rpcs of an extent node, as thin as they can be: check who orders, hand to the store, attach the bytes.
+
+Invariants: an order of a manager that is known to be deposed is refused: the highest election heard of stays;
+            a large reply is reserved before it is made, and not while a follower still waits for it.
+Neighbours: `store` decides and does; `copier` copies; `server` runs it behind the front doors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from neve.extent_node.copier import Copier
+from neve.extent_node.metrics import NodeMetrics
+from neve.extent_node.store import Store
+from neve.proto import common_pb2
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.crc import crc32c
+from neve.proto.errors import InvalidArgument, NotLeader
+from neve.rpc.diagnostics import build_version
+from neve.rpc.limits import KIB
+from neve.rpc.service import Call, eager
+
+RESERVE_BYTES_MIN = 64 * KIB  # smaller replies are bounded well enough by the number of calls
+LIST_LIMIT_MAX = 10_000
+
+
+class LeaderMemory:
+    """The newest manager that this node has heard of, by its election. Only in memory: what must survive a restart is
+    decided by etcd transactions, and eversions guard the orders that follow from them."""
+
+    def __init__(self) -> None:
+        self.newest = common_pb2.Leader()
+
+    def check(self, leader: common_pb2.Leader) -> None:
+        """NotLeader if a newer one has given orders; otherwise this is the newest."""
+        if leader.create_revision < self.newest.create_revision:
+            detail = f"election {leader.create_revision} is over, {self.newest.create_revision} was heard of"
+            raise NotLeader(leader=self.newest.address, detail=detail)
+        if leader.create_revision > self.newest.create_revision:
+            self.newest = leader
+
+
+class ExtentNodeServicer:
+    def __init__(
+        self,
+        store: Store,
+        copier: Copier,
+        metrics: NodeMetrics,
+        *,
+        cluster: str,
+        node_id: int,
+        read_bytes_max: int,
+    ) -> None:
+        self._store = store
+        self._copier = copier
+        self._metrics = metrics
+        self._cluster = cluster
+        self._node_id = node_id
+        self._read_bytes_max = read_bytes_max
+        self._leaders = LeaderMemory()
+        self._version = build_version()
+        self._loop = asyncio.get_running_loop()
+
+    # --- writers and readers ---------------------------------------------------------------------------------
+
+    @eager
+    async def append_block(self, request: pb.AppendBlockRequest, call: Call) -> pb.AppendBlockReply:
+        begun_s = self._loop.time()
+        if request.HasField("payload_crc32c") and crc32c(call.attachment) != request.payload_crc32c:
+            raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
+        results = await self._store.append(request.segments, call.attachment)
+        self._metrics.append_s.observe(self._loop.time() - begun_s)
+        return pb.AppendBlockReply(results=results)
+
+    async def read_block(self, request: pb.ReadBlockRequest, call: Call) -> pb.ReadBlockReply:
+        if request.follow:
+            await self._store.follow(request)
+            request.follow = False
+        begun_s = self._loop.time()
+        wanted_bytes = min(request.max_bytes or self._read_bytes_max, self._read_bytes_max)
+        if wanted_bytes >= RESERVE_BYTES_MIN:
+            await call.reserve_reply(wanted_bytes)
+        result = await self._store.read(request)
+        call.attach(*result.payload)
+        self._metrics.read_s.observe(self._loop.time() - begun_s)
+        return pb.ReadBlockReply(end=result.end, readable=result.readable, sealed=result.sealed, blocks=result.blocks)
+
+    # --- orders of the manager -------------------------------------------------------------------------------
+
+    async def create_extent(self, request: pb.CreateExtentRequest, call: Call) -> pb.CreateExtentReply:
+        self._leaders.check(request.leader)
+        return pb.CreateExtentReply(replica=await self._store.create(request))
+
+    async def raise_token(self, request: pb.RaiseTokenRequest, call: Call) -> pb.LengthAnswer:
+        self._leaders.check(request.leader)
+        return await self._store.raise_token(request)
+
+    async def fence(self, request: pb.FenceRequest, call: Call) -> pb.LengthAnswer:
+        self._leaders.check(request.leader)
+        return await self._store.fence(request)
+
+    async def seal_extent(self, request: pb.SealExtentRequest, call: Call) -> pb.SealExtentReply:
+        self._leaders.check(request.leader)
+        return await self._store.seal(request)
+
+    async def delete_extent(self, request: pb.DeleteExtentRequest, call: Call) -> pb.DeleteExtentReply:
+        if not request.leader.create_revision:
+            raise InvalidArgument(what="leader", detail="a delete is carried out by order of an elected manager only")
+        self._leaders.check(request.leader)
+        return pb.DeleteExtentReply(deleted=await self._store.delete(request))
+
+    async def start_copy(self, request: pb.StartCopyRequest, call: Call) -> pb.StartCopyReply:
+        self._leaders.check(request.leader)
+        self._copier.start(request)
+        return pb.StartCopyReply(task_id=request.task_id)
+
+    async def copy_status(self, request: pb.CopyStatusRequest, call: Call) -> pb.CopyStatusReply:
+        return self._copier.status(request.task_id)
+
+    # --- other nodes and operators ---------------------------------------------------------------------------
+
+    async def read_range(self, request: pb.ReadRangeRequest, call: Call) -> pb.ReadRangeReply:
+        if request.length > self._read_bytes_max:
+            detail = f"{request.length} bytes are more than one reply of {self._read_bytes_max} carries"
+            raise InvalidArgument(what="length", detail=detail)
+        await call.reserve_reply(request.length)
+        result = await self._store.read_range(request)
+        call.attach(*result.payload)
+        return result.reply
+
+    async def list_replicas(self, request: pb.ListReplicasRequest, call: Call) -> pb.ListReplicasReply:
+        limit = min(request.limit or LIST_LIMIT_MAX, LIST_LIMIT_MAX)
+        replicas, more = self._store.list(
+            after_extent_id=request.after_extent_id, limit=limit, unsealed_only=request.unsealed_only
+        )
+        return pb.ListReplicasReply(replicas=replicas, more=more)
+
+    async def describe_replica(self, request: pb.DescribeReplicaRequest, call: Call) -> pb.ReplicaInfo:
+        return self._store.describe(request)
+
+    async def node_info(self, request: pb.NodeInfoRequest, call: Call) -> pb.NodeInfoReply:
+        return pb.NodeInfoReply(
+            node_id=self._node_id, cluster=self._cluster, disks=self._store.disks(), version=self._version
+        )

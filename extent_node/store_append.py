@@ -1,0 +1,216 @@
+"""Append: writes segments to their replicas and waits until each may be answered (rules 4, 5, 9, 10).
+
+The common case runs without an await up to the durability: decide, write to the page cache, note. A segment that needs
+more (a higher token, a comparison, `unsynced`, a replica in use) gets its turn in the replica's line and a task.
+
+Invariants: segments of one extent are carried out in the order in which they came, over all calls;
+            what was written stays written: a caller that gives up takes back nothing (rule 6);
+            an error is one segment's, never the whole call's, unless the call itself makes no sense.
+Neighbours: core decides, `commit` makes durable, store_verify.py looks at replicas after an unclean stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from neve.extent_node import core
+from neve.extent_node.commit import AppendCall
+from neve.extent_node.disk import DiskState
+from neve.extent_node.replica import Replica
+from neve.extent_node.store_state import StoreState
+from neve.extent_node.store_verify import ensure_verified
+from neve.proto import common_pb2, errors
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.errors import Conflict, InvalidArgument, NeveError, Overloaded, ReplicaMissing
+
+_ANY = common_pb2.Replica()
+
+
+async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> list[pb.SegmentResult]:
+    """One result for each segment, in their order. The attachment must not change until this returns."""
+    bodies = _split(segments, attachment)
+    store.check_running()
+    if store.dirty.is_full:
+        await store.dirty.wait_for_room()
+    call = AppendCall(len(segments))
+    for number, (segment, body) in enumerate(zip(segments, bodies, strict=True)):
+        _begin(store, segment, body, call, number)
+    await call.wait()
+    return [_result(store, segment, call, number) for number, segment in enumerate(segments)]
+
+
+def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memoryview]:
+    """Each segment's bytes. If they do not add up, nothing can be told apart and nothing is written."""
+    bodies = []
+    start = 0
+    for segment in segments:
+        end = start + sum(segment.block_sizes)
+        bodies.append(attachment[start:end])
+        start = end
+    if start != len(attachment):
+        detail = f"they add up to {start} bytes, and {len(attachment)} bytes came"
+        raise InvalidArgument(what="block_sizes", detail=detail)
+    return bodies
+
+
+def _result(store: StoreState, segment: pb.Segment, call: AppendCall, number: int) -> pb.SegmentResult:
+    found = store.replicas.get(segment.extent_id)
+    length = found.state.length if found is not None else 0
+    error = call.errors[number]
+    if error is not None:
+        store.counters.append_refusals += 1
+        return pb.SegmentResult(length=length, error=errors.to_message(error))
+    return pb.SegmentResult(end=call.ends[number], length=length)
+
+
+def _begin(store: StoreState, segment: pb.Segment, body: memoryview, call: AppendCall, number: int) -> None:
+    """Carry the segment out as far as that needs no waiting; the rest goes on in a task, in the replica's line."""
+    found = store.replicas.get(segment.extent_id)
+    if found is None:
+        missing = core.present(store.existing(segment.extent_id), wanted=_ANY, extent_id=segment.extent_id)
+        call.errors[number] = missing if isinstance(missing, NeveError) else ReplicaMissing(extent_id=segment.extent_id)
+        return
+    if found.lock.is_free and found.verified:
+        if found.disk.state is not DiskState.WRITABLE or found.state.read_only is not None:
+            found.follow_disk()
+        decision = core.decide_append(found.state, segment, body)
+        if isinstance(decision, core.Refuse):
+            call.errors[number] = decision.error
+            return
+        if isinstance(decision, core.Append) and not decision.mark_unsynced:
+            call.errors[number] = _carry_out(store, found, decision, body, call, number)
+            return
+    if found.lock.waiting >= store.config.append_waiters_max:
+        call.errors[number] = Overloaded(what="requests that wait for one replica")
+        return
+    call.expect()
+    # The place in the line is taken now: the next segment for this extent must come behind this one.
+    place = found.lock.enqueue()
+    store.spawn(_append_in_turn(store, found, place, segment, body, call, number))
+
+
+def _carry_out(
+    store: StoreState, found: Replica, decision: core.Append, body: memoryview, call: AppendCall, number: int
+) -> NeveError | None:
+    """Write and note, on the loop. If the answer must wait for durability, the call is told to expect it."""
+    if decision.write_bytes:
+        error = _write(store, found, body[decision.skip_bytes :])
+        if error is not None:
+            return error
+    _note(store, found, decision)
+    call.ends[number] = decision.end
+    if decision.durable_to:
+        call.expect()
+        _wait_durable(store, found, decision, body, call, number)
+    return None
+
+
+def _wait_durable(
+    store: StoreState, found: Replica, decision: core.Append, body: memoryview, call: AppendCall, number: int
+) -> None:
+    piece = body[decision.skip_bytes :] if decision.write_bytes else None
+    store.committer.wait_durable(found, decision.durable_to, call, number, offset=decision.write_offset, piece=piece)
+
+
+def _write(store: StoreState, found: Replica, body: memoryview) -> NeveError | None:
+    try:
+        found.open()
+        found.write(body)
+    except OSError as error:
+        store.counters.write_failures += 1
+        return store.disk_error(found.disk, found.extent_id, error)
+    return None
+
+
+def _note(store: StoreState, found: Replica, decision: core.Append) -> None:
+    state = found.state
+    if decision.write_bytes:
+        state.note_appended(decision.write_offset + decision.write_bytes)
+        store.counters.appends += 1
+        store.counters.appended_bytes += decision.write_bytes
+        store.dirty.update(found)
+        if state.length + store.config.preallocate_bytes // 2 > found.allocated_bytes:
+            _preallocate(store, found)
+    if decision.committed > state.committed:
+        state.note_committed(decision.committed)
+        if found.followers:
+            found.wake_followers()
+
+
+async def _append_in_turn(
+    store: StoreState,
+    found: Replica,
+    place: asyncio.Future[None],
+    segment: pb.Segment,
+    body: memoryview,
+    call: AppendCall,
+    number: int,
+) -> None:
+    """The long way. Settles the call's segment, now or by the commit that follows."""
+    try:
+        async with store.turn(found, place):
+            decision = await _accept(store, found, segment, body)
+            call.ends[number] = decision.end
+            if decision.durable_to:
+                _wait_durable(store, found, decision, body, call, number)
+                return
+    except NeveError as error:
+        call.settle(number, error)
+    except OSError as error:
+        call.settle(number, store.disk_error(found.disk, found.extent_id, error))
+    else:
+        call.settle(number, None)
+
+
+async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: memoryview) -> core.Append:
+    """Step by step until the segment is written and, if it rests on the page cache, `unsynced` is durable."""
+    await ensure_verified(store, found)  # raises if it is gone
+    compared: core.Compared | None = None
+    while True:
+        if compared is None:
+            decision = core.decide_append(found.state, segment, body)
+        else:
+            decision = core.decide_compared(found.state, segment, body, compared)
+        if isinstance(decision, core.Refuse):
+            if isinstance(decision.error, Conflict):
+                store.counters.conflicts += 1
+            raise decision.error
+        store.open(found)
+        if isinstance(decision, core.PersistToken):
+            await store.sync_attributes(found, found.persist, decision.token, False)
+            found.state.note_token(decision.token)
+        elif isinstance(decision, core.CompareOverlap):
+            here = await store.run_on(found, found.read, decision.start, decision.end - decision.start)
+            compared = core.compare(segment, body, here, decision)
+        else:
+            break
+    if decision.write_bytes:
+        error = _write(store, found, body[decision.skip_bytes :])
+        if error is not None:
+            raise error
+    _note(store, found, decision)
+    if decision.mark_unsynced:
+        await store.sync_attributes(found, found.persist_unsynced)
+        found.state.note_unsynced(True)
+    return decision
+
+
+def _preallocate(store: StoreState, found: Replica) -> None:
+    """Reserve the next step of blocks, ahead of the appends that need them."""
+    step = store.config.preallocate_bytes
+    limit = found.state.meta.extent_bytes_max
+    if step == 0 or found.allocated_bytes >= limit:
+        return
+    found.allocated_bytes = min(limit, max(found.allocated_bytes, found.state.length) + step)
+    store.spawn(_preallocate_to(store, found, found.allocated_bytes))
+
+
+async def _preallocate_to(store: StoreState, found: Replica, size_bytes: int) -> None:
+    if found.gone or not found.state.is_open:
+        return
+    try:
+        await store.run_on(found, found.fs.preallocate, found.fd, size_bytes)
+    except OSError as error:
+        # Only a reservation: the disk's state follows, and appends find out for themselves.
+        store.disk_error(found.disk, found.extent_id, error)

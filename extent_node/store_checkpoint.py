@@ -1,0 +1,113 @@
+"""Behind the journal: syncs extents in place, frees and makes journal segments, looks at disks, empties the trash.
+
+Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (T25);
+            at most `checkpoint_syncs_max` extents are synced at a time, and a failing disk stops only its own;
+            every loop goes on after an error, which is logged and counted.
+Neighbours: `commit` wakes it when the journal is short of segments, `store_dirty` when too many bytes are dirty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from neve.extent_node.disk import Disk, DiskState
+from neve.extent_node.replica import Replica
+from neve.extent_node.store_state import StoreState
+
+log = logging.getLogger(__name__)
+
+
+async def run_checkpointer(store: StoreState) -> None:
+    """For ever: when woken, and at the latest after the interval."""
+    while True:
+        overdue = not await _wait(store.checkpoint_wanted, store.config.checkpoint_interval_s)
+        store.checkpoint_wanted.clear()
+        try:
+            await checkpoint(store, everything=overdue or store.checkpoint_all)
+        except Exception:  # top of a daemon's loop
+            store.counters.background_failures += 1
+            log.exception("checkpoint_failed")
+
+
+async def checkpoint(store: StoreState, *, everything: bool) -> None:
+    """Sync what keeps segments from being freed, or whatever the journal holds; then free them."""
+    store.checkpoint_all = False
+    holders = store.journal.holders(filled_only=not everything)
+    chosen = dict.fromkeys(found for found in holders if isinstance(found, Replica))
+    chosen.update(dict.fromkeys(store.dirty.oldest()))
+    limit = asyncio.Semaphore(store.config.checkpoint_syncs_max)
+
+    async def sync(found: Replica) -> None:
+        async with limit:
+            store.counters.checkpoint_syncs += 1
+            await store.committer.sync_in_place(found)
+
+    await asyncio.gather(*(sync(found) for found in chosen))
+    await free_segments(store)
+
+
+async def free_segments(store: StoreState) -> None:
+    """Make freed segments ready for use again; one more, if the ring may grow and none is ready."""
+    journal = store.journal
+    async with store.label_lock:
+        try:
+            while (segment := journal.take_free()) is not None:
+                await store.run(journal.prepare, segment)
+                journal.add_ready(segment)
+                store.counters.segments_recycled += 1
+        except OSError as error:
+            journal.fail(f"making a segment ready: {error}")
+            store.journal_failed()
+            return
+        if journal.ready_count == 0 and journal.may_grow:
+            try:
+                journal.add_ready(await store.run(journal.grow))
+            except OSError as error:
+                # No room for more journal: appends are synced in place meanwhile (T24).
+                log.warning("journal_not_grown slots=%d error=%s", journal.label.slots, error)
+
+
+async def run_housekeeping(store: StoreState) -> None:
+    """For ever: how full the disks are, and what may leave the trash."""
+    loop = asyncio.get_running_loop()
+    purge_at_s = loop.time()
+    while True:
+        for disk in list(store.disks.values()):
+            await _look_at_disk(store, disk, purge=loop.time() >= purge_at_s)
+        if loop.time() >= purge_at_s:
+            purge_at_s = loop.time() + store.config.purge_interval_s
+        await asyncio.sleep(store.config.usage_interval_s)
+
+
+async def _look_at_disk(store: StoreState, disk: Disk, *, purge: bool) -> None:
+    if disk.state is DiskState.OFFLINE:
+        return
+    try:
+        await store.run(disk.refresh_usage)
+        if purge:
+            await purge_trash(store, disk)
+    except OSError as error:
+        store.disk_error(disk, 0, error)
+    except Exception:  # top of a daemon's loop
+        store.counters.background_failures += 1
+        log.exception("housekeeping_failed disk=%s", disk.uuid)
+
+
+async def purge_trash(store: StoreState, disk: Disk) -> None:
+    """Remove for good what has been in the trash for its delay."""
+    now_ms = store.wall_clock_ms()
+    trash_before_ms = now_ms - int(store.config.trash_delay_s * 1000)
+    store.counters.trash_purged += await store.run(disk.purge_trash, trash_before_ms)
+    tombstones_before_ms = now_ms - int(store.config.tombstone_delay_s * 1000)
+    for extent_id in await store.run(disk.purge_tombstones, tombstones_before_ms):
+        store.tombstones.pop(extent_id, None)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""Counts the bytes that are written to extents and not yet synced in place; appends wait when they are too many.
+
+Invariants: `bytes_now` is the sum of `dirty_bytes` over the replicas listed here, whatever order things happen in;
+            who waits is let go when the count is below the bound, and at most `append_waiters_max` wait.
+Neighbours: `commit` tells of writes and syncs, `store_checkpoint` syncs the oldest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from neve.extent_node.replica import Replica
+from neve.extent_node.store_config import StoreConfig
+from neve.proto.errors import Overloaded
+
+
+class DirtyBytes:
+    def __init__(self, config: StoreConfig, *, wake_checkpointer: Callable[[], None]) -> None:
+        self.bytes_now = 0
+        self._config = config
+        self._wake_checkpointer = wake_checkpointer
+        self._counted: dict[Replica, int] = {}  # in the order in which they became dirty
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def update(self, replica: Replica) -> None:
+        """Its length or its synced end has changed."""
+        now = replica.dirty_bytes
+        self.bytes_now += now - self._counted.get(replica, 0)
+        if now:
+            self._counted[replica] = now
+        else:
+            self._counted.pop(replica, None)
+        if self.bytes_now > self._config.dirty_bytes_soft:
+            self._wake_checkpointer()
+        self._let_go()
+
+    def forget(self, replica: Replica) -> None:
+        """It is gone, or will never be synced again: its bytes count no more."""
+        self.bytes_now -= self._counted.pop(replica, 0)
+        self._let_go()
+
+    def oldest(self) -> list[Replica]:
+        """As many of the replicas that have been dirty longest as bring the count below the soft bound."""
+        excess, chosen = self.bytes_now - self._config.dirty_bytes_soft, []
+        for replica, size_bytes in self._counted.items():
+            if excess <= 0:
+                break
+            chosen.append(replica)
+            excess -= size_bytes
+        return chosen
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes_now > self._config.dirty_bytes_hard
+
+    async def wait_for_room(self) -> None:
+        while self.is_full:
+            if len(self._waiters) >= self._config.append_waiters_max:
+                raise Overloaded(what="appends that wait for dirty bytes to be written back")
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(future)
+            self._wake_checkpointer()
+            try:
+                await future
+            finally:
+                if future in self._waiters:
+                    self._waiters.remove(future)
+
+    def _let_go(self) -> None:
+        if self._waiters and not self.is_full:
+            waiters, self._waiters = self._waiters, []
+            for future in waiters:
+                if not future.done():
+                    future.set_result(None)

@@ -1,0 +1,238 @@
+"""What all parts of a store share: its replicas, disks and journal, threads and tasks, and what an error means.
+
+Invariants: everything here is touched by the loop's thread only; threads get a replica or the journal for one call;
+            a change of a replica runs in a task of the store's own: a caller that gives up does not stop it half-way;
+            a disk's failure is remembered in the journal's label before the journal gives up that disk's records.
+Neighbours: store.py is the door; `store_append`, `store_control`, `store_read`, `store_start` do the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from neve.extent_node import core, replica
+from neve.extent_node.commit import Committer
+from neve.extent_node.core import ReadOnly, Tombstone
+from neve.extent_node.disk import Disk, DiskState
+from neve.extent_node.fs import FileSystem
+from neve.extent_node.journal import Journal
+from neve.extent_node.replica import Replica, SyncFailed
+from neve.extent_node.store_config import Counters, StoreConfig
+from neve.extent_node.store_dirty import DirtyBytes
+from neve.proto.errors import DiskFailed, NeveError, Overloaded, ReplicaReadOnly, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StoreState:
+    def __init__(
+        self,
+        config: StoreConfig,
+        fs: FileSystem,
+        *,
+        pool: Executor | None,
+        rng: random.Random,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.fs = fs
+        self.rng = rng
+        self.wall_clock_ms = wall_clock_ms
+        self.counters = Counters()
+        self.disks: dict[str, Disk] = {}  # by uuid
+        self.refused: list[tuple[str, str]] = []  # folders that are not used, and why
+        self.replicas: dict[int, Replica] = {}  # by extent id
+        self.tombstones: dict[int, Tombstone] = {}
+        self.names_changed = True  # since somebody sorted the extent ids
+        self.unsealed = 0  # replicas that are not sealed: each may keep a descriptor
+        self.journal: Journal
+        self.committer: Committer
+        self.checkpoint_wanted = asyncio.Event()
+        self.checkpoint_all = False  # the journal has failed: whatever only it holds goes in place at once
+        self.dirty = DirtyBytes(config, wake_checkpointer=self.checkpoint_wanted.set)
+        self.stopping = False
+        self.creating: dict[int, asyncio.Future[Any]] = {}  # extents whose file is being made or unmade
+        # The journal's label is one file: who writes it waits here.
+        self.label_lock = asyncio.Lock()
+        self._pool = pool
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def use_journal(self, journal: Journal) -> None:
+        self.journal = journal
+        self.committer = Committer(
+            journal,
+            self.config,
+            self.counters,
+            self.dirty,
+            run=self.run,
+            run_on=self.run_on,
+            spawn=self.spawn,
+            sync_failed=self.sync_failed,
+            journal_failed=self.journal_failed,
+            wake_checkpointer=self.checkpoint_wanted.set,
+        )
+
+    # --- threads and tasks -----------------------------------------------------------------------------------
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """A blocking call, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    async def run_on(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
+        """A blocking call that uses the replica's descriptor, which stays open for it."""
+        found.pin()
+        try:
+            return await self.run(function, *args)
+        finally:
+            found.unpin()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run it in a task of the store's own. Its errors are logged and counted if nobody else sees them."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that must not stop half-way when the caller is cancelled."""
+        return await asyncio.shield(self.spawn(work))
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, NeveError):
+            self.counters.background_failures += 1
+            log.error("store_task_failed task=%s", task.get_coro(), exc_info=error)
+
+    async def join(self, tasks_left: set[asyncio.Task[Any]]) -> None:
+        """Wait for everything that was begun, except those."""
+        while pending := self._tasks - tasks_left:
+            await asyncio.wait(pending)
+
+    # --- replicas --------------------------------------------------------------------------------------------
+
+    def existing(self, extent_id: int) -> core.Existing:
+        found = self.replicas.get(extent_id)
+        return found.state if found is not None else self.tombstones.get(extent_id)
+
+    @asynccontextmanager
+    async def turn(self, found: Replica, place: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
+        """The replica is the caller's alone. Only in a task of the store's own: see `finish`."""
+        if place is None:
+            if found.lock.waiting >= self.config.append_waiters_max:
+                raise Overloaded(what="requests that wait for one replica")
+            place = found.lock.enqueue()
+        await place
+        try:
+            self.check_disk(found)
+            found.follow_disk()
+            yield
+        finally:
+            found.lock.release()
+
+    async def sync_attributes(self, found: Replica, persist: Callable[..., None], *args: Any) -> None:
+        """A call that ends with an fsync of the file. Data below the present length is durable after it, too."""
+        end = found.state.length
+        try:
+            await self.run_on(found, persist, *args)
+        except SyncFailed as error:
+            answer = self.sync_failed(found, error)
+            self.committer.abandon(found, answer)
+            raise answer from error
+        except OSError as error:
+            raise self.disk_error(found.disk, found.extent_id, error) from error
+        self.committer.note_in_place(found, end)
+
+    def check_running(self) -> None:
+        if self.stopping:
+            raise ShuttingDown()
+
+    def check_disk(self, found: Replica) -> None:
+        """What is on a failed disk is neither read nor written."""
+        if found.disk.state is DiskState.OFFLINE:
+            raise DiskFailed(extent_id=found.extent_id, disk=found.disk.uuid, detail=found.disk.reason)
+
+    def open(self, found: Replica) -> None:
+        """Its descriptor is there; an error of proto.errors if it cannot be had."""
+        try:
+            found.open()
+        except OSError as error:
+            raise self.disk_error(found.disk, found.extent_id, error) from error
+
+    # --- errors of the file system ---------------------------------------------------------------------------
+
+    def disk_error(self, disk: Disk, extent_id: int, error: OSError) -> NeveError:
+        """The error to answer; the disk's state follows from it."""
+        was = disk.state
+        answer = replica.disk_error(disk, extent_id, error)
+        if disk.state is DiskState.OFFLINE and was is not DiskState.OFFLINE:
+            self.spawn(self._give_up_disk(disk))
+        return answer
+
+    def sync_failed(self, found: Replica, error: OSError) -> NeveError:
+        """An fsync or fdatasync of its file failed: in this process the file is never written or synced again (T23)."""
+        self.counters.sync_failures += 1
+        found.state.note_read_only(ReadOnly.SYNC_FAILED)
+        log.error("replica_sync_failed extent_id=%016x disk=%s error=%s", found.extent_id, found.disk.uuid, error)
+        answer = self.disk_error(found.disk, found.extent_id, error)
+        self.dirty.forget(found)
+        self.spawn(self._doubt_after_failed_sync(found))
+        if isinstance(answer, DiskFailed):
+            return answer
+        return ReplicaReadOnly(extent_id=found.extent_id, detail=f"{ReadOnly.SYNC_FAILED.value}: {error}")
+
+    async def _doubt_after_failed_sync(self, found: Replica) -> None:
+        """The kernel calls those pages clean: not even a later process may believe what it reads in this boot."""
+        doubt = core.doubt_after_failed_sync(found.state)
+        if doubt is not None and not found.gone:
+            try:
+                await self.run_on(found, found.persist_doubt, doubt)
+            except OSError as error:
+                log.error("replica_doubt_not_stored extent_id=%016x error=%s", found.extent_id, error)
+                if not await self._distrust(found.disk):
+                    return
+            else:
+                found.state.note_doubt(doubt)
+                self.counters.replicas_doubted += 1
+        # Its own file will never take the records that only the journal has; what was lost can be told now.
+        self.journal.drop(found)
+
+    async def _give_up_disk(self, disk: Disk) -> None:
+        """It failed: fail whoever waits for it, and let the journal go on without it."""
+        lost = [found for found in self.replicas.values() if found.disk is disk]
+        for found in lost:
+            found.follow_disk()
+            error = DiskFailed(extent_id=found.extent_id, disk=disk.uuid, detail=disk.reason)
+            self.committer.abandon(found, error)
+            self.dirty.forget(found)
+            found.wake_followers()
+        if await self._distrust(disk):
+            for found in lost:
+                self.journal.drop(found)
+            self.checkpoint_wanted.set()
+
+    async def _distrust(self, disk: Disk) -> bool:
+        """When this disk is used again its open replicas will be doubtful (rule 12)."""
+        try:
+            async with self.label_lock:
+                await self.run(self.journal.distrust, disk.short_id)
+        except OSError as error:
+            # Its records stay in the journal then: nothing is given up that could not be told.
+            log.error("journal_label_not_written disk=%s error=%s", disk.uuid, error)
+            return False
+        return True
+
+    def journal_failed(self) -> None:
+        """Whatever only the journal holds must go in place while the page cache has it."""
+        self.checkpoint_all = True
+        self.checkpoint_wanted.set()

@@ -1,0 +1,264 @@
+"""Blocks: every byte of the format, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+
+import crcmod.predefined
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neve.extent_node import blocks
+from neve.extent_node.blocks import HEADER_BYTES, BlockRef, BlockType, ProblemKind
+from neve.proto.errors import InvalidArgument
+
+crc32c_by_crcmod = crcmod.predefined.mkCrcFun("crc-32c")
+
+PAYLOADS = st.lists(st.binary(max_size=300), max_size=40)
+
+
+def joined(payloads: list[bytes]) -> bytes:
+    return b"".join(blocks.encode_blocks(payloads).buffers)
+
+
+def three_blocks() -> bytes:
+    return joined([b"first block", b"", b"the third and last block"])
+
+
+# --- the format ------------------------------------------------------------------------------------------------
+
+
+@given(payload=st.binary(max_size=2000), block_type=st.sampled_from(BlockType))
+def test_a_block_is_crc_size_type_payload_and_crcmod_agrees(payload: bytes, block_type: BlockType) -> None:
+    block = blocks.encode_block(payload, block_type)
+    body = len(payload).to_bytes(3, "little") + bytes([block_type]) + payload
+    assert block == struct.pack("<I", crc32c_by_crcmod(body)) + body
+
+
+def test_types_keep_their_numbers_for_ever() -> None:
+    assert {t.name: t.value for t in BlockType} == {"FULL": 1, "FIRST": 2, "MIDDLE": 3, "LAST": 4}
+
+
+@pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("size_bytes", [0, 1, 8192, 8193, 100_000])
+def test_any_kind_of_buffer_gives_the_same_block(make: type, size_bytes: int) -> None:
+    payload = random.Random(size_bytes).randbytes(size_bytes)
+    expected = blocks.encode_block(payload)
+    assert blocks.encode_block(make(payload)) == expected
+    assert joined([make(payload)]) == expected
+
+
+@given(payloads=PAYLOADS)
+def test_many_blocks_are_the_same_as_one_by_one(payloads: list[bytes]) -> None:
+    encoded = blocks.encode_blocks(payloads)
+    assert b"".join(encoded.buffers) == b"".join(blocks.encode_block(payload) for payload in payloads)
+    assert encoded.block_sizes == [HEADER_BYTES + len(payload) for payload in payloads]
+    assert encoded.size_bytes == sum(encoded.block_sizes)
+
+
+def test_large_payloads_are_passed_on_uncopied_and_small_ones_joined() -> None:
+    large = bytes(blocks.JOIN_BYTES_MAX + 1)
+    encoded = blocks.encode_blocks([b"a", b"b", large, b"c", b"d"])
+    assert len(encoded.buffers) == 3
+    assert encoded.buffers[1] is large
+    assert blocks.verify(b"".join(encoded.buffers)) is None
+
+
+def test_the_largest_payload_fits_and_one_byte_more_is_refused() -> None:
+    largest = bytes(blocks.PAYLOAD_BYTES_MAX)
+    block = blocks.encode_block(largest)
+    assert len(block) == blocks.BLOCK_BYTES_MAX == 16 * 2**20 + 7
+    assert blocks.verify(block) is None
+    with pytest.raises(InvalidArgument):
+        blocks.encode_block(largest + b"x")
+    with pytest.raises(InvalidArgument):
+        blocks.encode_blocks([largest + b"x"])
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+@given(payloads=PAYLOADS, lead=st.binary(max_size=20))
+def test_walk_finds_what_was_encoded_from_any_offset(payloads: list[bytes], lead: bytes) -> None:
+    buffer = lead + joined(payloads)
+    refs = list(blocks.walk(buffer, len(lead)))
+    assert [buffer[ref.offset + HEADER_BYTES : ref.end] for ref in refs] == payloads
+    assert all(ref.type == BlockType.FULL for ref in refs)
+    assert blocks.verify(buffer, len(lead)) is None
+    for ref in refs:
+        assert blocks.verify_block(buffer, ref.offset) is None
+        assert blocks.parse_header(buffer, ref.offset)[1:] == (ref.size_total - HEADER_BYTES, ref.type)
+
+
+def test_walk_stops_at_the_end_it_is_given() -> None:
+    buffer = three_blocks()
+    refs = list(blocks.walk(buffer))
+    assert list(blocks.walk(buffer, end=refs[1].offset)) == refs[:1]
+    assert blocks.verify(buffer, end=refs[1].offset) is None
+    assert refs[0] == BlockRef(0, HEADER_BYTES + 11, BlockType.FULL)
+
+
+def test_cut_at_every_byte_is_cut_short_there_or_whole() -> None:
+    buffer = three_blocks()
+    boundaries = {0, len(buffer), *(ref.offset for ref in blocks.walk(buffer))}
+    for end in range(len(buffer) + 1):
+        problem = blocks.verify(buffer, end=end)
+        if end in boundaries:
+            assert problem is None
+            assert sum(ref.size_total for ref in blocks.walk(buffer, end=end)) == end
+            continue
+        assert problem is not None
+        assert problem.kind is ProblemKind.CUT_SHORT
+        assert problem.offset == max(boundary for boundary in boundaries if boundary < end)
+        with pytest.raises(blocks.BadBlock) as caught:
+            list(blocks.walk(buffer, end=end))
+        assert caught.value.problem == problem
+
+
+def test_every_flipped_bit_is_found_where_it_is_and_never_taken_for_a_torn_write() -> None:
+    """Rule 13: a torn write is cut silently, so a flipped bit that looked like one would lose acknowledged blocks."""
+    buffer = three_blocks()
+    refs = list(blocks.walk(buffer))
+    for at in range(len(buffer)):
+        block = next(ref for ref in refs if ref.offset <= at < ref.end)
+        for bit in range(8):
+            damaged = bytearray(buffer)
+            damaged[at] ^= 1 << bit
+            problem = blocks.verify(damaged)
+            assert problem is not None
+            assert problem.offset == block.offset
+            assert problem.kind is not ProblemKind.CUT_SHORT, (at, bit)
+            assert blocks.verify_block(damaged, block.offset) == problem
+
+
+def test_zeros_are_no_block() -> None:
+    problem = blocks.verify(three_blocks() + bytes(64))
+    assert problem is not None
+    assert (problem.offset, problem.kind) == (len(three_blocks()), ProblemKind.WRONG_HEADER)
+
+
+def test_problems_say_what_is_wrong() -> None:
+    block = bytearray(blocks.encode_block(b"payload"))
+    assert "3 of the header's 8 bytes" in str(blocks.verify(block[:3]))
+    assert "10 of its 15 bytes" in str(blocks.verify(block[:10]))
+    block[-1] ^= 1
+    assert "CRC32C" in str(blocks.verify(block))
+    block[7] = 9
+    assert "type 9" in str(blocks.verify(block))
+
+
+# --- sizes at append -----------------------------------------------------------------------------------------------
+
+# Both the loop and the NumPy way.
+COUNTS = [1, 3, blocks._VECTOR_BLOCKS_MIN, 3 * blocks._VECTOR_BLOCKS_MIN]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_right_sizes_pass(count: int) -> None:
+    rng = random.Random(count)
+    encoded = blocks.encode_blocks([rng.randbytes(rng.randrange(50)) for _ in range(count)])
+    body = b"".join(encoded.buffers)
+    for buffer in (body, bytearray(body), memoryview(b"xyz" + body)[3:]):
+        blocks.check_sizes(buffer, encoded.block_sizes)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_any_wrong_size_type_or_sum_is_refused(count: int) -> None:
+    rng = random.Random(count)
+    encoded = blocks.encode_blocks([rng.randbytes(20) for _ in range(count)])
+    body, sizes = b"".join(encoded.buffers), encoded.block_sizes
+    at = rng.randrange(count)
+
+    def refused(buffer: bytes | bytearray, block_sizes: list[int]) -> None:
+        with pytest.raises(InvalidArgument, match="block_sizes"):
+            blocks.check_sizes(buffer, block_sizes)
+
+    refused(body + b"x", sizes)
+    refused(body[:-1], sizes)
+    refused(body, [*sizes, HEADER_BYTES])
+    refused(body, [*sizes[:at], sizes[at] + 1, *sizes[at + 1 :]])
+    refused(body, [*sizes[:at], 7, *sizes[at + 1 :]])
+    refused(body, [*sizes[:at], 0, *sizes[at:]])
+    if count > 1:
+        merged = sizes[1:]
+        merged[0] += sizes[0]
+        refused(body, merged)
+    for wrong_type in (0, 5, 255):
+        changed = bytearray(body)
+        changed[at * 28 + 7] = wrong_type
+        refused(changed, sizes)
+    changed = bytearray(body)
+    changed[at * 28 + 4] ^= 4  # the size in the header
+    refused(changed, sizes)
+
+
+def test_no_sizes_are_right_for_no_bytes_only() -> None:
+    blocks.check_sizes(b"", [])
+    with pytest.raises(InvalidArgument):
+        blocks.check_sizes(b"x", [])
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+@given(record=st.binary(max_size=300), payload_bytes_max=st.integers(1, 100))
+def test_a_record_of_any_size_comes_back(record: bytes, payload_bytes_max: int) -> None:
+    parts = blocks.split_record(record, payload_bytes_max=payload_bytes_max)
+    assert all(len(payload) <= payload_bytes_max for _, payload in parts)
+    types = [block_type for block_type, _ in parts]
+    if len(record) <= payload_bytes_max:
+        assert types == [BlockType.FULL]
+    else:
+        assert types == [BlockType.FIRST, *[BlockType.MIDDLE] * (len(types) - 2), BlockType.LAST]
+    assert [bytes(joined) for joined in blocks.join_records(parts)] == [record]
+
+
+def test_a_record_larger_than_the_largest_block_is_split() -> None:
+    record = bytes(blocks.PAYLOAD_BYTES_MAX + 1)
+    parts = blocks.split_record(record)
+    assert [(block_type, len(payload)) for block_type, payload in parts] == [
+        (BlockType.FIRST, blocks.PAYLOAD_BYTES_MAX),
+        (BlockType.LAST, 1),
+    ]
+
+
+@settings(max_examples=300)
+@given(types=st.lists(st.sampled_from(BlockType), max_size=6))
+def test_records_are_exactly_full_or_first_middle_last(types: list[BlockType]) -> None:
+    letters = "".join(t.name[0] if t is not BlockType.FULL else "U" for t in types)  # U, F, M, L
+    rest, records = letters, 0
+    while rest:  # an oracle by another way: strip one record at a time
+        if rest[0] == "U":
+            rest = rest[1:]
+        elif rest[0] == "F" and "L" in rest and set(rest[1 : rest.index("L")]) <= {"M"}:
+            rest = rest[rest.index("L") + 1 :]
+        else:
+            break
+        records += 1
+    parts = [(t, b"x") for t in types]
+    if rest:
+        with pytest.raises(blocks.BadRecord):
+            list(blocks.join_records(parts))
+    else:
+        assert len(list(blocks.join_records(parts))) == records
+
+
+def test_a_record_may_go_on_in_the_next_extent() -> None:
+    joiner = blocks.RecordJoiner()
+    assert joiner.push(BlockType.FIRST, b"a") is None
+    assert joiner.is_inside
+    assert joiner.push(BlockType.LAST, b"b") == b"ab"
+    assert not joiner.is_inside
+
+
+# --- the digest ----------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_is_blake2b_256_over_the_bytes_however_they_are_cut() -> None:
+    data = random.Random(1).randbytes(1000)
+    expected = hashlib.blake2b(data, digest_size=32).digest()
+    assert blocks.extent_digest([data]) == expected
+    assert blocks.extent_digest([data[:10], memoryview(data)[10:11], bytearray(data[11:])]) == expected

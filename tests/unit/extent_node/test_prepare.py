@@ -1,0 +1,127 @@
+"""What a node may format by itself, and what it must refuse (T32)."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from neve.extent_node.config import load
+from neve.extent_node.disk import DiskRefused
+from neve.extent_node.fs import RealFileSystem
+from neve.extent_node.prepare import prepare
+from neve.proto.errors import InvalidArgument
+
+SEGMENT_BYTES = 1 << 20
+
+
+async def run(
+    tmp_path: Path,
+    *disks: str,
+    node_id: int = 0,
+    automatic: bool = True,
+    by_word: tuple[str, ...] = (),
+    cluster: str = "main",
+    given: int = 7,
+) -> int:
+    async def ask_for_id() -> int:
+        return given
+
+    return await prepare(
+        RealFileSystem(),
+        cluster=cluster,
+        disk_folders=[str(tmp_path / disk) for disk in disks],
+        journal_folder=str(tmp_path / "journal"),
+        configured_node_id=node_id,
+        automatic=automatic,
+        by_word=[str(tmp_path / disk) for disk in by_word],
+        journal_segment_bytes=SEGMENT_BYTES,
+        ask_for_id=ask_for_id,
+        rng=random.Random(1),
+    )
+
+
+async def test_a_new_node_formats_all_and_keeps_the_id_that_it_was_given(tmp_path: Path) -> None:
+    assert await run(tmp_path, "d1", "d2", given=7) == 7
+    assert (tmp_path / "d1" / "disk.json").exists()
+    assert (tmp_path / "d2" / "disk.json").exists()
+    assert (tmp_path / "journal" / "journal.json").exists()
+    assert await run(tmp_path, "d1", "d2", given=8) == 7
+
+
+async def test_a_configured_id_is_used_and_must_not_change(tmp_path: Path) -> None:
+    assert await run(tmp_path, "d1", node_id=3) == 3
+    with pytest.raises(DiskRefused, match=r"which node is this\?.*says 3.*the configuration says 4"):
+        await run(tmp_path, "d1", node_id=4)
+
+
+async def test_t32_a_wiped_disk_is_refused_by_name_and_not_formatted(tmp_path: Path) -> None:
+    await run(tmp_path, "d1", "d2", node_id=3)
+    label = (tmp_path / "d2" / "disk.json").read_bytes()
+    (tmp_path / "d2" / "disk.json").unlink()
+    with pytest.raises(DiskRefused, match=r"d2 has no disk\.json.*wiped or is not mounted.*--format-disk"):
+        await run(tmp_path, "d1", "d2", node_id=3)
+    assert not (tmp_path / "d2" / "disk.json").exists()
+    assert await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",)) == 3
+    assert (tmp_path / "d2" / "disk.json").read_bytes() != label  # a new disk, with a new uuid
+
+
+async def test_an_added_disk_is_formatted_by_the_operators_word_only(tmp_path: Path) -> None:
+    await run(tmp_path, "d1", node_id=3)
+    with pytest.raises(DiskRefused, match="--format-disk"):
+        await run(tmp_path, "d1", "d2", node_id=3)
+    await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",))
+    with pytest.raises(DiskRefused, match="is a disk already"):
+        await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",))
+    with pytest.raises(DiskRefused, match="not one of the configured disks"):
+        await run(tmp_path, "d1", "d2", node_id=3, by_word=("d3",))
+
+
+async def test_nothing_is_formatted_when_that_is_switched_off(tmp_path: Path) -> None:
+    with pytest.raises(DiskRefused):
+        await run(tmp_path, "d1", node_id=3, automatic=False)
+    assert not (tmp_path / "d1").exists()
+
+
+async def test_a_folder_with_other_files_is_never_formatted(tmp_path: Path) -> None:
+    (tmp_path / "d1").mkdir()
+    (tmp_path / "d1" / "thesis.txt").write_text("precious")
+    with pytest.raises(DiskRefused, match=r"not empty.*thesis\.txt"):
+        await run(tmp_path, "d1", node_id=3)
+    assert os.listdir(tmp_path / "d1") == ["thesis.txt"]
+
+
+# --- configuration -------------------------------------------------------------------------------------------
+
+GOOD = ["cluster=main", 'disks=["/d1"]', "journal=/j", "node_id=1"]
+
+
+def test_a_configuration_fills_node_and_store() -> None:
+    node, store = load(None, [*GOOD, 'store.dirty_bytes_hard="2 GiB"', "listen.limits.connections_max=5"])
+    assert (node.node_id, store.node_id, store.cluster, store.journal_folder) == (1, 1, "main", "/j")
+    assert [disk.folder for disk in store.disks] == ["/d1"]
+    assert store.dirty_bytes_hard == 2 << 30
+    assert node.listen.limits.connections_max == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["cluster="], "cluster must not be empty"),
+        (["disks=[]"], "at least one folder"),
+        (['disks=["/d1", "/d1"]'], "names a folder twice"),
+        (["node_id=0"], "either managers or node_id is needed"),
+        (['managers=["nowhere"]'], "'nowhere' is not host:port"),
+        (["store.node_id=2"], "config key store.node_id"),
+        (["store.dirty_bytes_sotf=1"], "did you mean store.dirty_bytes_soft?"),
+        (["store=1"], "config key store: must be a table"),
+        (["log.level=LOUD"], "level must be DEBUG"),
+        (["threads=0"], "threads must be above 0"),
+    ],
+)
+def test_a_wrong_configuration_names_the_key(settings: list[str], complaint: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        load(None, [*GOOD, *settings])
+    assert complaint in str(refused.value)

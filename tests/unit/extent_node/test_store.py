@@ -1,0 +1,413 @@
+"""The store on a healthy machine: what each request does, and what a restart finds."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from neve.extent_node.store import Store
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.errors import (
+    AlreadyExists,
+    Conflict,
+    ExtentFenced,
+    ExtentSealed,
+    Gap,
+    InvalidArgument,
+    LockedByOther,
+    ReplicaDeleted,
+    ReplicaMissing,
+)
+from tests.unit.extent_node.store_rig import (
+    TOKEN,
+    Machine,
+    append,
+    append_all,
+    block_of,
+    create,
+    delete,
+    describe,
+    error_of,
+    fence,
+    raise_token,
+    read,
+    read_bytes,
+    seal,
+    segment,
+    tell_committed,
+)
+
+A, B, C = block_of("a", 100), block_of("b", 300), block_of("c", 50)
+
+
+def test_an_append_is_read_back_up_to_committed_and_not_beyond() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        assert (await append(store, 1, 0, A, B)).end == len(A + B)
+        assert (await read(store, 1)).blocks == 0
+        await tell_committed(store, 1, len(A))
+        assert await read_bytes(store, 1) == A
+        await append(store, 1, len(A + B), C, committed=len(A + B))
+        result = await read(store, 1)
+        assert (result.end, result.readable, result.sealed, result.blocks) == (len(A + B), len(A + B), False, 2)
+
+    Machine().run(work)
+
+
+def test_segments_of_one_call_are_answered_each_on_its_own_and_in_order() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await create(store, 2)
+        results = await append_all(
+            store,
+            segment(1, 0, [A]),
+            segment(2, 500, [A]),
+            segment(3, 0, [A]),
+            segment(1, len(A), [B], token=TOKEN + 1),
+            segment(1, len(A + B), [C]),
+            segment(2, 0, [C]),
+        )
+        codes = [result.error.code for result in results]
+        assert codes == [0, Gap.code, ReplicaMissing.code, 0, LockedByOther.code, 0]
+        assert results[3].end == len(A + B)
+        assert results[4].length == len(A + B)
+
+    Machine().run(work)
+
+
+def test_a_call_whose_sizes_do_not_add_up_writes_nothing() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        message, body = segment(1, 0, [A])
+        with pytest.raises(InvalidArgument):
+            await store.append([message], memoryview(body + b"x"))
+        assert describe(store, 1).length == 0
+
+    Machine().run(work)
+
+
+def test_t02_a_late_duplicate_append_is_recognised_and_cuts_nothing() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        await append(store, 1, len(A), B)
+        await append(store, 1, len(A + B), C)
+        assert (await append(store, 1, len(A), B)).end == len(A + B)  # the old request, delivered late
+        assert (await append(store, 1, 0, A, B)).end == len(A + B)
+        assert (await fence(store, 1)).length == len(A + B + C)
+        assert (await seal(store, 1, len(A + B + C))).confirmed
+        assert await read_bytes(store, 1) == A + B + C
+
+    Machine().run(work)
+
+
+def test_other_bytes_at_an_offset_are_a_conflict_and_change_nothing() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        assert await error_of(append(store, 1, 0, block_of("z", 100))) is Conflict
+        assert await error_of(append(store, 1, 0, block_of("z", 100), B)) is Conflict
+        await tell_committed(store, 1, len(A))
+        assert await read_bytes(store, 1) == A
+
+    Machine().run(work)
+
+
+def test_an_overlap_that_is_equal_appends_the_rest() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        assert (await append(store, 1, 0, A, B, C)).end == len(A + B + C)
+        assert describe(store, 1).length == len(A + B + C)
+
+    Machine().run(work)
+
+
+def test_raise_answers_the_durable_length_and_stops_older_owners() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A, no_sync=True)
+        answer = await raise_token(store, 1, TOKEN + 5)
+        assert (answer.kind, answer.length, answer.token) == (pb.LengthAnswer.LENGTH, len(A), TOKEN + 5)
+        assert await error_of(append(store, 1, len(A), B)) is LockedByOther
+        assert (await append(store, 1, len(A), B, token=TOKEN + 5)).end == len(A + B)
+
+    Machine().run(work)
+
+
+def test_t01_what_is_not_here_is_not_length_zero() -> None:
+    async def work(store: Store) -> None:
+        assert (await fence(store, 1)).kind == pb.LengthAnswer.NEVER_EXISTED
+        await create(store, 1)
+        assert (await fence(store, 1)).kind == pb.LengthAnswer.LENGTH
+        await delete(store, 1)
+        assert (await raise_token(store, 1, 99)).kind == pb.LengthAnswer.DELETED
+
+    Machine().run(work)
+
+
+def test_t01_a_removed_file_is_never_existed_after_a_restart() -> None:
+    machine = Machine()
+
+    async def fill(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+
+    async def look(store: Store) -> pb.LengthAnswer:
+        return await fence(store, 1)
+
+    machine.run(fill)
+    machine.fs.crash()
+    machine.fs.unlink("/disk0/extents/01/0000000000000001.ext")
+    assert machine.run(look).kind == pb.LengthAnswer.NEVER_EXISTED
+
+
+def test_t06_a_seal_at_length_zero_is_a_seal() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        assert not describe(store, 1).HasField("seal")
+        assert (await fence(store, 1)).length == 0
+        reply = await seal(store, 1, 0)
+        assert reply.confirmed
+        assert reply.seal.length == 0
+        assert describe(store, 1).HasField("seal")
+        result = await read(store, 1)
+        assert (result.end, result.sealed) == (0, True)
+        assert await error_of(append(store, 1, 0, A)) is ExtentSealed
+
+    machine.run(work)
+
+    async def again(store: Store) -> None:
+        assert describe(store, 1).HasField("seal")
+        assert (await seal(store, 1, 0)).confirmed
+
+    machine.restart(again)
+
+
+def test_a_seal_cuts_verifies_and_is_the_same_however_often_it_comes() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> bytes:
+        await create(store, 1)
+        await append(store, 1, 0, A, B, C)
+        await fence(store, 1)
+        first = await seal(store, 1, len(A + B))
+        assert first.confirmed
+        assert await seal(store, 1, len(A + B)) == first
+        assert await error_of(seal(store, 1, len(A))) is Conflict
+        assert await read_bytes(store, 1) == A + B
+        assert await read_bytes(store, 1, len(A)) == B
+        assert await error_of(read(store, 1, 3)) is InvalidArgument
+        return first.seal.digest
+
+    digest = machine.run(work)
+    assert len(machine.fs.content("/disk0/extents/01/0000000000000001.ext")) == len(A + B)
+
+    async def again(store: Store) -> None:
+        reply = await seal(store, 1, len(A + B), digest=digest)
+        assert reply.confirmed
+        assert await read_bytes(store, 1) == A + B
+
+    machine.restart(again)
+
+
+def test_a_replica_shorter_than_the_seal_says_how_much_it_has_and_takes_no_more() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        reply = await seal(store, 1, len(A + B))
+        assert (reply.confirmed, reply.length) == (False, len(A))
+        assert await error_of(append(store, 1, len(A), B)) is ExtentFenced
+
+    Machine().run(work)
+
+
+def test_a_digest_that_is_not_the_first_ones_sends_the_replica_to_quarantine() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        assert await error_of(seal(store, 1, len(A), digest=bytes(32))) is not None
+        assert (await fence(store, 1)).kind == pb.LengthAnswer.NEVER_EXISTED
+
+    machine.run(work)
+    assert len(machine.fs.list_dir("/disk0/quarantine")) == 1
+
+
+def test_a_deleted_replica_leaves_a_tombstone_that_a_late_create_cannot_pass() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        assert await delete(store, 1)
+        assert not await delete(store, 1)
+        assert await error_of(create(store, 1)) is ReplicaDeleted
+        assert not await delete(store, 2)  # never was here: a late Create may still come
+        assert await error_of(create(store, 2)) is ReplicaDeleted
+
+    machine.run(work)
+    assert len(machine.fs.list_dir("/disk0/trash")) == 1
+
+    async def again(store: Store) -> None:
+        assert await error_of(create(store, 1)) is ReplicaDeleted
+        assert await error_of(append(store, 1, 0, A)) is ReplicaDeleted
+
+    machine.restart(again)
+
+
+def test_create_again_answers_the_same_incarnation_while_the_replica_is_empty() -> None:
+    async def work(store: Store) -> None:
+        first = await create(store, 1)
+        assert await create(store, 1) == first
+        await append(store, 1, 0, A)
+        assert await error_of(create(store, 1)) is AlreadyExists
+
+    Machine().run(work)
+
+
+def test_creates_of_one_extent_at_once_make_one_replica() -> None:
+    async def work(store: Store) -> None:
+        made = await asyncio.gather(*(create(store, 1) for _ in range(5)))
+        assert len({replica.incarnation for replica in made}) == 1
+        assert store.counters.creates == 1
+
+    Machine().run(work)
+
+
+def test_several_extents_are_made_durable_by_one_sync_of_the_journal() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        for extent_id in range(1, 9):
+            await create(store, extent_id)
+        before = store.counters.in_place_syncs
+        await append_all(store, *(segment(extent_id, 0, [A]) for extent_id in range(1, 9)))
+        assert store.counters.journal_rounds == 1
+        assert store.counters.journal_entries == 8
+        assert store.counters.in_place_syncs == before
+
+    machine.run(work)
+    machine.fs.power_cut()
+
+    async def after(store: Store) -> None:
+        assert store.counters.replayed_records == 8
+        for extent_id in range(1, 9):
+            answer = await fence(store, extent_id)
+            assert (answer.kind, answer.length) == (pb.LengthAnswer.LENGTH, len(A))
+            await seal(store, extent_id, len(A))
+            assert await read_bytes(store, extent_id) == A
+
+    machine.run(after)
+
+
+def test_one_extent_alone_is_synced_in_place() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        assert store.counters.journal_rounds == 0
+        assert store.counters.in_place_syncs == 1
+
+    Machine().run(work)
+
+
+def test_an_extent_with_unsynced_bytes_below_is_not_journaled() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await create(store, 2)
+        await append(store, 1, 0, A, no_sync=True)
+        await append(store, 1, len(A), B, no_sync=True)
+        await append(store, 2, 0, A)
+        before = store.counters.in_place_syncs
+        await append_all(store, segment(1, len(A + B), [C]), segment(2, len(A), [B]))
+        assert store.counters.journal_entries == 1  # of extent 2
+        assert store.counters.in_place_syncs == before + 1
+
+    machine.run(work)
+
+
+def test_a_follower_gets_what_is_committed_while_it_waits_and_nothing_when_time_is_over() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        waiting = asyncio.ensure_future(read_bytes(store, 1, follow=True, wait_ms=60_000))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await tell_committed(store, 1, len(A))
+        assert await waiting == A
+        started_s = asyncio.get_running_loop().time()
+        assert await read_bytes(store, 1, len(A), follow=True, wait_ms=500) == b""
+        assert asyncio.get_running_loop().time() - started_s == pytest.approx(0.5, abs=0.01)
+
+    Machine().run(work)
+
+
+def test_a_follower_is_told_when_the_extent_is_sealed() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        waiting = asyncio.ensure_future(read(store, 1, follow=True, wait_ms=60_000))
+        await asyncio.sleep(1)
+        await seal(store, 1, len(A))
+        result = await waiting
+        assert result.sealed
+        assert result.end == len(A)
+
+    Machine().run(work)
+
+
+def test_a_block_larger_than_the_size_asked_for_comes_whole() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, B, A)
+        await tell_committed(store, 1, len(B + A))
+        assert await read_bytes(store, 1, max_bytes=20) == B
+        assert await read_bytes(store, 1, max_bytes=len(B) + 20) == B
+        await seal(store, 1, len(B + A))
+        assert await read_bytes(store, 1, max_bytes=20) == B
+        assert await read_bytes(store, 1, max_blocks=1) == B
+
+    Machine().run(work)
+
+
+def test_a_clean_stop_leaves_nothing_to_verify_to_replay_or_to_doubt() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        for extent_id in (1, 2):
+            await create(store, extent_id)
+        await append_all(store, segment(1, 0, [A]), segment(2, 0, [A], no_sync=True))
+        await store.stop(clean=True)
+
+    machine.run(work)
+    machine.fs.power_cut()
+
+    async def after(store: Store) -> None:
+        await store.verified()
+        assert store.counters.replicas_verified == 0
+        assert store.counters.replayed_records == 0
+        for extent_id in (1, 2):
+            assert (await raise_token(store, extent_id, 99)).length == len(A)
+
+    machine.run(after)
+
+
+def test_the_list_is_in_order_of_ids_and_pages() -> None:
+    async def work(store: Store) -> None:
+        for extent_id in (5, 3, 9, 256):
+            await create(store, extent_id)
+        await seal(store, 3, 0)
+        first, more = store.list(after_extent_id=0, limit=2, unsealed_only=False)
+        assert ([info.extent_id for info in first], more) == ([3, 5], True)
+        rest, more = store.list(after_extent_id=5, limit=10, unsealed_only=False)
+        assert ([info.extent_id for info in rest], more) == ([9, 256], False)
+        unsealed, _ = store.list(after_extent_id=0, limit=10, unsealed_only=True)
+        assert [info.extent_id for info in unsealed] == [5, 9, 256]
+
+    Machine().run(work)
