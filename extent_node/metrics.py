@@ -7,7 +7,8 @@ except one histogram observation for a whole call.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +17,9 @@ from prometheus_client.registry import Collector
 from neve.extent_node.store import Store
 from neve.proto import extent_node_pb2 as pb
 from neve.rpc.wire.server import WireServer
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -39,17 +43,23 @@ class NodeMetrics:
 
 
 class StoreCollector(Collector):
-    """Turns the store's counters and gauges into metrics at the moment of a scrape."""
+    """Turns counters and gauges into metrics at the moment of a scrape.
 
-    def __init__(self, store: Store, wire: WireServer) -> None:
+    `counters` are dataclasses of numbers by the name of the part that counts: "node", "copy", "scrub".
+    """
+
+    def __init__(self, store: Store, wire: WireServer, counters: Mapping[str, DataclassInstance]) -> None:
         self._store = store
         self._wire = wire
+        self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
-        counters = self._store.counters
-        for field in dataclasses.fields(counters):
-            text = f"Count of {field.name.replace('_', ' ')} since the process started."
-            yield CounterMetricFamily(f"neve_node_{field.name}", text, value=getattr(counters, field.name))
+        for part, counters in self._counters.items():
+            for field in dataclasses.fields(counters):
+                value = getattr(counters, field.name)
+                if isinstance(value, int):
+                    text = f"Count of {field.name.replace('_', ' ')} ({part}) since the process started."
+                    yield CounterMetricFamily(f"neve_{part}_{field.name}", text, value=value)
         yield GaugeMetricFamily("neve_node_dirty_bytes", "Bytes written and not yet synced.", self._store.dirty_bytes)
         yield GaugeMetricFamily(
             "neve_node_journal_failed",

@@ -32,7 +32,13 @@ from neve.extent_node.fs import FileSystem, RealFileSystem
 from neve.extent_node.journal_label import SEGMENT_BYTES_DEFAULT, JournalRefused
 from neve.extent_node.metrics import NodeMetrics, StoreCollector
 from neve.extent_node.prepare import prepare
-from neve.extent_node.registration import Registrar, WireManagerLink, first_id, registration_request
+from neve.extent_node.registration import (
+    ManagerLink,
+    Registrar,
+    WireManagerLink,
+    first_id,
+    registration_request,
+)
 from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.servicer import ExtentNodeServicer
 from neve.extent_node.store import Store
@@ -107,7 +113,19 @@ class ExtentNode:
             ask_for_id=lambda: first_id(link, registration, rng=self._rng, timeout_s=FIRST_ID_TIMEOUT_S),
             rng=self._rng,
         )
-        pool = ThreadPoolExecutor(config.threads, thread_name_prefix="store")
+        registration.node_id = self.node_id
+        await self._start_store()
+        await self._start_services(channels, link, registration)
+        log.info(
+            "node_started node_id=%d wire=%s grpc=%s status=%s",
+            self.node_id,
+            self.front.wire_address,
+            self.front.grpc_address or "-",
+            self.front.status_address or "-",
+        )
+
+    async def _start_store(self) -> None:
+        pool = ThreadPoolExecutor(self._config.threads, thread_name_prefix="store")
         self._exit.callback(pool.shutdown)
         self.store = Store(
             replace(self._store_config, node_id=self.node_id),
@@ -119,14 +137,43 @@ class ExtentNode:
         await self.store.start()
         self._exit.push_async_callback(self.store.stop, clean=True)
 
-        copier = Copier(self.store, channels, tasks_max=config.copies_max, bytes_per_s_max=config.copy_bytes_per_s_max)
+    async def _start_services(
+        self, channels: ChannelPool, link: ManagerLink, registration: sm.RegisterNodeRequest
+    ) -> None:
+        config = self._config
+        registrar = Registrar(
+            link,
+            self.store,
+            registration=registration,
+            copies=lambda: copier.statuses(),
+            load=self._load,
+            heartbeat_s=config.heartbeat_s,
+            report_interval_s=config.report_interval_s,
+            rng=self._rng,
+        )
+        reporter = f"node {self.node_id}"
+        copier = Copier(
+            self.store,
+            channels,
+            tasks_max=config.copies_max,
+            bytes_per_s_max=config.copy_bytes_per_s_max,
+            rng=self._rng,
+            on_bad=registrar.report_bad,
+            reporter=reporter,
+        )
         self._exit.push_async_callback(copier.stop)
+        scrubber = Scrubber(
+            self.store,
+            bytes_per_s=config.scrub_bytes_per_s,
+            on_bad=registrar.report_bad,
+            rng=self._rng,
+            reporter=reporter,
+        )
         registry = CollectorRegistry()
-        metrics = NodeMetrics(registry)
         servicer = ExtentNodeServicer(
             self.store,
             copier,
-            metrics,
+            NodeMetrics(registry),
             cluster=config.cluster,
             node_id=self.node_id,
             read_bytes_max=self._store_config.read_bytes_max,
@@ -136,36 +183,18 @@ class ExtentNode:
             diagnostics_service(kind="extent_node", cluster=config.cluster),
         ]
         self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
-        registry.register(StoreCollector(self.store, self.front.wire))
+        counters = {"node": self.store.counters, "copy": copier.counters, "scrub": scrubber.counters}
+        registry.register(StoreCollector(self.store, self.front.wire, counters))
         await self.front.start()
         self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
 
-        registration.node_id = self.node_id
         registration.wire_address = config.advertise_wire or self.front.wire_address
         registration.grpc_address = config.advertise_grpc or self.front.grpc_address
-        registrar = Registrar(
-            link,
-            self.store,
-            registration=registration,
-            copies=copier.statuses,
-            load=self._load,
-            heartbeat_s=config.heartbeat_s,
-            report_interval_s=config.report_interval_s,
-            rng=self._rng,
-        )
         self._exit.push_async_callback(self._stop_tasks)
         if config.managers:
             self._tasks.append(asyncio.create_task(registrar.run(), name="registrar"))
         if config.scrub_bytes_per_s:
-            scrubber = Scrubber(self.store, bytes_per_s=config.scrub_bytes_per_s, on_bad=registrar.report_bad)
             self._tasks.append(asyncio.create_task(scrubber.run(), name="scrubber"))
-        log.info(
-            "node_started node_id=%d wire=%s grpc=%s status=%s",
-            self.node_id,
-            self.front.wire_address,
-            self.front.grpc_address or "-",
-            self.front.status_address or "-",
-        )
 
     async def stop(self) -> None:
         """In the reverse order of the start: news, doors, copies, store."""

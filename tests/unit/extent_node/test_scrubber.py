@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -306,11 +307,24 @@ async def test_a_change_in_the_middle_of_a_look_is_no_finding(race: str, monkeyp
         if race in ("delete", "quarantine"):
             await rig.seal(node.store, EXTENT, len(BYTES))
         made = Scrubbed(node)
-        changing = asyncio.create_task(_change(race, cluster, source, node, wait_ticks=max(0, ticks)))
+        request = order(source)
+        draft = await node.store.copies.begin(request)
+        await draft.take(BYTES)
+        await draft.finish(Seal(len(BYTES), request.seal.eversion, request.seal.digest))
+        changes: dict[str, Callable[[], Awaitable[object]]] = {
+            "delete": lambda store=node.store: rig.delete(store, EXTENT),
+            "seal": lambda store=node.store: rig.seal(store, EXTENT, len(BLOCKS[0])),
+            "copy": lambda store=node.store, draft=draft, request=request: store.copies.install(draft, request),
+            "quarantine": lambda store=node.store: store.quarantine(
+                EXTENT, incarnation=describe(store, EXTENT).replica.incarnation, reason="a test"
+            ),
+        }
+        changing = asyncio.create_task(_change(changes[race], wait_ticks=max(0, ticks)))
         for _ in range(-ticks):
             await asyncio.sleep(0)
         result = await made.scrubber.scrub_all()
-        await changing
+        assert await changing
+        await draft.discard()
         skipped += result.skipped
         assert (result.bad, made.told) == (0, []), ticks
         assert describe_kind(node.store) in (None, pb.LengthAnswer.LENGTH)
@@ -325,23 +339,10 @@ def describe_kind(store: Store) -> pb.LengthAnswer.Kind | None:
         return None
 
 
-async def _change(race: str, cluster: Cluster, source: Node, node: Node, *, wait_ticks: int) -> None:
+async def _change(change: Callable[[], Awaitable[object]], *, wait_ticks: int) -> object:
     for _ in range(wait_ticks):
         await asyncio.sleep(0)
-    if race == "delete":
-        await rig.delete(node.store, EXTENT)
-    elif race == "seal":
-        assert (await rig.seal(node.store, EXTENT, len(BLOCKS[0]))).confirmed
-    elif race == "quarantine":
-        incarnation = describe(node.store, EXTENT).replica.incarnation
-        assert await node.store.quarantine(EXTENT, incarnation=incarnation, reason="a test")
-    else:
-        request = order(source)
-        draft = await node.store.copies.begin(request)
-        await draft.take(BYTES)
-        await draft.finish(Seal(len(BYTES), request.seal.eversion, request.seal.digest))
-        assert await node.store.copies.install(draft, request) is not None
-        await draft.discard()
+    return await change()
 
 
 @pytest.mark.sim(seed=12)
