@@ -215,7 +215,7 @@ class CopySource(_message.Message):
     def __init__(self, replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
 
 class StartCopyRequest(_message.Message):
-    __slots__ = ("call", "leader", "task_id", "extent_id", "replica", "seal", "sources", "bytes_per_s_max", "stream_id")
+    __slots__ = ("call", "leader", "task_id", "extent_id", "replica", "seal", "sources", "bytes_per_s_max", "stream_id", "eversion")
     CALL_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class StartCopyRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_MAX_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    EVERSION_FIELD_NUMBER: _ClassVar[int]
     call: _common_pb2.CallId
     leader: _common_pb2.Leader
     task_id: int
@@ -234,7 +235,8 @@ class StartCopyRequest(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[CopySource]
     bytes_per_s_max: int
     stream_id: int
-    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., task_id: _Optional[int] = ..., extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[CopySource, _Mapping]]] = ..., bytes_per_s_max: _Optional[int] = ..., stream_id: _Optional[int] = ...) -> None: ...
+    eversion: int
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., task_id: _Optional[int] = ..., extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[CopySource, _Mapping]]] = ..., bytes_per_s_max: _Optional[int] = ..., stream_id: _Optional[int] = ..., eversion: _Optional[int] = ...) -> None: ...
 
 class StartCopyReply(_message.Message):
     __slots__ = ("task_id",)

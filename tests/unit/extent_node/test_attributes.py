@@ -76,6 +76,13 @@ def test_all_attributes_come_back(state: Attributes) -> None:
     assert next(iter(values)) == attributes.META
 
 
+def test_a_new_file_has_meta_alone() -> None:
+    assert attributes.encode_all(Attributes(META)) == {attributes.META: attributes.encode_meta(META)}
+    assert attributes.decode_all({attributes.META: attributes.encode_meta(META)}) == Attributes(
+        META, token=0, fenced=False, seal=None, unsynced=False, doubt=None
+    )
+
+
 def test_every_attribute_of_the_format_is_tested_here() -> None:
     assert tuple(NAMES) == attributes.ALL
 

@@ -61,8 +61,8 @@ def test_many_blocks_are_the_same_as_one_by_one(payloads: list[bytes]) -> None:
 
 def test_large_payloads_are_passed_on_uncopied_and_small_ones_joined() -> None:
     large = bytes(blocks.JOIN_BYTES_MAX + 1)
-    encoded = blocks.encode_blocks([b"a", b"b", large, b"c", b"d"])
-    assert len(encoded.buffers) == 3
+    encoded = blocks.encode_blocks([b"a", large[:-1], large, b"c", b"d"])
+    assert [len(buffer) for buffer in encoded.buffers] == [9 + 8 + blocks.JOIN_BYTES_MAX + 8, len(large), 18]
     assert encoded.buffers[1] is large
     assert blocks.verify(b"".join(encoded.buffers)) is None
 
@@ -72,6 +72,7 @@ def test_the_largest_payload_fits_and_one_byte_more_is_refused() -> None:
     block = blocks.encode_block(largest)
     assert len(block) == blocks.BLOCK_BYTES_MAX == 16 * 2**20 + 7
     assert blocks.verify(block) is None
+    assert blocks.encode_blocks([largest]).block_sizes == [blocks.BLOCK_BYTES_MAX]
     with pytest.raises(InvalidArgument):
         blocks.encode_block(largest + b"x")
     with pytest.raises(InvalidArgument):
@@ -91,6 +92,30 @@ def test_walk_finds_what_was_encoded_from_any_offset(payloads: list[bytes], lead
     for ref in refs:
         assert blocks.verify_block(buffer, ref.offset) is None
         assert blocks.parse_header(buffer, ref.offset)[1:] == (ref.size_total - HEADER_BYTES, ref.type)
+
+
+def test_blocks_of_every_type_and_size_are_read() -> None:
+    buffer = b"".join(blocks.encode_block(bytes(n), t) for n in (0, 1, 50) for t in BlockType)
+    refs = list(blocks.walk(buffer))
+    assert [ref.type for ref in refs] == 3 * list(BlockType)
+    assert blocks.verify(buffer) is None
+    for ref in refs:
+        assert blocks.verify_block(buffer, ref.offset, end=ref.end) is None
+        assert blocks.verify(buffer, ref.offset, end=ref.end) is None
+    for count in (len(refs), 10 * blocks._VECTOR_BLOCKS_MIN):
+        blocks.check_sizes(buffer * count, [ref.size_total for ref in refs] * count)
+
+
+def test_a_block_of_another_type_is_no_block() -> None:
+    for block_type in {*range(256)} - set(BlockType):
+        block = blocks.encode_block(b"payload", block_type)  # with a right checksum
+        for buffer in (block, block[:10]):  # a wrong type is told whether the block is whole or not
+            problem = blocks.verify(buffer)
+            assert problem is not None
+            assert problem.kind is ProblemKind.WRONG_HEADER
+            assert blocks.verify_block(buffer) == problem
+            with pytest.raises(blocks.BadBlock):
+                list(blocks.walk(buffer))
 
 
 def test_walk_stops_at_the_end_it_is_given() -> None:
@@ -172,8 +197,8 @@ def test_any_wrong_size_type_or_sum_is_refused(count: int) -> None:
     body, sizes = b"".join(encoded.buffers), encoded.block_sizes
     at = rng.randrange(count)
 
-    def refused(buffer: bytes | bytearray, block_sizes: list[int]) -> None:
-        with pytest.raises(InvalidArgument, match="block_sizes"):
+    def refused(buffer: bytes | bytearray, block_sizes: list[int], words: str = "") -> None:
+        with pytest.raises(InvalidArgument, match=f"block_sizes.*{words}"):
             blocks.check_sizes(buffer, block_sizes)
 
     refused(body + b"x", sizes)
@@ -186,13 +211,15 @@ def test_any_wrong_size_type_or_sum_is_refused(count: int) -> None:
         merged = sizes[1:]
         merged[0] += sizes[0]
         refused(body, merged)
+        for size_total in range(8):  # the sum is right, the last header is not there
+            refused(body, [*sizes[:-2], sizes[-2] + sizes[-1] - size_total, size_total])
     for wrong_type in (0, 5, 255):
         changed = bytearray(body)
         changed[at * 28 + 7] = wrong_type
-        refused(changed, sizes)
+        refused(changed, sizes, words=f"block {at}: 28 bytes, but its header says type {wrong_type}")
     changed = bytearray(body)
     changed[at * 28 + 4] ^= 4  # the size in the header
-    refused(changed, sizes)
+    refused(changed, sizes, words=f"block {at}: 28 bytes, but its header says type 1 and 8 . 16 bytes")
 
 
 def test_no_sizes_are_right_for_no_bytes_only() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -475,7 +476,9 @@ async def test_an_order_that_cannot_be_carried_out_is_refused_at_once() -> None:
         made.start(order(source, replica=common_pb2.Replica(node_id=rig.NODE_ID + 1)))
     with pytest.raises(errors.WrongReplica):
         made.start(order(source, replica=common_pb2.Replica(disk_uuid=rig.disk_uuid(5))))
-    for fields in ({"task_id": 0}, {"sources": []}, {"seal": None}, {"seal": common_pb2.Seal(digest=b"short")}):
+    short = common_pb2.Seal(digest=b"short")
+    wrong: list[dict[str, Any]] = [{"task_id": 0}, {"sources": []}, {"seal": None}, {"seal": short}]
+    for fields in wrong:
         with pytest.raises(errors.InvalidArgument):
             made.start(order(source, **fields))
     assert made.statuses() == []
@@ -652,7 +655,7 @@ async def _sealed(store: Store) -> None:
     await rig.seal(store, EXTENT, len(BYTES))
 
 
-BEFORE: dict[str, Callable[[Store], Awaitable[None]]] = {
+BEFORE: dict[str, Callable[[Store], Coroutine[Any, Any, None]]] = {
     "nothing": _nothing,
     "short": _short,
     "damaged": _sealed,
@@ -760,12 +763,12 @@ def _check_after(machine: Machine, before: str, *, was_done: bool) -> None:
 DIGEST, OTHER_DIGEST = b"d" * 32, b"e" * 32
 
 
-def _state(eversion: int = 4, **fields: object) -> ReplicaState:
+def _state(eversion: int = 4, **fields: Any) -> ReplicaState:
     meta = Meta(EXTENT, eversion, 77, 5, 0, 1000, rig.NODE_ID, rig.disk_uuid(0))
-    return ReplicaState(meta, **{"length": 100, **fields})  # type: ignore[arg-type]
+    return ReplicaState(meta, **{"length": 100, **fields})
 
 
-def _sealed_state(digest: bytes = DIGEST, length: int = 100, **fields: object) -> ReplicaState:
+def _sealed_state(digest: bytes = DIGEST, length: int = 100, **fields: Any) -> ReplicaState:
     ends = {"length": length, "durable_end": length, "journaled_end": length}
     return _state(seal=Seal(length, 5, digest), **{**ends, **fields})
 

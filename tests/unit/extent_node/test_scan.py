@@ -76,7 +76,8 @@ def test_a_file_is_scanned_in_chunks_and_blocks_may_straddle_them(size_bytes: in
     result = scan_file(fs, fd, end=len(buffer), on_progress=progress.append)
     assert (result.problem, result.valid_length, len(result.sizes)) == (None, len(buffer), 3)
     assert sum(progress) == len(buffer)
-    assert scan_file(fs, fd, end=13).valid_length == 13  # no more than asked for
+    assert scan_file(fs, fd, end=13).length == 13  # no more than asked for
+    assert max(progress) <= scan.SCAN_CHUNK_BYTES
     torn = scan_file(fs, fd, end=len(buffer) - 1).problem
     assert torn is not None
     assert (torn.kind, torn.offset) == (ProblemKind.CUT_SHORT, len(buffer) - 12)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -311,13 +312,12 @@ async def test_a_change_in_the_middle_of_a_look_is_no_finding(race: str, monkeyp
         draft = await node.store.copies.begin(request)
         await draft.take(BYTES)
         await draft.finish(Seal(len(BYTES), request.seal.eversion, request.seal.digest))
+        incarnation = describe(node.store, EXTENT).replica.incarnation
         changes: dict[str, Callable[[], Awaitable[object]]] = {
-            "delete": lambda store=node.store: rig.delete(store, EXTENT),
-            "seal": lambda store=node.store: rig.seal(store, EXTENT, len(BLOCKS[0])),
-            "copy": lambda store=node.store, draft=draft, request=request: store.copies.install(draft, request),
-            "quarantine": lambda store=node.store: store.quarantine(
-                EXTENT, incarnation=describe(store, EXTENT).replica.incarnation, reason="a test"
-            ),
+            "delete": partial(rig.delete, node.store, EXTENT),
+            "seal": partial(rig.seal, node.store, EXTENT, len(BLOCKS[0])),
+            "copy": partial(node.store.copies.install, draft, request),
+            "quarantine": partial(node.store.quarantine, EXTENT, incarnation=incarnation, reason="a test"),
         }
         changing = asyncio.create_task(_change(changes[race], wait_ticks=max(0, ticks)))
         for _ in range(-ticks):

@@ -1,7 +1,8 @@
 """One store against a simple model: Hypothesis draws what writers, managers, disks and the power company do.
 
-Goal: in any order of appends, retries, late duplicates, overlaps, gaps, conflicts, raises, fences, seals, deletes, kills,
-power cuts, restarts and disk errors, every answer is the one that the rules give, and every promise holds afterwards.
+Goal: in any order of appends, retries, late duplicates, overlaps, gaps, conflicts, raises, fences, seals, deletes,
+kills, power cuts, restarts and disk errors, every answer is the one that the rules give, and every promise holds
+afterwards.
 Method: `store_model` keeps the promises; this adds which answer each request must get. 10,000 steps in a run of the
 test suite, as many as wanted by NEVE_STATE_MACHINE_EXAMPLES (each is 50 steps).
 """
@@ -16,7 +17,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -32,6 +33,7 @@ T = TypeVar("T")
 
 EXAMPLES = int(os.environ.get("NEVE_STATE_MACHINE_EXAMPLES", "200"))
 STEPS = 50
+SHRINK = bool(os.environ.get("NEVE_STATE_MACHINE_SHRINK"))
 
 EXTENTS = st.integers(1, 4)
 SIZES = st.lists(st.integers(0, 1500), min_size=1, max_size=3)
@@ -324,7 +326,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.lengths[extent_id] = length
             extent.forget_above(length)
         else:
-            assert self.tainted, (error, extent)
+            # After a failed sync nothing here may be believed in this boot: a copy replaces the replica.
+            assert self.tainted or (error is None and extent.doubt_excused), (error, extent)
 
     @rule(extent_id=EXTENTS)
     def delete(self, extent_id: int) -> None:
@@ -450,5 +453,8 @@ StoreMachine.TestCase.settings = settings(
     derandomize="NEVE_STATE_MACHINE_EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
+    report_multiple_bugs=False,
+    # Shrinking replays the machine hundreds of times, and takes minutes: by NEVE_STATE_MACHINE_SHRINK=1.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if SHRINK else [])],
 )
 TestStoreMachine = StoreMachine.TestCase
