@@ -214,7 +214,9 @@ class Copier:
         except NeveError as error:
             self._failed(task, error)
         except asyncio.CancelledError:
-            self._failed(task, ShuttingDown())
+            status.state = State.FAILED
+            status.error.CopyFrom(errors.to_message(ShuttingDown()))
+            log.info("copy_stopped task=%d extent_id=%016x", request.task_id, request.extent_id)
             raise
         except Exception as error:  # the task's own loop: whatever it was, the manager hears of it
             log.exception("copy_broken task=%d extent_id=%016x", request.task_id, request.extent_id)

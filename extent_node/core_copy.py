@@ -8,6 +8,7 @@ whole: whatever happened to the extent meanwhile then counts.
     a tombstone, as new or newer       refuse: the order was given before the delete and is late
     not sealed: short, doubtful, …     replace it (rule 20: shorter replicas are filled)
     sealed, the same digest            verify it: that a file exists proves nothing (T35)
+    the same, older than the order     replace it: a delete order for the old one may be on its way (rule 24)
     sealed, damaged or other bytes     replace it
     sealed at another length           refuse: one seal is decided for an extent, so that a person must look
 
@@ -65,6 +66,11 @@ class QuarantineFirst:
 CopyDecision = MakeCopy | ReplaceBy | VerifyHere | QuarantineFirst | Refuse
 
 
+def order_eversion(request: pb.StartCopyRequest) -> int:
+    """Of the metadata that will list the copy: delete orders at or above it are for it, lower ones are not."""
+    return request.eversion or request.seal.eversion
+
+
 def check_copy(request: pb.StartCopyRequest) -> InvalidArgument | None:
     """What is wrong with the order itself, whatever is here."""
     if request.task_id == 0:
@@ -84,9 +90,9 @@ def decide_copy(existing: Existing, request: pb.StartCopyRequest) -> CopyDecisio
     if isinstance(existing, Tombstone):
         # Ids are not used again and eversions only rise: an order above the tombstone was given after the delete, by a
         # manager who wants a replica here once more (rules 22, 24). The tombstone stays: late Creates still come.
-        if existing.eversion < request.seal.eversion:
+        if existing.eversion < order_eversion(request):
             return MakeCopy()
-        detail = f"by an order of eversion {existing.eversion}, and this one has {request.seal.eversion}"
+        detail = f"by an order of eversion {existing.eversion}, and this one has {order_eversion(request)}"
         return Refuse(ReplicaDeleted(extent_id=existing.extent_id, detail=detail))
     if existing.seal is not None:
         return _decide_sealed(existing, existing.seal, request)
@@ -102,6 +108,10 @@ def _decide_sealed(state: ReplicaState, seal: Seal, request: pb.StartCopyRequest
         return QuarantineFirst("its digest is not the one that the first replica confirmed")
     if state.damaged_at is not None:
         return ReplaceBy(Aside.QUARANTINE, f"damaged at {state.damaged_at}")
+    if state.eversion_now < order_eversion(request):
+        # This node was taken off the list and is put on it again. The delete order of the first may still come, and
+        # would be obeyed: a file's eversion is for ever, so that only a new file is safe from it.
+        return ReplaceBy(Aside.TRASH, f"of eversion {state.eversion_now}, {order_eversion(request)} is ordered")
     return VerifyHere(seal)
 
 

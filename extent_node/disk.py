@@ -300,15 +300,15 @@ class Disk:
         """After an unclean stop: one that can be seen may not be durable."""
         self.fs.fsync_dir(os.path.join(self.folder, TOMBSTONES))
 
-    def purge_tombstones(self, before_ms: int) -> list[int]:
-        """Remove those made before then: a Create that old is on no network any more. The extent ids."""
+    def purge_tombstones(self, before_ms: int) -> list[tuple[int, int]]:
+        """Remove those made before then: a Create that old is on no network any more. Extent ids and eversions."""
         folder = os.path.join(self.folder, TOMBSTONES)
         purged = []
         for name in self.fs.list_dir(folder):
             found = _parse_tombstone_name(name)
             if found is not None and found[2] < before_ms:
                 self.fs.unlink(os.path.join(folder, name))
-                purged.append(found[0])
+                purged.append(found[:2])
         return purged
 
     def move_to_trash(self, extent_id: int, incarnation: int, now_ms: int) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -183,7 +184,7 @@ class ExtentNode:
             diagnostics_service(kind="extent_node", cluster=config.cluster),
         ]
         self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
-        counters = {"node": self.store.counters, "copy": copier.counters, "scrub": scrubber.counters}
+        counters: dict[str, Any] = {"node": self.store.counters, "copy": copier.counters, "scrub": scrubber.counters}
         registry.register(StoreCollector(self.store, self.front.wire, counters))
         await self.front.start()
         self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)

@@ -100,8 +100,10 @@ async def purge_trash(store: StoreState, disk: Disk) -> None:
     trash_before_ms = now_ms - int(store.config.trash_delay_s * 1000)
     store.counters.trash_purged += await store.run(disk.purge_trash, trash_before_ms)
     tombstones_before_ms = now_ms - int(store.config.tombstone_delay_s * 1000)
-    for extent_id in await store.run(disk.purge_tombstones, tombstones_before_ms):
-        store.tombstones.pop(extent_id, None)
+    for extent_id, eversion in await store.run(disk.purge_tombstones, tombstones_before_ms):
+        known = store.tombstones.get(extent_id)
+        if known is not None and known.eversion == eversion:  # a later order may have left a younger one, which stays
+            del store.tombstones[extent_id]
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> bool:

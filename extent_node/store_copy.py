@@ -230,7 +230,7 @@ class Copies:
         disk = self.choose_disk(request)
         meta = Meta(
             extent_id=request.extent_id,
-            eversion=request.seal.eversion,
+            eversion=core_copy.order_eversion(request),
             incarnation=store.rng.getrandbits(63) + 1,
             stream_id=request.stream_id,
             created_ms=store.wall_clock_ms(),

@@ -20,7 +20,7 @@ from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
 from neve.rpc.sim import SimNetwork
 from tests.unit.extent_node import store_rig as rig
-from tests.unit.extent_node.store_rig import EVERSION, Machine, block_of
+from tests.unit.extent_node.store_rig import Machine, block_of
 
 EXTENT = 2
 FOLDER = f"/disk0/extents/{EXTENT:02x}"
@@ -108,11 +108,10 @@ async def fill(store: Store, blocks: list[bytes]) -> None:
         await rig.append(store, EXTENT, 0, *blocks)
 
 
-def order(*sources: Node, task_id: int = 1, eversion: int = EVERSION + 1, **fields: Any) -> pb.StartCopyRequest:
+def order(*sources: Node, task_id: int = 1, **fields: Any) -> pb.StartCopyRequest:
     """To copy the extent as the first source has sealed it."""
     seal = common_pb2.Seal()
     seal.CopyFrom(rig.describe(sources[0].store, EXTENT).seal)
-    seal.eversion = eversion
     return pb.StartCopyRequest(
         **{
             "task_id": task_id,

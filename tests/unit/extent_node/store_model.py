@@ -28,7 +28,7 @@ Kind = pb.LengthAnswer
 @dataclass
 class ExtentModel:
     extent_id: int
-    sequence: bytearray = field(default_factory=bytearray)  # all bytes that were ever sent
+    sequence: bytearray = field(default_factory=bytearray, repr=False)  # all bytes that were ever sent
     boundaries: list[int] = field(default_factory=lambda: [0])
     create_sent: bool = False
     incarnation: int = 0  # answered
@@ -126,7 +126,7 @@ class Model:
         extent.token_sent = max(extent.token_sent, token)
         answer = await rig.raise_token(store, extent_id, token)
         self._note_length(extent, answer)
-        if answer.kind in (Kind.LENGTH, Kind.DOUBTFUL):
+        if answer.kind in (Kind.LENGTH, Kind.DOUBTFUL) and not answer.HasField("seal"):
             extent.token = max(extent.token, token)
         return answer
 

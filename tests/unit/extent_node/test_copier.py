@@ -367,6 +367,24 @@ async def test_t22_a_tombstone_refuses_late_orders_and_lets_newer_ones_in() -> N
     assert await rig.error_of(rig.create(again.store, EXTENT)) is errors.ReplicaDeleted
 
 
+@pytest.mark.sim(seed=33)
+async def test_a_delete_order_from_before_the_copy_order_does_not_take_the_copy() -> None:
+    """The node leaves the list (its delete is on its way) and is put on it again at a higher eversion."""
+    cluster = Cluster()
+    source, target = await cluster.sealed_node(), await cluster.sealed_node()
+    await check_whole(target, await run_copy(cluster.copier(target), order(source, eversion=7)))
+    assert describe(target.store, EXTENT).eversion == 7
+    assert await rig.error_of(rig.delete(target.store, EXTENT, eversion=6)) is errors.EversionMismatch
+    again = await cluster.node(_restarted(target))
+    assert await read_bytes(again.store, EXTENT) == BYTES
+    # Ordered once more, it is verified and stays.
+    asked, here = len(source.servicer.requests), describe(again.store, EXTENT).replica
+    status = await run_copy(cluster.copier(again), order(source, eversion=7))
+    assert (status.state, status.replica) == (State.DONE, here)
+    assert len(source.servicer.requests) == asked
+    assert await rig.delete(again.store, EXTENT, eversion=7)
+
+
 def _restarted(node: Node) -> Machine:
     node.fs.power_cut()
     return node.machine
@@ -789,6 +807,7 @@ def _sealed_state(digest: bytes = DIGEST, length: int = 100, **fields: Any) -> R
         (_state(length=200, committed=101), errors.Conflict),
         (_state(eversion=6), errors.EversionMismatch),
         (_sealed_state(), VerifyHere(Seal(100, 5, DIGEST))),
+        (_sealed_state(eversion=6), VerifyHere(Seal(100, 5, DIGEST))),
         (_sealed_state(damaged_at=3), Aside.QUARANTINE),
         (_sealed_state(digest=OTHER_DIGEST), QuarantineFirst),
         (_sealed_state(digest=OTHER_DIGEST, damaged_at=3), QuarantineFirst),
@@ -817,3 +836,13 @@ def test_the_order_is_decided_by_what_is_here(existing: object, expected: object
 def test_an_order_without_a_digest_verifies_what_is_here_by_its_own_seal() -> None:
     request = pb.StartCopyRequest(task_id=1, extent_id=EXTENT, seal=common_pb2.Seal(length=100, eversion=5))
     assert decide_copy(_sealed_state(), request) == VerifyHere(Seal(100, 5, DIGEST))
+
+
+def test_the_orders_own_eversion_counts_where_it_has_one() -> None:
+    seal = common_pb2.Seal(length=100, eversion=5, digest=DIGEST)
+    request = pb.StartCopyRequest(task_id=1, extent_id=EXTENT, seal=seal, eversion=9)
+    assert decide_copy(Tombstone(EXTENT, 8), request) == MakeCopy()
+    assert isinstance(decide_copy(Tombstone(EXTENT, 9), request), Refuse)
+    older, same = decide_copy(_sealed_state(), request), decide_copy(_sealed_state(eversion=9), request)
+    assert isinstance(older, ReplaceBy)
+    assert isinstance(same, VerifyHere)

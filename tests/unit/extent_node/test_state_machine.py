@@ -93,7 +93,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Take over what the restarted store has: any of several states was allowed."""
         try:
             info = rig.describe(self.store, extent.extent_id)
-        except errors.ReplicaError:
+        except errors.ReplicaDeleted:
+            extent.deleted = True
+            return
+        except errors.ReplicaMissing:
             return
         self.lengths[extent.extent_id] = info.length
         extent.incarnation = info.replica.incarnation
@@ -353,7 +356,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.do(self.store.stop(clean=True))
         if not self.tainted:
             for extent in self.model.extents.values():
-                extent.sync_end, extent.no_sync_sent = extent.any_end, False
+                if not extent.doubtful:
+                    extent.sync_end, extent.no_sync_sent = extent.any_end, False
         self._restart("kill")
 
     @rule(

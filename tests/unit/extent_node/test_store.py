@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from neve.extent_node.store import Store
+from neve.extent_node.store_checkpoint import purge_trash
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import (
     AlreadyExists,
@@ -258,6 +259,28 @@ def test_a_deleted_replica_leaves_a_tombstone_that_a_late_create_cannot_pass() -
         assert await error_of(append(store, 1, 0, A)) is ReplicaDeleted
 
     machine.restart(again)
+
+
+def test_an_old_tombstone_that_goes_leaves_a_younger_one() -> None:
+    async def work(store: Store) -> None:
+        state = store._state
+        day_ms, begin_ms = 24 * 3600 * 1000, state.wall_clock_ms()
+        (disk,) = state.disks.values()
+
+        async def purge_on_day(day: int) -> None:
+            state.wall_clock_ms = lambda: begin_ms + day * day_ms
+            await purge_trash(state, disk)
+
+        await create(store, 1)
+        await delete(store, 1, eversion=3)
+        await purge_on_day(20)
+        await delete(store, 1, eversion=9)
+        await purge_on_day(31)  # the first one's thirty days are over
+        assert await error_of(create(store, 1)) is ReplicaDeleted
+        await purge_on_day(51)
+        assert await error_of(create(store, 1)) is None
+
+    Machine().run(work)
 
 
 def test_create_again_answers_the_same_incarnation_while_the_replica_is_empty() -> None:
