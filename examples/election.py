@@ -12,6 +12,7 @@ Exit code 0 if everything went as it must, 1 if not.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ STEP_TIMEOUT_S = 30.0  # a bound for a slow machine; an election takes about as 
 
 async def candidate(endpoint: str, root: bytes, name: str) -> None:
     """Campaign, then obey: each line on standard input asks for one write as the leader."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped candidate would outlive the show
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     async with await EtcdStore.connect(EtcdConfig((endpoint,))) as store:
@@ -103,6 +105,9 @@ async def next_leader(election: Election, *, after: KeyValue | None) -> KeyValue
 
 
 async def show(endpoint: str) -> None:
+    running = asyncio.current_task()
+    assert running is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)  # the candidates end with us
     root = f"/neve-example-election/{os.getpid()}/".encode()
     candidates = Candidates()
     async with await EtcdStore.connect(EtcdConfig((endpoint,))) as store:
@@ -149,6 +154,8 @@ def main() -> int:
         return 2
     try:
         asyncio.run(show(sys.argv[1]))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     except (NeveError, RuntimeError, TimeoutError) as error:
         print(f"NOT as it must be: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -3,16 +3,21 @@
 Invariants: leading means owning the election key by create revision (protocol.md, rule 25): whoever writes as the
             leader compares it in the same transaction, so that a deposed leader changes nothing (G7);
             candidates queue by create revision, and each watches only its predecessor: no stampede;
+            every term has a create revision of its own, also on one lease: no write of an earlier term passes;
             a campaign that fails or is cancelled withdraws: nobody waits for a candidate that went away.
-Neighbours: `owned_key.OwnedKey` notices the loss; stream_manager and partition_manager campaign.
+Neighbours: `bid.Bid` enters and withdraws, `owned_key.OwnedKey` notices the loss;
+            stream_manager and partition_manager campaign.
 Not here:   what a leader does. If it cannot load its state it resigns: better no leader than one that serves nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from collections.abc import AsyncGenerator, Iterable
 
+from neve.meta.bid import Bid
 from neve.meta.lease import Lease
 from neve.meta.owned_key import OwnedKey
 from neve.meta.store import EventKind, Listing, MetaStore, Resync, WatchItem
@@ -28,13 +33,26 @@ from neve.meta.txn import (
     mod_revision_is,
 )
 from neve.meta.waiting import until_changed, until_settled, while_alive
-from neve.proto.errors import MetaError, MetaUnavailable, NotLeader
+from neve.proto.errors import NotLeader
 
 log = logging.getLogger(__name__)
+
+WITHDRAWAL_WAIT_S = 1.0  # of a campaign that ends: enough for a store that answers, and it goes on behind the caller
+
+
+def _withdrawal_guard(bid: Bid, mine: KeyValue | None) -> tuple[Compare, ...]:
+    """The key as we know it. In doubt whatever stands there: no other campaign has a key of this name."""
+    if mine is None or bid.doubtful:
+        return ()
+    return (create_revision_is(mine.key, mine.create_revision),)
 
 
 class Leadership(OwnedKey):
     """Held by the winner of a campaign. As a context it resigns at the end, however that comes."""
+
+    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, bid: Bid) -> None:
+        self._proclaiming = asyncio.Lock()
+        super().__init__(store, lease, kv, bid)
 
     @property
     def create_revision(self) -> int:
@@ -50,25 +68,35 @@ class Leadership(OwnedKey):
     def _is_ours(self, kv: KeyValue) -> bool:
         return kv.create_revision == self.create_revision
 
+    def _withdrawal_guard(self) -> tuple[Compare, ...]:
+        return _withdrawal_guard(self._bid, self._kv)
+
     def _not_ours(self) -> NotLeader:
         return NotLeader(detail=self.lost.reason)
 
     async def proclaim(self, value: bytes) -> None:
-        """Change what observers see, for example the leader's address, without a new election."""
-        self.ensure()
-        self._kv = await until_settled(self.lease, lambda: self._replace(value), timeout_s=self.lease.ttl_s)
+        """Change what observers see, for example the leader's address, without a new election.
+
+        Of several at a time the last to begin stands; one that is cancelled may stand until the next.
+        """
+        async with self._proclaiming:
+            self.ensure()
+            self._kv = await until_settled(self.lease, lambda: self._replace(value), timeout_s=self.lease.ttl_s)
 
     async def _replace(self, value: bytes) -> KeyValue:
-        # The mod revision, not just the guard: an earlier proclamation that was delayed on its way must not
-        # overwrite a later one.
-        compare = mod_revision_is(self.key, self._kv.mod_revision)
-        put = Put(self.key, value, self.lease.lease_id)
-        result = await self._store.txn((compare,), (put, Get(self.key)), (Get(self.key),))
-        kv = result.get_at(1 if result.succeeded else 0).first
-        if kv is None or not self._is_ours(kv) or kv.value != value:
-            self._lose("the key was replaced or deleted")
-            raise self._not_ours()
-        return kv  # also if an attempt with an unknown outcome had put it already
+        while True:
+            # The mod revision, not just the guard: an earlier proclamation that was delayed on its way must not
+            # overwrite a later one.
+            compare = mod_revision_is(self.key, self._kv.mod_revision)
+            put = Put(self.key, value, self.lease.lease_id)
+            result = await self._store.txn((compare,), (put, Get(self.key)), (Get(self.key),))
+            kv = result.get_at(1 if result.succeeded else 0).first
+            if kv is None or not self._is_ours(kv):
+                self._lose("the key was replaced or deleted")
+                raise self._not_ours()
+            if kv.value == value:
+                return kv  # also if an attempt with an unknown outcome had put it already
+            self._kv = kv  # the put of a proclamation that was cancelled
 
     async def resign(self) -> None:
         await self.give_up("resigned")
@@ -81,35 +109,48 @@ class Election:
         self._store = store
         self._prefix = prefix.rstrip(b"/") + b"/"
         self._candidates = KeyRange.prefix(self._prefix)
+        self._void_prefix = prefix.rstrip(b"/") + b"-void/"  # beside the candidates, not among them: see `bid`
 
     async def campaign(self, value: bytes, lease: Lease) -> Leadership:
         """Wait until we lead; `value` is what observers see. One campaign at a time on a lease.
 
         Raises `LeaseLost` when the lease is lost before that, `NotLeader` when somebody deleted our key.
         """
-        key = self._prefix + f"{lease.lease_id:016x}".encode()
+        # A key of its own for every campaign, also on the same lease: a term never has the create revision of an
+        # earlier one, whose delayed writes would pass its guard, and what was delayed of an earlier campaign, its
+        # entering or its withdrawal, cannot touch this one.
+        nonce = lease.next_nonce().encode()
+        key = self._prefix + nonce
+        bid = Bid(self._store, lease, Put(key, value, lease.lease_id), void_key=self._void_prefix + nonce)
+        mine: KeyValue | None = None
         try:
-            mine = await while_alive(lease, until_settled(lease, lambda: self._enter(key, value, lease)))
+            await while_alive(lease, self._end_earlier(lease))
+            mine = await while_alive(lease, until_settled(lease, lambda: self._enter(bid)))
             log.info("election_entered key=%r create_revision=%d", key, mine.create_revision)
             await while_alive(lease, self._await_turn(mine, lease))
             lease.ensure_alive()
         except BaseException:
-            await self._withdraw(key, lease)
+            await bid.withdraw(_withdrawal_guard(bid, mine), wait_s=WITHDRAWAL_WAIT_S)
             raise
         log.info("election_won key=%r create_revision=%d", key, mine.create_revision)
-        return Leadership(self._store, lease, mine)
+        return Leadership(self._store, lease, mine, bid)
 
-    async def _enter(self, key: bytes, value: bytes, lease: Lease) -> KeyValue:
-        """Put the key unless it is there. The key names the lease, so whatever is there is ours."""
-        put = Put(key, value, lease.lease_id)
-        result = await self._store.txn((key_absent(key),), (put, Get(key)), (Get(key),))
-        found = result.get_at(1 if result.succeeded else 0).first
-        if found is not None and found.value != value:  # left by an earlier campaign on this lease
-            compare = mod_revision_is(key, found.mod_revision)
-            result = await self._store.txn((compare,), (put, Get(key)))
-            found = result.get_at(1).first if result.succeeded else None
-        if found is None:
-            raise MetaUnavailable(detail="the candidate's key changed while it was put")
+    async def _end_earlier(self, lease: Lease) -> None:
+        """Delete what an earlier campaign on this lease has left: we would wait for it, that is, for ourselves."""
+        own = KeyRange.prefix(self._prefix + f"{lease.lease_id:x}.".encode())
+        listing = await until_settled(lease, lambda: self._store.range_all(own))
+        for kv in listing.kvs:
+            log.warning("election_leftover_ended key=%r create_revision=%d", kv.key, kv.create_revision)
+            await until_settled(lease, functools.partial(self._delete, kv))
+
+    async def _delete(self, kv: KeyValue) -> None:
+        await self._store.txn((create_revision_is(kv.key, kv.create_revision),), (Delete(kv.key),))
+
+    async def _enter(self, bid: Bid) -> KeyValue:
+        """Put the key unless an earlier attempt has."""
+        found, _ = await bid.send(key_absent(bid.put.key))
+        if found is None or (found.value, found.lease_id) != (bid.put.value, bid.put.lease_id):
+            raise NotLeader(detail="somebody else put or deleted the candidate's key while it was put")
         return found
 
     async def _await_turn(self, mine: KeyValue, lease: Lease) -> None:
@@ -126,14 +167,6 @@ class Election:
             raise NotLeader(detail="the candidate's key was deleted")
         earlier = [kv for kv in listing.kvs if kv.create_revision < mine.create_revision]
         return max(earlier, key=lambda kv: kv.create_revision, default=None)
-
-    async def _withdraw(self, key: bytes, lease: Lease) -> None:
-        if not lease.alive():
-            return  # the store deletes the key with the lease
-        try:
-            await self._store.txn((), (Delete(key),))
-        except MetaError as error:  # one attempt, since we may be stopping; the lease's end does it too
-            log.warning("election_not_withdrawn key=%r error=%s", key, error)
 
     async def leader(self) -> KeyValue | None:
         """Who leads now, read linearizably."""

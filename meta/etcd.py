@@ -2,7 +2,8 @@
 
 Invariants: the semantics of `store.MetaStore`; the conformance tests run on this and on the in-memory twin;
             reads are linearizable, except where the caller asks for a serializable one;
-            leases are measured by CLOCK_BOOTTIME, which goes on while the machine is suspended.
+            leases are measured by CLOCK_BOOTTIME, which goes on while the machine is suspended;
+            a renewal counts only if etcd's leader is proved to have been the leader when it renewed.
 Neighbours: `etcd_link` sends and fails over, `etcd_errors` has the table of errors, `etcd_watch` the watches.
 
 aetcd gives us etcd's generated messages and stubs. Its client is not used: it has no TLS, no reads at a revision,
@@ -26,9 +27,20 @@ from neve.meta.etcd_link import END_OF_STREAM, EtcdLink, Member, Metadata
 from neve.meta.etcd_version import version_warning
 from neve.meta.etcd_watch import EtcdWatch
 from neve.meta.lease import HeldLeases, Lease
-from neve.meta.store import MetaStore, RangePage, check_start_revision, check_ttl
-from neve.meta.txn import Compare, Keys, Operation, Put, TxnResult, as_range, check_txn
-from neve.proto.errors import InvalidArgument, LeaseLost, MetaUnavailable, NeveError, PermissionDenied
+from neve.meta.store import MetaStore, RangePage, check_read, check_start_revision, check_ttl
+from neve.meta.txn import (
+    Compare,
+    KeyRange,
+    Keys,
+    Operation,
+    Put,
+    TxnResult,
+    as_range,
+    check_int64,
+    check_lease_id,
+    check_txn,
+)
+from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, PermissionDenied
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +73,7 @@ class EtcdStore(MetaStore):
         return store
 
     async def range(self, keys: Keys, *, limit: int = 0, revision: int = 0, serializable: bool = False) -> RangePage:
-        if limit < 0 or revision < 0:
-            raise InvalidArgument(what="revision or limit", detail="negative")
+        check_read(limit=limit, revision=revision)
         request = codec.range_request(as_range(keys), limit=limit, revision=revision, serializable=serializable)
         found = await self._link.call(
             lambda member, metadata, timeout_s: member.kv.Range(request, metadata=metadata, timeout=timeout_s),
@@ -115,6 +126,8 @@ class EtcdStore(MetaStore):
     async def keep_alive(self, lease_id: int, *, timeout_s: float) -> float:
         async def once(member: Member, metadata: Metadata, attempt_s: float) -> float:
             """One stream for one renewal: it fails over like any read, and leaves nothing to clean up."""
+            loop = asyncio.get_running_loop()
+            deadline_s = loop.time() + attempt_s
             call = member.lease.LeaseKeepAlive(metadata=metadata, timeout=attempt_s)
             try:
                 await call.write(pb.LeaseKeepAliveRequest(ID=lease_id))
@@ -125,11 +138,36 @@ class EtcdStore(MetaStore):
                 call.cancel()
             if response is END_OF_STREAM:
                 raise MetaUnavailable(detail=f"{member.address} ended the keep-alive without an answer")
+            if response.TTL > 0:
+                left_s = max(0.0, deadline_s - loop.time())
+                await self._prove_term(member, metadata, response.header.raft_term, timeout_s=left_s)
             return float(response.TTL)
 
         return await self._link.call(once, write=False, timeout_s=timeout_s)
 
+    async def _prove_term(self, member: Member, metadata: Metadata, term: int, *, timeout_s: float) -> None:
+        """Raise `MetaUnavailable` unless the leader of `term` still led after it had renewed the lease.
+
+        A leader renews from memory, without asking the others. One that was deposed and does not know it yet, after a
+        pause, renews a lease that its successor lets run out (etcd issue 15247; before 3.4.31 and 3.5.13 always, later
+        ones look first). A linearizable read that the same member answers in the same term needed a majority of
+        that term after the renewal. The header's term is that of the last entry applied, and such a read waits
+        until a successor's first entry is applied: so a new leader always shows as a new term.
+        """
+        read = codec.range_request(KeyRange(b"\x00"), limit=1, revision=0, serializable=False)
+        try:
+            proof = await member.kv.Range(read, metadata=metadata, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+                raise
+            # This user may read other keys only. etcd says so after the majority has agreed, and without the term.
+            proof = await member.maintenance.Status(pb.StatusRequest(), metadata=metadata, timeout=timeout_s)
+        if proof.header.raft_term != term:
+            detail = f"{member.address} renewed in term {term}, and it is term {proof.header.raft_term} by now"
+            raise MetaUnavailable(detail=detail)
+
     async def revoke(self, lease_id: int) -> None:
+        check_lease_id(lease_id)
         try:
             await self._link.call(
                 lambda member, metadata, timeout_s: member.lease.LeaseRevoke(
@@ -141,6 +179,7 @@ class EtcdStore(MetaStore):
             log.debug("lease_already_gone lease_id=%x", lease_id)
 
     async def compact(self, revision: int) -> None:
+        check_int64("revision", revision)
         # `physical`: answered when the space is free, so that a test sees the compaction done.
         await self._link.call(
             lambda member, metadata, timeout_s: member.kv.Compact(
@@ -157,6 +196,7 @@ class EtcdStore(MetaStore):
             wanted,
             start_revision=start_revision,
             relist=lambda: self.range_all(wanted),
+            probe=lambda: self.range(wanted, limit=1),
             on_close=self._watches.discard,
         )
         self._watches.add(watch)

@@ -20,8 +20,9 @@ Neighbours: `etcd_link` and `etcd_watch` translate every error here.
                         server stopped, socket closed …
 
 "etcdserver: mvcc: database space exceeded" is in the last group on purpose: the write that first finds the quota
-exceeded is applied *and* answered with that error (quotaApplierV3). So is "Received message larger than max" of our own
-side: the answer was too large, after the write.
+exceeded is applied *and* answered with that error (quotaApplierV3). So are "Received message
+larger than max" of our own side and "trying to send message larger than max" of etcd's: the answer was too large,
+after the write.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ _NOT_APPLIED = (
 _REQUEST_TOO_LARGE = (
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "Sent message larger than max"),
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger"),
-    (grpc.StatusCode.RESOURCE_EXHAUSTED, "trying to send message larger than max"),
     (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: request is too large"),
 )
 _CREDENTIALS = (  # etcd says INVALID_ARGUMENT to a wrong password and to a token from before a change of the users
@@ -56,7 +56,7 @@ _CREDENTIALS = (  # etcd says INVALID_ARGUMENT to a wrong password and to a toke
     "etcdserver: user name is empty",
     "etcdserver: revision of auth store is old",
 )
-_ANSWER_TOO_LARGE = "Received message larger than max"
+_ANSWER_TOO_LARGE = ("Received message larger than max", "trying to send message larger than max")
 
 
 def translate(code: grpc.StatusCode, text: str, *, write: bool) -> NeveError:
@@ -64,7 +64,8 @@ def translate(code: grpc.StatusCode, text: str, *, write: bool) -> NeveError:
     detail = f"etcd: {code.name}: {text}"
     if any(code is known and part in text for known, part in _REQUEST_TOO_LARGE):
         return TooLarge(what="request to etcd", detail=detail)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _ANSWER_TOO_LARGE in text and not write:
+    answer_too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(part in text for part in _ANSWER_TOO_LARGE)
+    if answer_too_large and not write:
         return TooLarge(what="answer of etcd", detail=detail)
     if code is grpc.StatusCode.UNAUTHENTICATED or any(part in text for part in _CREDENTIALS):
         return Unauthenticated(detail=detail)

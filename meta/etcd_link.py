@@ -35,6 +35,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs forgot it
 HAS_LEADER: Metadata = (("hasleader", "true"),)
+USERS_OFF = "etcdserver: authentication is not enabled"
 ROUNDS_MAX = 20  # over all members; the call's timeout ends it earlier, except where each attempt fails at once
 PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 1.0
@@ -79,6 +80,7 @@ class EtcdLink:
         self.members = [_member(address(endpoint), config) for endpoint in config.endpoints]
         self._first = 0
         self._token = ""
+        self._users_off = False  # etcd was asked for a token and said that it has no users
         self._login = asyncio.Lock()
         self._random = random.Random()
         self._closed = False
@@ -151,8 +153,8 @@ class EtcdLink:
         return (HAS_LEADER if has_leader else ()) + token
 
     async def login(self, member: Member) -> str:
-        """The token to send; empty when there is no user."""
-        if self.config.user and not self._token:
+        """The token to send; empty when there is no user, here or in etcd."""
+        if self.config.user and not self._token and not self._users_off:
             await self.renew_token(member, stale="")
         return self._token
 
@@ -165,8 +167,16 @@ class EtcdLink:
             try:
                 answer = await member.auth.Authenticate(request, timeout=self.config.attempt_timeout_s)
             except grpc.aio.AioRpcError as error:
+                if USERS_OFF in (error.details() or ""):
+                    # It goes on without: while users are being set up, clients have theirs first. Once they are on,
+                    # a call without a token is refused, and brings us here again.
+                    log.warning("etcd_users_off address=%s user=%s", member.address, self.config.user)
+                    self._users_off = True
+                    self._token = ""
+                    return
                 # A login changes nothing, so its failure is never a doubt about the call it was for.
                 raise translate(error.code(), error.details() or "", write=False) from error
+            self._users_off = False
             self._token = answer.token
 
     def first_member(self) -> Member:

@@ -11,6 +11,8 @@ import re
 # 3.5.0 to 3.5.5 may leave members with different data after a crash, or after a defragmentation that was
 # interrupted (etcd's postmortem "v3.5 data inconsistency", its issues 13766 and 14685); 3.4.22 has those fixes.
 SOUND_SINCE = {(3, 4): 22, (3, 5): 6}
+# Not in this table: before 3.4.31 and 3.5.13 a deposed leader renews leases, and may make its successor revoke them
+# (issue 15247). `etcd.EtcdStore.keep_alive` does not believe the first; the second costs a lease, and no safety.
 OLDEST = (3, 4)  # before that, hasleader, fragments and reads at a revision differ from what we rely on
 
 

@@ -35,6 +35,13 @@ from neve.proto.errors import MetaError, MetaUnavailable, NeveError
 
 log = logging.getLogger(__name__)
 
+# Why etcd cancels a watch that its user may not have, or not with this token: before 3.5.6 always the first.
+_REFUSALS = (
+    "permission denied",
+    "invalid auth token",
+    "revision of auth store is old",
+    "user name is empty",
+)
 AHEAD_ITEMS_MAX = 1_000
 AHEAD_BYTES_MAX = 32 * 1024 * 1024
 
@@ -78,7 +85,7 @@ class BatchAssembler:
 
 
 class EtcdWatch(Watch):
-    """`relist` reads the whole range; it is called after a compaction."""
+    """`relist` reads the whole range, after a compaction; `probe` reads any of it, to see whether we may."""
 
     def __init__(
         self,
@@ -87,11 +94,13 @@ class EtcdWatch(Watch):
         *,
         start_revision: int,
         relist: Callable[[], Awaitable[Listing]],
+        probe: Callable[[], Awaitable[object]],
         on_close: Callable[[EtcdWatch], None],
     ) -> None:
         self._link = link
         self._keys = keys
         self._relist = relist
+        self._probe = probe
         self._on_close = on_close
         self._assembler = BatchAssembler(start_revision)
         self._ahead: deque[WatchItem] = deque()
@@ -168,10 +177,10 @@ class EtcdWatch(Watch):
                 await call.write(self._request())
                 response = await call.read()
             while response is not END_OF_STREAM:
-                self._failures = 0
                 if response.canceled:
-                    await self._cancelled_by_etcd(response)
+                    await self._cancelled_by_etcd(response, member, token)
                     return
+                self._failures = 0
                 self._take(response)
                 if self._is_full():
                     return
@@ -215,16 +224,23 @@ class EtcdWatch(Watch):
         if not response.events and not response.created and not response.fragment:
             self._assembler.progressed(response.header.revision)
 
-    async def _cancelled_by_etcd(self, response: Any) -> None:
+    async def _cancelled_by_etcd(self, response: Any, member: Member, token: str) -> None:
         if response.compact_revision:
             listing = await self._relist()
             log.info("watch_resync start=%r revision=%d", self._keys.start, listing.revision)
             self._assembler.stream_started(next_revision=listing.revision + 1)
             self._push(Resync(listing.revision, listing.kvs))
-        elif "permission denied" in response.cancel_reason:
-            raise translate(grpc.StatusCode.PERMISSION_DENIED, response.cancel_reason, write=False)
-        else:
-            raise MetaUnavailable(detail=f"etcd cancelled the watch: {response.cancel_reason}")
+            return
+        reason = response.cancel_reason
+        if self._link.config.user and any(part in reason for part in _REFUSALS):
+            # A token that ran out may look like a missing permission. A read of the same keys with a new token
+            # tells them apart: it raises `PermissionDenied` if that is what it was.
+            await self._link.renew_token(member, stale=token)
+            await self._probe()
+            raise MetaUnavailable(detail=f"the watch's token had run out: {reason}")
+        denied = "permission denied" in reason
+        code = grpc.StatusCode.PERMISSION_DENIED if denied else grpc.StatusCode.UNKNOWN
+        raise translate(code, f"etcd cancelled the watch: {reason}", write=False)
 
 
 def _size_bytes(item: WatchItem) -> int:

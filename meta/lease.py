@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from neve.meta.latch import Latch
 from neve.proto.errors import LeaseLost, NeveError
@@ -47,6 +47,7 @@ class Lease:
         self._clock = clock
         self._deadline_s = sent_s + ttl_s
         self._nonces = 0
+        self._behind: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(self._deadline_s - clock(), self._on_timer)
         self._task = self._loop.create_task(self._keep_alive(), name=f"lease-{lease_id:x}")
@@ -80,9 +81,16 @@ class Lease:
         """Stop renewing and count it as lost; the store ends it when its time is over."""
         self._lose(reason)
 
+    def run_behind(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work`, which must end when the lease is lost, whether or not its caller waits for it."""
+        task = self._loop.create_task(work, name=f"behind-lease-{self.lease_id:x}")
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+        return task
+
     async def stopped(self) -> None:
-        """Wait until the keep-alive task of a lost lease has ended, so that none outlives its loop."""
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Wait until all tasks of a lost lease have ended, so that none outlives its loop."""
+        await asyncio.gather(self._task, *self._behind, return_exceptions=True)
 
     def _lose(self, reason: str) -> None:
         if self.lost.is_set():

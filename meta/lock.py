@@ -3,8 +3,10 @@
 Invariants: every acquisition takes a new, higher token, also one by the process that holds the lock (rule 1): with
             an equal token, delayed requests of the earlier holding would still pass;
             the key of another live owner is never adopted: it is waited for, or taken over by name of its revision;
-            whose put it was is known by a nonce in the value, so an unknown outcome is settled by looking.
-Neighbours: `owned_key.OwnedKey` notices the loss; stream clients and partition servers hold locks.
+            whose put it was is known by a nonce in the value, so an unknown outcome is settled by looking;
+            a claim whose outcome was unknown does not bring the key back after it was released: see `bid`.
+Neighbours: `bid.Bid` claims and withdraws, `owned_key.OwnedKey` notices the loss;
+            stream clients and partition servers hold locks.
 """
 
 from __future__ import annotations
@@ -13,19 +15,27 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from neve.meta.bid import Bid
 from neve.meta.lease import Lease
 from neve.meta.owned_key import OwnedKey
 from neve.meta.store import MetaStore
-from neve.meta.txn import Compare, Get, KeyValue, Put, TxnResult, key_absent, mod_revision_is
+from neve.meta.txn import Compare, KeyValue, Put, key_absent, mod_revision_is, value_is
 from neve.meta.waiting import Backoff, until_changed, until_settled, while_alive
 from neve.proto.errors import LockHeld, MaybeApplied, MetaUnavailable, NotOwner
 
 log = logging.getLogger(__name__)
 
+WITHDRAWAL_WAIT_S = 1.0  # of an acquisition that failed: it goes on behind the caller
+
 
 def lock_key(root: bytes, name: str) -> bytes:
     """The key of a lock in the cluster whose keys begin with `root`."""
     return root + b"locks/" + name.encode()
+
+
+def void_key(root: bytes, nonce: str) -> bytes:
+    """Beside the locks, not among them: see `bid`."""
+    return root + b"locks-void/" + nonce.encode()
 
 
 def encode_value(*, nonce: str, owner: str) -> bytes:
@@ -41,9 +51,9 @@ def owner_of(value: bytes) -> str:
 class Lock(OwnedKey):
     """A lock that we hold, or held. As a context it is released at the end."""
 
-    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, *, name: str) -> None:
+    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, bid: Bid, *, name: str) -> None:
         self.name = name
-        super().__init__(store, lease, kv)
+        super().__init__(store, lease, kv, bid)
 
     @property
     def token(self) -> int:
@@ -54,6 +64,9 @@ class Lock(OwnedKey):
 
     def _is_ours(self, kv: KeyValue) -> bool:
         return kv.mod_revision == self.token
+
+    def _withdrawal_guard(self) -> tuple[Compare, ...]:
+        return (value_is(self.key, self._kv.value),)  # with this acquisition's nonce
 
     def _not_ours(self) -> NotOwner:
         return NotOwner(lock=self.name, token=self.token, detail=self.lost.reason)
@@ -91,13 +104,15 @@ class Wait:
     kv: KeyValue
 
 
-def next_step(key: bytes, kv: KeyValue | None, *, value: bytes, lease_id: int, takeover: bool) -> Held | Claim | Wait:
-    """What to do about a lock whose key was last seen as `kv`."""
+def next_step(
+    key: bytes, kv: KeyValue | None, *, value: bytes, lease_id: int, takeover_token: int | None
+) -> Held | Claim | Wait:
+    """What to do about a lock whose key was last seen as `kv`. `takeover_token`: the holding to replace, if any."""
     if kv is None:
         return Claim(key_absent(key))
     if kv.value == value:  # an attempt whose outcome was unknown
         return Held(kv)
-    if kv.lease_id == lease_id or takeover:  # our own earlier holding ends with a new token
+    if kv.lease_id == lease_id or kv.mod_revision == takeover_token:  # our own earlier holding gets a new token
         return Claim(mod_revision_is(key, kv.mod_revision))
     return Wait(kv)
 
@@ -114,46 +129,60 @@ async def acquire_lock(
 ) -> Lock:
     """Hold the lock, with a new token.
 
-    While another live owner has it: wait for up to `timeout_s`, then `LockHeld`; with `takeover`, replace exactly
-    the holding that was seen. `LeaseLost` when our own lease ends first. If the store takes no write for so long,
-    its error is raised; after `MaybeApplied` the lock may still become ours, until the lease ends.
+    While another live owner has it: wait for up to `timeout_s`, then `LockHeld`. With `takeover`, replace the holding
+    that is found first, and that one alone: whoever comes in between is waited for like anybody else.
+    `LeaseLost` when our own lease ends first. If the store does not answer for so long, its error is raised; a call
+    to it that is under way at `timeout_s` is waited for. After any error, and after a cancellation, what may have
+    been put is withdrawn, behind the caller if need be.
     """
     key = lock_key(root, name)
-    value = encode_value(nonce=lease.next_nonce(), owner=owner)
-    put = Put(key, value, lease.lease_id)
+    nonce = lease.next_nonce()
+    put = Put(key, encode_value(nonce=nonce, owner=owner), lease.lease_id)
+    bid = Bid(store, lease, put, void_key=void_key(root, nonce))
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    try:
+        kv = await _win(store, bid, lease, name=name, takeover=takeover, deadline_s=deadline_s)
+        lease.ensure_alive()  # the lease may have ended while the answer was on its way (T18)
+    except BaseException:
+        await bid.withdraw((value_is(key, put.value),), wait_s=WITHDRAWAL_WAIT_S)
+        raise
+    log.info("lock_acquired lock=%s token=%d owner=%s", name, kv.mod_revision, owner)
+    return Lock(store, lease, kv, bid, name=name)
+
+
+async def _win(store: MetaStore, bid: Bid, lease: Lease, *, name: str, takeover: bool, deadline_s: float) -> KeyValue:
+    """Claim and wait until our put is the one that stands."""
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
     backoff = Backoff(lease)
+    key, value = bid.put.key, bid.put.value
     kv: KeyValue | None = None  # a guess; the first transaction tells if it was wrong
     seen_revision = 0
+    takeover_token: int | None = None
     while True:
-        step = next_step(key, kv, value=value, lease_id=lease.lease_id, takeover=takeover)
+        if takeover and takeover_token is None and kv is not None and kv.lease_id != lease.lease_id:
+            takeover_token = kv.mod_revision
+        step = next_step(key, kv, value=value, lease_id=lease.lease_id, takeover_token=takeover_token)
         if isinstance(step, Held):
-            kv = step.kv
-            break
+            return step.kv
         if isinstance(step, Wait):
             await _await_change(store, step.kv, lease, name=name, deadline_s=deadline_s, seen=seen_revision)
-            kv, seen_revision = await _look(store, key, lease)
+            kv, seen_revision = await _look(store, key, lease, deadline_s=deadline_s)
             continue
         lease.ensure_alive()
         try:
-            result: TxnResult = await store.txn((step.compare,), (put, Get(key)), (Get(key),))
+            kv, seen_revision = await bid.send(step.compare)
         except (MaybeApplied, MetaUnavailable) as error:
             log.info("lock_claim_unanswered lock=%s error=%s", name, error)
-            kv, seen_revision = await _look(store, key, lease)
+            kv, seen_revision = await _look(store, key, lease, deadline_s=deadline_s)
             if (kv is None or kv.value != value) and loop.time() >= deadline_s:
                 raise
             await backoff.pause()
-            continue
-        kv = result.get_at(1 if result.succeeded else 0).first
-        seen_revision = result.revision
-    lease.ensure_alive()  # the lease may have ended while the answer was on its way (T18)
-    log.info("lock_acquired lock=%s token=%d owner=%s", name, kv.mod_revision, owner)
-    return Lock(store, lease, kv, name=name)
 
 
-async def _look(store: MetaStore, key: bytes, lease: Lease) -> tuple[KeyValue | None, int]:
-    page = await while_alive(lease, until_settled(lease, lambda: store.range(key)))
+async def _look(store: MetaStore, key: bytes, lease: Lease, *, deadline_s: float) -> tuple[KeyValue | None, int]:
+    """The key as it stands. Past the deadline the store is asked once, and its error raised."""
+    left_s = deadline_s - asyncio.get_running_loop().time()
+    page = await while_alive(lease, until_settled(lease, lambda: store.range(key), timeout_s=left_s))
     return (page.kvs[0] if page.kvs else None), page.revision
 
 

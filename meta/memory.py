@@ -20,10 +20,21 @@ from neve.meta.store import (
     Resync,
     Watch,
     WatchItem,
+    check_read,
     check_start_revision,
     check_ttl,
 )
-from neve.meta.txn import Compare, KeyRange, Keys, Operation, TxnResult, as_range, check_txn
+from neve.meta.txn import (
+    Compare,
+    KeyRange,
+    Keys,
+    Operation,
+    TxnResult,
+    as_range,
+    check_int64,
+    check_lease_id,
+    check_txn,
+)
 from neve.proto.errors import LeaseLost, MetaUnavailable
 
 CALL_TIMEOUT_S = 5.0
@@ -160,6 +171,7 @@ class MemoryClient(MetaStore):
         self._closed = False
 
     async def range(self, keys: Keys, *, limit: int = 0, revision: int = 0, serializable: bool = False) -> RangePage:
+        check_read(limit=limit, revision=revision)
         wanted = as_range(keys)
         self._check_open()
         return await self.link.call(
@@ -190,10 +202,12 @@ class MemoryClient(MetaStore):
         return await self.link.call(lambda: self.store.keep_alive(lease_id), write=False, timeout_s=timeout_s)
 
     async def revoke(self, lease_id: int) -> None:
+        check_lease_id(lease_id)
         self._check_open()
         await self.link.call(lambda: self.store.end_lease(lease_id), write=True)
 
     async def compact(self, revision: int) -> None:
+        check_int64("revision", revision)
         self._check_open()
         await self.link.call(lambda: self.store.compact(revision), write=True)
 

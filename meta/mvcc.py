@@ -64,7 +64,7 @@ class KeySpace:
 
     def __init__(self) -> None:
         self.revision = 1  # etcd's, when it is empty
-        self.compact_revision = 0
+        self.compact_revision = -1  # as etcd's: compacting at 0 is allowed once
         self.leases: dict[int, set[bytes]] = {}  # lease id to the keys on it
         self._keys: list[bytes] = []  # sorted; every key that has a history
         self._history: dict[bytes, list[KeyValue]] = {}  # by mod revision; version 0 is a tombstone
@@ -73,8 +73,7 @@ class KeySpace:
     # --- reads ---------------------------------------------------------------------------------------------
 
     def read(self, keys: KeyRange, *, limit: int = 0, revision: int = 0) -> RangePage:
-        if revision < 0 or limit < 0:
-            raise InvalidArgument(what="revision or limit", detail="negative")
+        """The caller has run `store.check_read`."""
         if revision > self.revision:
             raise InvalidArgument(what="revision", detail=f"{revision} is in the future of {self.revision}")
         if 0 < revision < self.compact_revision:

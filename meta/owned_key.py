@@ -2,6 +2,7 @@
 
 Invariants: `lost` is set at once when the lease is lost, or when the key is seen deleted or replaced, and stays;
             a key of the same name that somebody else put is not ours: revisions decide, never names or values.
+            giving it up is tried until the store has answered, also when its caller is gone: see `bid`.
 Neighbours: `election.Leadership` is held by create revision, `lock.Lock` by mod revision.
 
 `lost` is news, and news may come late. What proves ownership is the lease's clock (`ensure`) for what we do alone,
@@ -16,12 +17,12 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
+from neve.meta.bid import Bid
 from neve.meta.latch import Latch
 from neve.meta.lease import Lease
 from neve.meta.store import EventKind, MetaStore, Resync, WatchItem
-from neve.meta.txn import Compare, Delete, KeyValue
-from neve.meta.waiting import until_settled
-from neve.proto.errors import LeaseLost, NeveError
+from neve.meta.txn import Compare, KeyValue
+from neve.proto.errors import NeveError
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,11 @@ log = logging.getLogger(__name__)
 class OwnedKey(ABC):
     """Watches its own key in the background until it is lost or given up."""
 
-    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue) -> None:
+    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, bid: Bid) -> None:
         self.lease = lease
         self.lost = Latch()
         self._store = store
+        self._bid = bid
         self._kv = kv
         lease.lost.add_callback(self._on_lease_lost)
         self._task = asyncio.get_running_loop().create_task(
@@ -52,6 +54,10 @@ class OwnedKey(ABC):
     def _is_ours(self, kv: KeyValue) -> bool: ...
 
     @abstractmethod
+    def _withdrawal_guard(self) -> tuple[Compare, ...]:
+        """What tells that the key to delete is of our own bid, whichever of its puts it was."""
+
+    @abstractmethod
     def _not_ours(self) -> NeveError:
         """The error for a key that somebody else has, or nobody."""
 
@@ -62,16 +68,13 @@ class OwnedKey(ABC):
             raise self._not_ours()
 
     async def give_up(self, reason: str) -> None:
-        """Stop counting as the owner, then delete the key if it is still ours."""
+        """Stop counting as the owner, then delete the key if it is still ours.
+
+        If the store does not answer within a lease's time, or the caller is cancelled, the deleting goes on behind
+        it until the store has answered or the lease is lost: a lease that is renewed would keep the key for ever.
+        """
         self._lose(reason)
-        try:
-            await until_settled(
-                self.lease,
-                lambda: self._store.txn(self.guard(), (Delete(self.key),)),
-                timeout_s=self.lease.ttl_s,
-            )
-        except LeaseLost:
-            log.info("owned_key_left_to_its_lease key=%r", self.key)  # the store deletes it with the lease
+        await self._bid.withdraw(self._withdrawal_guard(), wait_s=self.lease.ttl_s)
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
@@ -90,6 +93,8 @@ class OwnedKey(ABC):
             self._task.cancel()
         log.info("owned_key_lost key=%r reason=%s", self.key, reason)
         self.lost.set(reason)
+        if self._bid.doubtful:  # a late put would stand although nobody asks us to give it up any more
+            self._bid.withdraw_behind(self._withdrawal_guard())
 
     def _on_lease_lost(self, reason: str) -> None:
         self._lose(f"the lease is lost: {reason}")

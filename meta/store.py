@@ -32,18 +32,30 @@ from neve.meta.txn import (
     Put,
     TxnResult,
     as_range,
+    check_int64,
 )
 from neve.proto.errors import InvalidArgument, TooLarge
 
 PAGE_KEYS = 500  # at most 1.5 MiB a value by etcd's default; ours are a few KiB, so a page stays near one MiB
 
 
+TTL_S_MAX = 9_000_000_000  # etcd's own bound
+
+
 def check_ttl(ttl_s: int) -> None:
-    if ttl_s < 1:
-        raise InvalidArgument(what="ttl_s", detail=f"{ttl_s}, at least 1")
+    if not 1 <= ttl_s <= TTL_S_MAX:
+        raise InvalidArgument(what="ttl_s", detail=f"{ttl_s}, at least 1 and at most {TTL_S_MAX}")
+
+
+def check_read(*, limit: int, revision: int) -> None:
+    for what, number in (("limit", limit), ("revision", revision)):
+        check_int64(what, number)
+        if number < 0:
+            raise InvalidArgument(what=what, detail=f"{number} is negative")
 
 
 def check_start_revision(revision: int) -> None:
+    check_int64("start_revision", revision)
     if revision < 1:  # 0 is "from now on" in etcd, and nobody can say what such a watch has missed
         raise InvalidArgument(what="start_revision", detail=f"{revision}, at least 1")
 

@@ -11,12 +11,25 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neve.proto.errors import InvalidArgument
+from neve.proto.errors import INT64_MAX, INT64_MIN, InvalidArgument, TooLarge
 
+REQUEST_BYTES_MAX = 3 * 512 * 1024  # etcd's own default; its --max-request-bytes may only raise it
+ITEM_BYTES = 64  # counted for each operation and compare beside its keys and value: more than etcd's framing takes
 TXN_OPS_MAX = 128  # etcd's own default for compares and for each branch; its --max-txn-ops may only raise it
 
 EXACT = b""  # as `KeyRange.end`: the one key `start`
 OPEN_END = b"\x00"  # as `KeyRange.end`: no upper bound. No range can end there, so etcd took it for this
+
+
+def check_int64(what: str, number: int) -> None:
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise InvalidArgument(what=what, detail=f"{number} has more than 64 bits")
+
+
+def check_lease_id(lease_id: int) -> None:
+    check_int64("lease_id", lease_id)
+    if lease_id < 0:
+        raise InvalidArgument(what="lease_id", detail=f"{lease_id} is negative")
 
 
 def prefix_end(prefix: bytes) -> bytes:
@@ -107,6 +120,8 @@ class Compare:
             raise InvalidArgument(what="key", detail="a key is never empty")
         if isinstance(self.operand, bytes) != (self.target is Target.VALUE):
             raise InvalidArgument(what="operand", detail=f"{self.operand!r} for {self.target.value}")
+        if isinstance(self.operand, int):
+            check_int64("operand", self.operand)
 
 
 def key_absent(key: bytes) -> Compare:
@@ -140,6 +155,7 @@ class Put:
     def __post_init__(self) -> None:
         if not self.key:
             raise InvalidArgument(what="key", detail="a key is never empty")
+        check_lease_id(self.lease_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +169,11 @@ class Get:
 
     keys: Keys
     limit: int = 0  # 0: no limit
+
+    def __post_init__(self) -> None:
+        check_int64("limit", self.limit)
+        if self.limit < 0:
+            raise InvalidArgument(what="limit", detail=f"{self.limit} is negative")
 
 
 Operation = Put | Delete | Get
@@ -200,7 +221,7 @@ class TxnResult:
 
 
 def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
-    """Refuse, before anything is sent, what etcd would refuse: too many operations, one key written twice."""
+    """Refuse, before anything is sent, what etcd would refuse: too much, too many operations, a key written twice."""
     for what, items in (("compares", compares), ("success", success), ("failure", failure)):
         if len(items) > TXN_OPS_MAX:
             raise InvalidArgument(what=what, detail=f"{len(items)} in one transaction, at most {TXN_OPS_MAX}")
@@ -213,3 +234,16 @@ def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure
             if op.key in put_keys or any(deleted.contains(op.key) for deleted in deletes):
                 raise InvalidArgument(what="transaction", detail=f"writes key {op.key!r} more than once")
             put_keys.add(op.key)
+    size_bytes = sum(_size_bytes(item) for items in (compares, success, failure) for item in items)
+    if size_bytes > REQUEST_BYTES_MAX:
+        raise TooLarge(what="transaction", size_bytes=size_bytes, limit_bytes=REQUEST_BYTES_MAX)
+
+
+def _size_bytes(item: Compare | Operation) -> int:
+    """What an item takes in a request, a little overestimated: the two stores refuse at the same size."""
+    if isinstance(item, Put):
+        return ITEM_BYTES + len(item.key) + len(item.value)
+    if isinstance(item, Compare):
+        return ITEM_BYTES + len(item.key) + (len(item.operand) if isinstance(item.operand, bytes) else 0)
+    keys = as_range(item.keys)
+    return ITEM_BYTES + len(keys.start) + len(keys.end)

@@ -2,7 +2,7 @@
 
 Invariants: every loop here ends with the lease, so nothing is retried for ever;
             only what may be sent twice is retried: the callers compare revisions in every transaction.
-Neighbours: `owned_key`, `election`, `lock`.
+Neighbours: `bid`, `owned_key`, `election`, `lock`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Backoff:
         self._lease = lease
         self._pause_s = BACKOFF_S_FIRST * _spread(lease.lease_id)
 
-    async def pause(self) -> None:
-        await asyncio.sleep(min(self._pause_s, self._lease.remaining_s()))
+    async def pause(self, *, pause_s_max: float = math.inf) -> None:
+        await asyncio.sleep(min(self._pause_s, self._lease.remaining_s(), pause_s_max))
         self._pause_s = min(2 * self._pause_s, BACKOFF_S_MAX)
 
 
@@ -78,7 +78,7 @@ async def until_settled(lease: Lease, attempt: Callable[[], Awaitable[T]], *, ti
             if loop.time() >= give_up_s:
                 raise
             log.info("meta_retried lease_id=%x error=%s", lease.lease_id, error)
-        await backoff.pause()
+        await backoff.pause(pause_s_max=max(0.0, give_up_s - loop.time()))
 
 
 async def until_changed(store: MetaStore, kv: KeyValue, *, seen_revision: int) -> None:

@@ -1,13 +1,17 @@
-"""The example that `make demo` runs shows what it says, and its exit code tells the truth."""
+"""What `make demo` runs shows what it says, its exit codes tell the truth, and it cleans up after itself."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.cluster.etcd import EtcdCluster, dying_with_parent, free_ports
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "election.py"
 
 
@@ -29,3 +33,38 @@ def test_the_election_example_fails_without_an_etcd() -> None:
     run = _run(f"127.0.0.1:{free_ports(1)[0]}")
     assert run.returncode == 1
     assert "NOT as it must be: MetaUnavailable" in run.stderr
+
+
+def test_a_demo_that_is_terminated_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "ETCD_LISTEN_CLIENT_URLS": "not for this etcd"}
+    demo = subprocess.Popen(dying_with_parent(sys.executable, DEMO), stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert demo.stdout is not None
+        while "SIGSTOP" not in (line := demo.stdout.readline()):  # a candidate is stopped: the hardest to be rid of
+            assert line, "the demo has ended"
+        children = _processes_with(f"TMPDIR={tmp_path}")
+        assert len(children) > 4, "the demo, etcd, the example and its candidates"
+        demo.send_signal(signal.SIGTERM)
+        demo.communicate(timeout=60)
+        assert demo.returncode == 128 + signal.SIGTERM
+    finally:
+        demo.kill()
+        demo.communicate()
+    for _ in range(1000):  # the kernel is on its way; a bound, not an expectation
+        if not _processes_with(f"TMPDIR={tmp_path}"):
+            break
+        time.sleep(0.05)
+    assert not _processes_with(f"TMPDIR={tmp_path}")
+    assert not list(tmp_path.iterdir())
+
+
+def _processes_with(variable: str) -> list[int]:
+    """Processes that were started with this variable; one that has ended has none any more."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdecimal() and variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found

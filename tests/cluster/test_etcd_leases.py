@@ -97,7 +97,8 @@ async def test_t18_a_lease_that_ends_between_acquire_and_first_write_is_noticed_
             successor.ensure()
 
 
-async def test_a_lease_is_lost_here_before_etcd_ends_it(one_etcd: EtcdCluster) -> None:
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_a_lease_is_lost_here_before_etcd_ends_it(one_etcd: EtcdCluster, renewed: bool) -> None:
     """With the connection silent, at the moment of the loss the key must still stand in etcd."""
     async with (
         TcpProxy(one_etcd.endpoints[0]) as proxy,
@@ -106,6 +107,9 @@ async def test_a_lease_is_lost_here_before_etcd_ends_it(one_etcd: EtcdCluster) -
     ):
         lease = await store.grant_lease(2)
         await store.put(b"/lost-first", b"", lease_id=lease.lease_id)
+        granted_deadline_s = lease._deadline_s
+        while renewed and lease._deadline_s == granted_deadline_s:
+            await asyncio.sleep(0.01)
         proxy.stall()
         # Events of the store's own order: the loss is marked by a put, which must come before the delete.
         start = await other.revision() + 1
@@ -116,6 +120,55 @@ async def test_a_lease_is_lost_here_before_etcd_ends_it(one_etcd: EtcdCluster) -
         marker = await other.get(b"/lost-first-marker")
         assert marker is not None
         assert marker.mod_revision < item.revision
+
+
+async def test_a_grant_that_was_slow_counts_from_when_it_was_sent(one_etcd: EtcdCluster) -> None:
+    async with (
+        TcpProxy(one_etcd.endpoints[0]) as proxy,
+        await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
+    ):
+        proxy.stall()
+        granting = asyncio.create_task(store.grant_lease(20))
+        await asyncio.sleep(1.0)
+        proxy.resume()
+        lease = await granting
+        assert lease.remaining_s() <= 19.0
+        await lease.revoke()
+
+
+async def test_a_leader_of_etcd_that_was_paused_does_not_renew_a_lease_that_its_successor_ends(
+    three_etcds: EtcdCluster,
+) -> None:
+    """The leader sleeps, is deposed, wakes, answers the keep-alive that waited in its socket, and sleeps again.
+
+    Whatever the client makes of that, it must have given the lease up when the key is deleted. Whether the old leader
+    answers before it knows better is chance: `tests/unit/meta/test_etcd_keep_alive.py` has that case for certain.
+    """
+    old = three_etcds.leader
+    others = tuple(member.endpoint for member in three_etcds.members if member is not old)
+    key = b"/paused-leader"
+    async with (
+        await EtcdStore.connect(EtcdConfig((old.endpoint,))) as store,
+        await EtcdStore.connect(EtcdConfig(others)) as other,
+    ):
+        lease = await store.grant_lease(9)  # renewed at 7 s by the old leader; ends in the new one after about 13 s
+        start = await store.put(key, b"", lease_id=lease.lease_id) + 1
+        old.pause()
+        try:
+            await asyncio.sleep(8.3)  # the second keep-alive is under way, the first was given up
+            deadline_s = lease._deadline_s
+            old.resume()
+            for _ in range(100):
+                await asyncio.sleep(0.005)
+                if lease._deadline_s != deadline_s:
+                    break
+            old.pause()
+            async with other.watch(key, start_revision=start) as watch:
+                item = await anext(watch)
+            assert item.revision >= start
+            assert not lease.alive(), f"it would have gone on for {lease.remaining_s():.1f} s"
+        finally:
+            old.resume()
 
 
 def test_no_etcd_outlives_a_test_run_that_is_killed(tmp_path: Path) -> None:

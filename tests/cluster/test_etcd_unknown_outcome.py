@@ -100,6 +100,22 @@ async def test_a_write_without_an_answer_is_maybe_applied_at_the_timeout(one_etc
             await store.get(b"/timeout")
 
 
+async def test_closing_during_a_write_leaves_its_outcome_open_and_a_read_unanswered(one_etcd: EtcdCluster) -> None:
+    async with (
+        TcpProxy(one_etcd.endpoints[0]) as proxy,
+        await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
+    ):
+        proxy.stall()
+        write = asyncio.create_task(store.put(b"/closed", b"1"))
+        read = asyncio.create_task(store.get(b"/closed"))
+        await asyncio.sleep(0.2)  # both have left
+        await store.close()
+        with pytest.raises(MaybeApplied):
+            await write
+        with pytest.raises(MetaUnavailable):
+            await read
+
+
 async def test_a_refused_connection_is_certainly_not_applied(one_etcd: EtcdCluster) -> None:
     key = b"/refused/a"
     async with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -117,6 +118,35 @@ async def test_a_watch_moves_to_another_member_when_its_own_is_killed(three_etcd
                 except (MetaUnavailable, MaybeApplied):
                     await asyncio.sleep(0.1)
         await following
+        assert mirror.state == {kv.key: kv.value for kv in (await writer.range_all(keys)).kvs}
+
+
+async def test_t17_on_three_members_a_watch_over_a_compaction_loses_no_change(three_etcds: EtcdCluster) -> None:
+    """It comes back on another member each time, which may be behind in the changes and in the compaction."""
+    keys = KeyRange.prefix(b"/t17-3/")
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in three_etcds.endpoints]
+        store = await stack.enter_async_context(
+            await EtcdStore.connect(EtcdConfig(tuple(proxy.endpoint for proxy in proxies)))
+        )
+        writer = await stack.enter_async_context(await EtcdStore.connect(EtcdConfig(three_etcds.endpoints)))
+        mirror = Mirror()
+        start = await writer.put(b"/t17-3/deleted-0", b"1")
+        following = asyncio.create_task(mirror.follow(store, keys, start=start, end_key=b"/t17-3/end"))
+        for number in range(3):
+            while not mirror.revisions or b"/t17-3/deleted-%d" % number not in mirror.state:
+                await asyncio.sleep(0.01)
+            for proxy in proxies:
+                proxy.refuses = True
+                await proxy.cut()
+            await writer.delete(b"/t17-3/deleted-%d" % number)
+            await writer.put(b"/t17-3/a", b"%d" % number)
+            await writer.compact(await writer.revision())
+            await writer.put(b"/t17-3/deleted-%d" % (number + 1), b"")
+            proxies[(number + 1) % 3].refuses = False
+        await writer.put(b"/t17-3/end", b"")
+        await following
+        assert mirror.resyncs >= 1
         assert mirror.state == {kv.key: kv.value for kv in (await writer.range_all(keys)).kvs}
 
 

@@ -29,7 +29,7 @@ from neve.meta.txn import (
     mod_revision_is,
     value_is,
 )
-from neve.proto.errors import Compacted, InvalidArgument, LeaseLost, LockHeld, MetaUnavailable, NotOwner
+from neve.proto.errors import Compacted, InvalidArgument, LeaseLost, LockHeld, MetaUnavailable, NotOwner, TooLarge
 from tests.unit.meta.conftest import Backend
 
 TTL_S = 4
@@ -149,6 +149,49 @@ async def test_a_transaction_that_writes_a_key_twice_or_is_too_long_is_refused_u
             await store.txn([key_absent(a)] * 129, [])
         result = await store.txn([], [Delete(a), Delete(a), *(Put(backend.key(str(n)), b"") for n in range(126))])
         assert result.revision == before + 1
+
+
+async def test_a_request_above_etcds_limit_is_too_large_and_one_just_below_it_is_taken(backend: Backend) -> None:
+    async with backend.connect() as store:
+        key = backend.key("a")
+        most_bytes = 1536 * 1024 - 64 - len(key)
+        before = await store.revision()
+        for value_bytes in (most_bytes + 1, 2_000_000):
+            with pytest.raises(TooLarge):
+                await store.put(key, bytes(value_bytes))
+        half = bytes(most_bytes // 2 + 1)
+        with pytest.raises(TooLarge):
+            await store.txn([value_is(key, half)], [Put(key, half)])
+        assert await store.revision() == before
+        assert await store.put(key, bytes(most_bytes)) == before + 1
+        await store.delete(key)
+
+
+async def test_numbers_that_etcd_would_refuse_are_invalid_arguments(backend: Backend) -> None:
+    async with backend.connect() as store:
+        key = backend.key("a")
+        too_long = 2**63
+        for make in (
+            lambda: Get(key, limit=-1),
+            lambda: Get(key, limit=too_long),
+            lambda: Put(key, b"", lease_id=too_long),
+            lambda: Put(key, b"", lease_id=-1),
+            lambda: mod_revision_is(key, too_long),
+            lambda: store.watch(key, start_revision=too_long),
+        ):
+            with pytest.raises(InvalidArgument):
+                make()
+        for call in (
+            store.range(key, limit=-1),
+            store.range(key, revision=-1),
+            store.range(key, revision=too_long),
+            store.grant_lease(0),
+            store.grant_lease(10_000_000_000),
+            store.revoke(too_long),
+            store.compact(too_long),
+        ):
+            with pytest.raises(InvalidArgument):
+                await call
 
 
 async def test_a_delete_of_a_range_counts_its_keys_and_leaves_the_rest(backend: Backend) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
+from neve.meta.lease import Lease
 from neve.meta.memory import MemoryStore
 from neve.meta.store import Listing, MetaStore, RangePage, Resync, WatchBatch
 from neve.meta.txn import (
@@ -39,6 +40,9 @@ from tests.cluster.etcd import EtcdCluster
 
 _prefixes = itertools.count(1)
 
+LEASES = 2  # of each program
+TTL_S = 600  # none runs out by itself
+
 
 @dataclass(frozen=True)
 class World:
@@ -47,6 +51,7 @@ class World:
     store: MetaStore
     prefix: bytes
     base: int
+    leases: tuple[Lease, ...]
 
     def key(self, name: bytes) -> bytes:
         return self.prefix + name
@@ -66,7 +71,12 @@ class World:
             key=kv.key.removeprefix(self.prefix),
             create_revision=kv.create_revision - self.base if kv.create_revision else 0,
             mod_revision=kv.mod_revision - self.base,
+            lease_id=next((n for n, lease in enumerate(self.leases, 1) if lease.lease_id == kv.lease_id), 0),
         )
+
+    def lease_id(self, number: int) -> int:
+        """0 is no lease."""
+        return self.leases[number - 1].lease_id if number else 0
 
 
 Step = Callable[[World], Awaitable[Any]]
@@ -75,6 +85,7 @@ names = st.sampled_from([b"a", b"b", b"b\x00", b"c", b"d"])
 ranges = st.one_of(names, st.sampled_from([(b"a", b"c"), (b"b", b"b\xff"), (b"a", b"e"), (b"c", b"d\x00")]))
 values = st.sampled_from([b"", b"x", b"y", b"\xff"])
 distances = st.integers(0, 14)
+lease_numbers = st.integers(0, LEASES)
 
 
 def _relative(world: World, result: Any) -> Any:
@@ -98,8 +109,8 @@ def _relative(world: World, result: Any) -> Any:
 def operations(draw: st.DrawFn) -> Callable[[World], Operation]:
     kind = draw(st.sampled_from(["put", "put", "delete", "get"]))
     if kind == "put":
-        name, value = draw(names), draw(values)
-        return lambda world: Put(world.key(name), value)
+        name, value, lease = draw(names), draw(values), draw(lease_numbers)
+        return lambda world: Put(world.key(name), value, world.lease_id(lease))
     wanted = draw(ranges)
     if kind == "delete":
         return lambda world: Delete(world.keys(wanted))
@@ -121,7 +132,7 @@ def compares(draw: st.DrawFn) -> Callable[[World], Compare]:
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    kind = draw(st.sampled_from(["txn"] * 6 + ["range", "range", "list", "compact"]))
+    kind = draw(st.sampled_from(["txn"] * 6 + ["range", "range", "list", "compact", "revoke"]))
     if kind == "txn":
         conditions = draw(st.lists(compares(), max_size=2))
         success, failure = draw(st.lists(operations(), max_size=4)), draw(st.lists(operations(), max_size=3))
@@ -134,12 +145,20 @@ def steps(draw: st.DrawFn) -> Step:
             )
 
         return transact
+    if kind == "revoke":
+        lease = draw(st.integers(1, LEASES))
+        return lambda world: world.store.revoke(world.lease_id(lease))
     wanted, distance, limit = draw(ranges), draw(distances), draw(st.integers(0, 3))
     if kind == "range":
         return lambda world: world.store.range(world.keys(wanted), limit=limit, revision=world.revision(distance))
     if kind == "list":
         return lambda world: world.store.range_all(world.keys(wanted), page_keys=limit + 1)
     return lambda world: world.store.compact(world.revision(max(1, distance)))
+
+
+async def _world(store: MetaStore, prefix: bytes) -> World:
+    leases = tuple([await store.grant_lease(TTL_S) for _ in range(LEASES)])
+    return World(store, prefix, await store.revision(), leases)
 
 
 async def _run(world: World, program: list[Step], watch_from: int) -> list[Any]:
@@ -157,6 +176,10 @@ async def _run(world: World, program: list[Step], watch_from: int) -> list[Any]:
             results.append(_relative(world, item))
             if item.revision >= last:
                 break
+    for lease in world.leases:
+        await lease.revoke()
+    left = await world.store.range_all(KeyRange.prefix(world.prefix))
+    results.append(tuple(map(world.kv, left.kvs)))
     return results
 
 
@@ -170,8 +193,8 @@ def test_random_programs_give_equal_results_on_the_twin_and_on_etcd(etcd_cluster
             async def both() -> None:
                 prefix = f"/differential-{next(_prefixes)}/".encode()
                 async with MemoryStore().client() as twin:
-                    expected = await _run(World(etcd, prefix, await etcd.revision()), program, watch_from)
-                    found = await _run(World(twin, prefix, await twin.revision()), program, watch_from)
+                    expected = await _run(await _world(etcd, prefix), program, watch_from)
+                    found = await _run(await _world(twin, prefix), program, watch_from)
                 assert found == expected
 
             runner.run(both())

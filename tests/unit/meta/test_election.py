@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from typing import Any
 
 import pytest
 
 from neve.meta.election import Election, Leadership, _first_created
-from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory import MemoryClient, MemoryStore, MemoryWatch
 from neve.meta.memory_link import Fault, FaultPlan
 from neve.meta.store import WatchBatch
-from neve.meta.txn import KeyRange, KeyValue, Put
-from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, NotLeader
+from neve.meta.txn import KeyRange, KeyValue, Put, TxnResult
+from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, NotLeader, PermissionDenied
 from tests.sim import loop as sim_loop
 
 PREFIX = b"/c/leader"
@@ -25,6 +26,21 @@ async def _campaign(store: MemoryClient, name: str, *, ttl_s: int = 3) -> Leader
 
 async def _candidates(store: MemoryClient) -> list[bytes]:
     return [kv.value for kv in (await store.range_all(KeyRange.prefix(PREFIX + b"/"))).kvs]
+
+
+def _delay_next_txn(store: MemoryClient, delay_s: float) -> None:
+    """One transaction is slow on its way, and those that follow overtake it."""
+    transact = store.txn
+
+    async def send_slowly(*request: Any) -> TxnResult:
+        store.txn = transact  # type: ignore[method-assign]
+        store.plan.delay_s_min = store.plan.delay_s_max = delay_s
+        sending = asyncio.create_task(transact(*request))
+        await asyncio.sleep(0)
+        store.plan.delay_s_min = store.plan.delay_s_max = 0.0
+        return await sending
+
+    store.txn = send_slowly  # type: ignore[method-assign,assignment]
 
 
 async def _settle() -> None:
@@ -233,6 +249,191 @@ async def test_a_deposed_leader_cannot_proclaim() -> None:
         with pytest.raises(NotLeader):
             await leadership.proclaim(b"still me")
         assert leadership.lost.is_set()
+
+
+@pytest.mark.sim(seed=1)
+async def test_proclamations_at_the_same_time_depose_nobody_and_the_last_stands() -> None:
+    async with MemoryStore().client() as store:
+        leadership = await _campaign(store, "me", ttl_s=10)
+        await asyncio.gather(*(leadership.proclaim(b"%d" % number) for number in range(5)))
+        leadership.ensure()
+        assert leadership.value == b"4"
+
+
+@pytest.mark.sim(seed=1)
+@pytest.mark.parametrize("cancelled_after_s", [0.2, 0.7])
+async def test_a_cancelled_proclamation_does_not_depose_the_leader_at_the_next(
+    cancelled_after_s: float,
+) -> None:
+    """One way takes 0.5 s: the first is cancelled before it arrives, or after that."""
+    async with MemoryStore().client() as store:
+        leadership = await _campaign(store, "me", ttl_s=10)
+        store.plan.delay_s_min = store.plan.delay_s_max = 0.5
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(cancelled_after_s):
+                await leadership.proclaim(b"first")
+        await leadership.proclaim(b"second")
+        await asyncio.sleep(5)
+        leadership.ensure()
+        kv = await store.get(leadership.key)
+        assert kv is not None
+        assert kv.value == b"second"
+        assert (await store.txn(leadership.guard(), (Put(b"state", b"x"),))).succeeded
+
+
+# --- one lease, several campaigns ---------------------------------------------------------------------------
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_new_term_on_the_same_lease_refuses_the_delayed_writes_of_the_earlier_one() -> None:
+    server = MemoryStore()
+    async with server.client(call_timeout_s=2.0) as store, server.client() as other:
+        lease = await store.grant_lease(30)
+        first = await Election(store, PREFIX).campaign(b"me", lease)
+        store.plan.delay_s_min = store.plan.delay_s_max = 8.0
+        late = asyncio.create_task(store.txn(first.guard(), (Put(b"state", b"first term"),)))
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await first.resign()  # under way for as long
+        store.plan.delay_s_min = store.plan.delay_s_max = 0.0
+        second = await Election(store, PREFIX).campaign(b"me", lease)
+        assert second.create_revision > first.create_revision
+        await asyncio.gather(late, return_exceptions=True)
+        await asyncio.sleep(20)
+        assert await other.get(b"state") is None
+        second.ensure()
+        assert (await store.txn(second.guard(), (Put(b"state", b"second term"),))).succeeded
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_delayed_withdrawal_does_not_depose_the_next_campaign_on_the_lease() -> None:
+    server = MemoryStore()
+    async with server.client(call_timeout_s=1.0) as store, server.client() as other:
+        lease = await store.grant_lease(30)
+        leader = await _campaign(other, "other", ttl_s=30)
+        waiting = asyncio.create_task(Election(store, PREFIX).campaign(b"me", lease))
+        await _settle()
+        store.plan.delay_s_min = store.plan.delay_s_max = 4.0
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        store.plan.delay_s_min = store.plan.delay_s_max = 0.0
+        await leader.resign()
+        leadership = await Election(store, PREFIX).campaign(b"me", lease)
+        await asyncio.sleep(20)
+        leadership.ensure()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_campaign_cancelled_while_it_enters_does_not_touch_the_next_on_the_lease() -> None:
+    """Neither its entry nor its withdrawal has arrived when the next campaign has won."""
+    server = MemoryStore()
+    async with server.client(call_timeout_s=1.0) as store:
+        lease = await store.grant_lease(30)
+        _delay_next_txn(store, 4.0)
+        entering = asyncio.create_task(Election(store, PREFIX).campaign(b"me", lease))
+        await _settle()
+        _delay_next_txn(store, 5.0)
+        entering.cancel()
+        await asyncio.gather(entering, return_exceptions=True)
+        leadership = await Election(store, PREFIX).campaign(b"me", lease)
+        await asyncio.sleep(20)
+        leadership.ensure()
+        assert await _candidates(store) == [b"me"]
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_candidate_cancelled_in_an_outage_withdraws_when_the_store_is_back() -> None:
+    """Its lease is renewed again, so without that nobody behind it would ever lead."""
+    server = MemoryStore()
+    async with server.client() as first, server.client() as second, server.client() as third:
+        leader = await _campaign(first, "first", ttl_s=10)
+        lease = await second.grant_lease(10)
+        waiting = asyncio.create_task(Election(second, PREFIX).campaign(b"second", lease))
+        await _settle()
+        second.disconnect()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        second.reconnect()
+        await leader.resign()
+        async with asyncio.timeout(100):
+            await _campaign(third, "third", ttl_s=10)
+        assert lease.alive()
+
+
+@pytest.mark.sim(seed=1)
+async def test_an_entry_that_arrives_after_the_resignation_leaves_no_candidate_behind() -> None:
+    server = MemoryStore()
+    async with server.client(call_timeout_s=1.0) as store, server.client() as other:
+        lease = await store.grant_lease(30)
+        _delay_next_txn(store, 5.0)
+        start_s = asyncio.get_running_loop().time()
+        leadership = await Election(store, PREFIX).campaign(b"me", lease)
+        await leadership.resign()
+        assert asyncio.get_running_loop().time() - start_s < 3, "the first entry is still on its way"
+        await asyncio.sleep(30)
+        assert await _candidates(other) == []
+        assert lease.alive()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_candidates_key_that_a_stranger_deleted_and_put_again_does_not_lead() -> None:
+    server = MemoryStore()
+    async with server.client() as first, server.client() as second:
+        leader = await _campaign(first, "first")
+        waiting = asyncio.create_task(_campaign(second, "second"))
+        await _settle()
+        kvs = (await first.range_all(KeyRange.prefix(PREFIX + b"/"))).kvs
+        (mine,) = [kv for kv in kvs if kv.key != leader.key]
+        second.stall()
+        await first.delete(mine.key)
+        await first.put(mine.key, mine.value, lease_id=mine.lease_id)
+        await leader.resign()
+        second.resume()
+        with pytest.raises(NotLeader):
+            await waiting
+        assert await first.get(mine.key) is not None, "what a stranger has put is not ours to withdraw"
+
+
+@pytest.mark.sim(seed=1)
+async def test_each_candidate_watches_its_predecessor_alone() -> None:
+    server = MemoryStore()
+    clients = [server.client() for _ in range(6)]
+    leader = await _campaign(clients[0], "0")
+    waiting = []
+    for number, client in enumerate(clients[1:], start=1):
+        waiting.append(asyncio.create_task(_campaign(client, str(number))))
+        await _settle()
+    kvs = sorted((await clients[0].range_all(KeyRange.prefix(PREFIX + b"/"))).kvs, key=lambda kv: kv.create_revision)
+    watched = [[watch._keys for watch in client.watches] for client in clients]
+    assert watched[1:] == [[KeyRange(kv.key)] for kv in kvs[:-1]]
+    await leader.resign()
+    await _settle()
+    assert [task.done() for task in waiting] == [True] + [False] * 4, "one is woken, not all"
+    for client in clients:
+        await client.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_leader_whose_watch_fails_stops_leading_although_its_lease_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(_: MemoryWatch) -> None:
+        raise PermissionDenied(action="watch this key")
+
+    async with MemoryStore().client() as store:
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryWatch, "__anext__", fail)
+            leadership = await _campaign(store, "me", ttl_s=10)
+            assert await leadership.lost.wait() == "its watch ended"
+        assert leadership.lease.alive()
+        with pytest.raises(NotLeader):
+            leadership.ensure()
+        # Its key still stands. Whoever campaigns again on the lease must not wait for itself.
+        again = await Election(store, PREFIX).campaign(b"me again", leadership.lease)
+        assert again.create_revision > leadership.create_revision
+        assert not (await store.txn(leadership.guard(), (Put(b"state", b"x"),))).succeeded
 
 
 @pytest.mark.sim(seed=1)

@@ -51,6 +51,7 @@ Code = grpc.StatusCode
         # Applied and answered with an error, see the module's text.
         (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", MetaUnavailable, MaybeApplied),
         (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (9 vs. 4)", TooLarge, MaybeApplied),
+        (Code.RESOURCE_EXHAUSTED, "grpc: trying to send message larger than max (9 vs. 4)", TooLarge, MaybeApplied),
         # Refused: the request is at fault.
         (Code.RESOURCE_EXHAUSTED, "CLIENT: Sent message larger than max (9 vs. 4)", TooLarge, TooLarge),
         (Code.RESOURCE_EXHAUSTED, "grpc: received message larger than max (9 vs. 4)", TooLarge, TooLarge),

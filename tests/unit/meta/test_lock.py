@@ -13,8 +13,16 @@ from neve.meta.lock import Claim, Held, Lock, Wait, acquire_lock, encode_value, 
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import Fault, FaultPlan
 from neve.meta.store import WatchBatch
-from neve.meta.txn import KeyValue, Put, key_absent, mod_revision_is
-from neve.proto.errors import LeaseLost, LockHeld, MaybeApplied, NeveError, NotOwner
+from neve.meta.txn import KeyRange, KeyValue, Put, TxnResult, key_absent, mod_revision_is
+from neve.proto.errors import (
+    LeaseLost,
+    LockHeld,
+    MaybeApplied,
+    MetaUnavailable,
+    NeveError,
+    NotOwner,
+    PermissionDenied,
+)
 from tests.sim import loop as sim_loop
 
 ROOT = b"/c/"
@@ -140,6 +148,144 @@ async def test_a_store_that_takes_no_write_is_an_error_at_the_timeout_and_not_a_
 
 
 @pytest.mark.sim(seed=1)
+async def test_an_outage_is_an_error_at_the_timeout_and_not_at_the_end_of_the_lease() -> None:
+    async with MemoryStore().client() as store:
+        lease = await store.grant_lease(600)
+        store.disconnect()
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        with pytest.raises(MetaUnavailable):
+            await _acquire(store, lease, "alice", timeout_s=1)
+        assert loop.time() - start_s == pytest.approx(1.0, abs=0.2)
+        assert lease.alive()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_claim_that_arrives_after_the_release_does_not_bring_the_lock_back() -> None:
+    server = MemoryStore()
+    async with server.client(call_timeout_s=1.0) as a, server.client() as b:
+        lease = await a.grant_lease(10)
+        a.plan.delay_s_min = a.plan.delay_s_max = 5.0
+        acquiring = asyncio.create_task(_acquire(a, lease, "alice", timeout_s=30))
+        await asyncio.sleep(1.5)
+        a.plan.delay_s_min = a.plan.delay_s_max = 0.0  # the claims after the first two overtake them
+        await (await acquiring).release()
+        assert await b.get(KEY) is None
+        await asyncio.sleep(30)
+        assert await b.get(KEY) is None
+        assert lease.alive()
+        again = await _acquire(a, lease, "alice")
+        await again.verify()
+        await again.release()
+        await lease.revoke()
+        assert not (await b.range_all(KeyRange.prefix(ROOT))).kvs, "what was voided went with the lease"
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_claim_that_arrives_after_the_lock_was_lost_to_another_does_not_bring_it_back() -> None:
+    """Nobody releases a lock that is lost: it voids the claim by itself."""
+    server = MemoryStore()
+    async with server.client(call_timeout_s=1.0) as a, server.client() as b:
+        lease = await a.grant_lease(100)
+        a.plan.delay_s_min = a.plan.delay_s_max = 9.0
+        acquiring = asyncio.create_task(_acquire(a, lease, "alice", timeout_s=30))
+        await asyncio.sleep(0.5)
+        a.plan.delay_s_min = a.plan.delay_s_max = 0.0
+        lock = await acquiring
+        taken = await _acquire(b, await b.grant_lease(100), "bob", takeover=True)
+        await taken.release()
+        await asyncio.sleep(30)
+        assert lock.lost.is_set()
+        assert lease.alive()
+        assert await b.get(KEY) is None
+
+
+@pytest.mark.sim(seed=1)
+@pytest.mark.parametrize("arrives", ["before the withdrawal", "after the withdrawal"])
+async def test_an_acquisition_that_is_cancelled_leaves_no_lock_behind(arrives: str) -> None:
+    server = MemoryStore()
+    async with server.client() as a, server.client() as b:
+        lease = await a.grant_lease(10)
+        a.plan.delay_s_min = a.plan.delay_s_max = 0.5 if arrives.startswith("before") else 3.0
+        acquiring = asyncio.create_task(_acquire(a, lease, "alice", timeout_s=30))
+        await asyncio.sleep(0.1)
+        a.plan.delay_s_min = a.plan.delay_s_max = 1.0
+        acquiring.cancel()
+        await asyncio.gather(acquiring, return_exceptions=True)
+        await asyncio.sleep(10)
+        assert lease.alive()
+        assert await b.get(KEY) is None
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_release_that_is_cancelled_in_an_outage_is_done_when_the_store_is_back() -> None:
+    server = MemoryStore()
+    async with server.client() as a, server.client() as b:
+        lock = await _acquire(a, await a.grant_lease(100), "alice")
+        a.disconnect()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await lock.release()
+        a.reconnect()
+        await _acquire(b, await b.grant_lease(10), "bob", timeout_s=5)
+        assert lock.lease.alive()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_release_that_the_store_refuses_gives_the_lease_up() -> None:
+    """While we renew the lease the key would stand: only letting the lease go takes it away."""
+    server = MemoryStore()
+    async with server.client() as a, server.client() as b:
+        lock = await _acquire(a, await a.grant_lease(10), "alice")
+
+        async def refuse(*_: object) -> TxnResult:
+            raise PermissionDenied(action="delete")
+
+        a.txn = refuse  # type: ignore[method-assign,assignment]
+        await lock.release()
+        assert "cannot be withdrawn" in lock.lease.lost.reason
+        await _acquire(b, await b.grant_lease(10), "bob", timeout_s=20)
+
+
+@pytest.mark.sim(seed=1)
+async def test_of_two_takeovers_one_replaces_the_holding_and_the_other_waits_for_it() -> None:
+    server = MemoryStore()
+    async with server.client() as a, server.client() as b, server.client() as c:
+        await _acquire(a, await a.grant_lease(10), "alice")
+        leases = [await b.grant_lease(10), await c.grant_lease(10)]
+        results = await asyncio.gather(
+            _acquire(b, leases[0], "bob", takeover=True),
+            _acquire(c, leases[1], "carol", takeover=True),
+            return_exceptions=True,
+        )
+        won = [result for result in results if isinstance(result, Lock)]
+        held = [result for result in results if isinstance(result, LockHeld)]
+        assert (len(won), len(held)) == (1, 1)
+        await asyncio.sleep(1)
+        await won[0].verify()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_waiting_owner_whose_watch_missed_a_change_looks_again_after_the_resync() -> None:
+    server = MemoryStore()
+    async with server.client() as a, server.client() as b, server.client() as c:
+        first = await _acquire(a, await a.grant_lease(1000), "alice")
+        waiting = asyncio.create_task(_acquire(b, await b.grant_lease(1000), "bob", timeout_s=500))
+        await asyncio.sleep(1)
+        await a.put(b"unrelated", b"")
+        await a.compact(await a.revision())  # a resync with the key unchanged: it goes on waiting
+        await asyncio.sleep(1)
+        b.interrupt_watches(5)
+        second = await _acquire(c, await c.grant_lease(1000), "carol", takeover=True)
+        await a.compact(await a.revision())
+        await asyncio.sleep(20)
+        assert first.lost.is_set()
+        assert not waiting.done(), "carol holds it now"
+        await second.release()
+        assert (await waiting).token > second.token
+
+
+@pytest.mark.sim(seed=1)
 async def test_t18_a_lease_that_ends_while_the_lock_is_acquired_is_noticed_then() -> None:
     """The put is applied in time, its answer comes after the lease's deadline."""
     server = MemoryStore()
@@ -182,14 +328,15 @@ def _kv(*, value: bytes = b"other", lease_id: int = 5, mod_revision: int = 9) ->
 
 
 def test_the_next_step_depends_on_whose_key_stands_there() -> None:
-    mine = {"value": b"mine", "lease_id": 7}
-    assert next_step(KEY, None, **mine, takeover=False) == Claim(key_absent(KEY))  # type: ignore[arg-type]
-    assert next_step(KEY, _kv(), **mine, takeover=False) == Wait(_kv())  # type: ignore[arg-type]
-    assert next_step(KEY, _kv(), **mine, takeover=True) == Claim(mod_revision_is(KEY, 9))  # type: ignore[arg-type]
-    own_earlier = _kv(lease_id=7)
-    assert next_step(KEY, own_earlier, **mine, takeover=False) == Claim(mod_revision_is(KEY, 9))  # type: ignore[arg-type]
-    own_now = _kv(value=b"mine", lease_id=7)
-    assert next_step(KEY, own_now, **mine, takeover=False) == Held(own_now)  # type: ignore[arg-type]
+    def step(kv: KeyValue | None, *, takeover_token: int | None = None) -> Held | Claim | Wait:
+        return next_step(KEY, kv, value=b"mine", lease_id=7, takeover_token=takeover_token)
+
+    assert step(None) == Claim(key_absent(KEY))
+    assert step(_kv()) == Wait(_kv())
+    assert step(_kv(), takeover_token=9) == Claim(mod_revision_is(KEY, 9))
+    assert step(_kv(), takeover_token=8) == Wait(_kv()), "another holding than the one to take over"
+    assert step(_kv(lease_id=7)) == Claim(mod_revision_is(KEY, 9)), "our own earlier holding"
+    assert step(_kv(value=b"mine", lease_id=7)) == Held(_kv(value=b"mine", lease_id=7))
 
 
 def test_an_owners_name_may_hold_anything() -> None:

@@ -12,7 +12,7 @@ from neve.meta.memory import MemoryStore
 from neve.meta.memory_link import Fault, FaultPlan
 from neve.meta.store import Resync, WatchBatch
 from neve.meta.txn import KeyRange, Put, key_absent
-from neve.proto.errors import InvalidArgument, MaybeApplied, MetaUnavailable
+from neve.proto.errors import Compacted, InvalidArgument, MaybeApplied, MetaUnavailable
 from tests.sim import loop as sim_loop
 
 
@@ -75,6 +75,26 @@ async def test_a_cut_connection_fails_the_calls_under_way_and_refuses_new_ones()
         kv = await store.get(b"k")
         assert kv is not None
         assert kv.value == b"v", "it had left before the cut"
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_store_closed_during_a_write_leaves_the_outcome_open() -> None:
+    server = MemoryStore()
+    async with server.client(plan=FaultPlan(delay_s_min=1.0, delay_s_max=1.0)) as store:
+        write = asyncio.create_task(store.put(b"k", b"v"))
+        await asyncio.sleep(0.5)
+        await store.close()
+        with pytest.raises(MaybeApplied):
+            await write
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_fresh_store_may_be_compacted_at_zero_once() -> None:
+    async with MemoryStore().client() as store:
+        await store.compact(0)
+        for revision in (0, -1):
+            with pytest.raises(Compacted):
+                await store.compact(revision)
 
 
 @pytest.mark.sim(seed=1)

@@ -1,0 +1,85 @@
+"""A bid for a key: a put on our lease that must not take effect after we have given the key up.
+
+Invariants: a put without an answer may reach the store much later, after a timeout, a cancellation or a release, and
+            would then be a key that nobody holds and everybody waits for, for as long as the lease is renewed.
+            So every put of a bid compares that its void key is absent, and withdrawing puts the void key;
+            a withdrawal is tried until the store has answered it, also after its caller is gone, or the lease is lost.
+Neighbours: `election` and `lock` bid; `owned_key.OwnedKey` withdraws what was won.
+
+A void key is put only where an outcome was unknown. It is on the same lease: when that ends, so do the late puts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from neve.meta.lease import Lease
+from neve.meta.store import MetaStore
+from neve.meta.txn import Compare, Delete, Get, KeyValue, Put, key_absent
+from neve.meta.waiting import until_settled, while_alive
+from neve.proto.errors import LeaseLost, MaybeApplied, NeveError
+
+log = logging.getLogger(__name__)
+
+
+class Bid:
+    """`put` is what we want to stand; it is on `lease`. `void_key` belongs to this bid alone."""
+
+    def __init__(self, store: MetaStore, lease: Lease, put: Put, *, void_key: bytes) -> None:
+        assert put.lease_id == lease.lease_id, put
+        self.put = put
+        self.doubtful = False  # a put was sent and its outcome is unknown: it may still arrive
+        self._store = store
+        self._lease = lease
+        self._void_key = void_key
+        self._applied = False
+        self._withdrawal: asyncio.Task[None] | None = None
+
+    async def send(self, compare: Compare) -> tuple[KeyValue | None, int]:
+        """Put the key if `compare` holds; returns the key as it stands then, and the store's revision."""
+        assert self._withdrawal is None, f"{self.put.key!r} was withdrawn"
+        key = self.put.key
+        doubtful = self.doubtful
+        self.doubtful = True  # also for a caller that is cancelled while it waits
+        try:
+            result = await self._store.txn((compare, key_absent(self._void_key)), (self.put, Get(key)), (Get(key),))
+        except MaybeApplied:
+            raise
+        except NeveError:
+            self.doubtful = doubtful  # certainly not applied
+            raise
+        self.doubtful = doubtful
+        self._applied = self._applied or result.succeeded
+        return result.get_at(1 if result.succeeded else 0).first, result.revision
+
+    def withdraw_behind(self, guard: Sequence[Compare]) -> asyncio.Task[None] | None:
+        """Begin to delete the key if `guard` holds, and to void what is under way; None if nothing is to be done."""
+        if self._withdrawal is None and (self._applied or self.doubtful) and self._lease.alive():
+            self._withdrawal = self._lease.run_behind(self._withdraw(tuple(guard)))
+        return self._withdrawal
+
+    async def withdraw(self, guard: Sequence[Compare], *, wait_s: float) -> None:
+        """The same, and wait for it, but not for longer than `wait_s`: it goes on without us."""
+        task = self.withdraw_behind(guard)
+        if task is None:
+            return
+        _, unfinished = await asyncio.wait({task}, timeout=wait_s)
+        if unfinished:
+            log.warning("bid_withdrawal_goes_on key=%r waited_s=%.1f", self.put.key, wait_s)
+
+    async def _withdraw(self, guard: tuple[Compare, ...]) -> None:
+        key = self.put.key
+        void = (Put(self._void_key, b"", self._lease.lease_id),) if self.doubtful else ()
+        try:
+            await while_alive(
+                self._lease,
+                until_settled(self._lease, lambda: self._store.txn(guard, (Delete(key), *void), void)),
+            )
+        except LeaseLost:
+            log.info("bid_left_to_its_lease key=%r", key)  # the store deletes it with the lease
+        except NeveError as error:
+            # Refused, so trying again is no use, and while we renew the lease the key would stand.
+            log.error("bid_not_withdrawn key=%r error=%s", key, error)
+            self._lease.abandon(f"the key {key!r} cannot be withdrawn: {error}")
