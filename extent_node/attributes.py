@@ -21,6 +21,7 @@ Not here:   reading and writing them (fs.py).
 
 from __future__ import annotations
 
+import functools
 import struct
 import uuid
 from collections.abc import Mapping
@@ -123,8 +124,14 @@ def encode_meta(meta: Meta) -> bytes:
 
 def decode_meta(value: bytes) -> Meta:
     *numbers, disk = _unframe(META, value, _META)
-    fields = [*numbers, str(uuid.UUID(bytes=disk))]
+    fields = [*numbers, _uuid_text(disk)]
     return Meta(*fields)
+
+
+@functools.lru_cache(maxsize=256)
+def _uuid_text(value: bytes) -> str:
+    """A node has few disks and many replicas: they share the text, and a start does not make it 100,000 times."""
+    return str(uuid.UUID(bytes=value))
 
 
 def encode_token(token: int) -> bytes:

@@ -16,7 +16,8 @@ Neighbours: `store_append` writes and waits, `store_checkpoint` syncs behind the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from neve.extent_node import core
@@ -233,8 +234,14 @@ class Committer:
         return True
 
     async def _sync_once(self, replica: Replica, queue: _Queue) -> None:
-        """One fdatasync. Errors become the replica's state and its waiters' answers."""
+        """One fdatasync. In a task of its own: it goes on, and its outcome is noted, whoever gives up waiting for it.
+        The kernel tells of a failed write once; an outcome that nobody hears would make the next sync a lie (T23)."""
+        assert queue.syncing is None, replica
         queue.syncing = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._spawn(self._sync_and_note(replica, queue)))
+
+    async def _sync_and_note(self, replica: Replica, queue: _Queue) -> None:
+        """Errors become the replica's state and its waiters' answers."""
         end = replica.state.length
         try:
             self._counters.in_place_syncs += 1
@@ -244,9 +251,38 @@ class Committer:
         else:
             self.note_in_place(replica, end)
         finally:
-            syncing, queue.syncing = queue.syncing, None
-            syncing.set_result(None)
-            self._drop_if_idle(replica, queue)
+            self._end_sync(queue)
+        self._look_again(replica, queue)
+
+    @contextlib.asynccontextmanager
+    async def alone(self, replica: Replica) -> AsyncIterator[None]:
+        """While no other sync of this file runs. Of two at once the kernel tells a failed write to one only, and the
+        other one's success would be believed (T23)."""
+        while (queue := self._queue(replica)).syncing is not None:
+            await asyncio.shield(queue.syncing)
+        queue.syncing = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        except Exception:
+            self._end_sync(queue)
+            self._look_again(replica, queue)
+            raise
+        except BaseException:  # the process ends: nobody is waited for
+            self._end_sync(queue)
+            raise
+        self._end_sync(queue)
+        self._look_again(replica, queue)
+
+    def _end_sync(self, queue: _Queue) -> None:
+        syncing, queue.syncing = queue.syncing, None
+        assert syncing is not None
+        syncing.set_result(None)
+
+    def _look_again(self, replica: Replica, queue: _Queue) -> None:
+        """At what came while a sync ran."""
+        if queue.waits:
+            self._look_at(replica)
+        self._drop_if_idle(replica, queue)
 
     async def _sync_for_waiters(self, replica: Replica) -> None:
         queue = self._queue(replica)

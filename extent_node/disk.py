@@ -41,6 +41,7 @@ LOCK = "lock"
 EXTENTS, TMP, TRASH, QUARANTINE, TOMBSTONES = "extents", "tmp", "trash", "quarantine", "tombstones"
 FOLDERS = (EXTENTS, TMP, TRASH, QUARANTINE, TOMBSTONES)
 
+_PROBE = "probe"  # a file in tmp/, for a moment
 _PROBE_ATTRIBUTE = "user.neve.probe"
 
 
@@ -117,12 +118,12 @@ def _holds_files(fs: FileSystem, folder: str, name: str) -> bool:
     inside = fs.list_dir(os.path.join(folder, name))
     if name == EXTENTS:
         return any(fs.list_dir(os.path.join(folder, name, sub)) for sub in inside)
-    return bool(inside)
+    return bool(set(inside) - {_PROBE})
 
 
 def _probe_attributes(fs: FileSystem, folder: str) -> None:
     """DiskRefused unless user extended attributes work here: a replica's state lives in them."""
-    path = os.path.join(folder, TMP, "probe")
+    path = os.path.join(folder, TMP, _PROBE)
     if fs.stat(path) is not None:
         fs.unlink(path)
     fd = fs.open(path, create=True, exclusive=True)
@@ -227,8 +228,11 @@ class Disk:
     # --- state -----------------------------------------------------------------------------------------------
 
     def refresh_usage(self) -> None:
-        """Ask the file system; above the high mark the disk takes no appends, below the low mark it does again."""
-        self.usage = self.fs.usage(self.folder)
+        self.note_usage(self.fs.usage(self.folder))
+
+    def note_usage(self, usage: Usage) -> None:
+        """Above the high mark the disk takes no appends, below the low mark it does again."""
+        self.usage = usage
         capacity = self.usage.capacity_bytes
         used = 1.0 - self.usage.free_bytes / capacity if capacity else 1.0
         if self.state is DiskState.WRITABLE and used >= self.marks.high:
@@ -250,13 +254,13 @@ class Disk:
     # --- names -----------------------------------------------------------------------------------------------
 
     def extent_folder(self, extent_id: int) -> str:
-        return os.path.join(self.folder, EXTENTS, f"{extent_id & 0xFF:02x}")
+        return f"{self.folder}/{EXTENTS}/{extent_id & 0xFF:02x}"
 
     def extent_path(self, extent_id: int) -> str:
-        return os.path.join(self.extent_folder(extent_id), f"{extent_id:016x}.ext")
+        return f"{self.folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"
 
     def index_path(self, extent_id: int) -> str:
-        return os.path.join(self.extent_folder(extent_id), f"{extent_id:016x}.idx")
+        return f"{self.folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.idx"
 
     def tmp_path(self, name: str) -> str:
         return os.path.join(self.folder, TMP, name)

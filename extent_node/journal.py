@@ -318,12 +318,12 @@ class Journal:
         """Give a free segment its next number, durably; blocks. Its old records are over by that number."""
         assert segment.number == 0, segment
         header = SegmentHeader(self._number_next, self.needed_from)
-        self._number_next += 1
         segment.position = FIRST_POSITION
         segment.holders.clear()
         write_all(self.fs, segment.fd, encode_header(header, self.uuid_bytes), 0)
         self.fs.fdatasync(segment.fd)
         segment.number = header.number
+        self._number_next += 1  # only now: a number that no segment has would end the chain for a replay
 
     def add_ready(self, segment: Segment) -> None:
         assert segment.number, segment
@@ -343,7 +343,13 @@ class Journal:
         make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
         self._write_label(replace(self.label, slots=slot + 1))
         segment = Segment(slot, self.fs.open(slot_path(self.folder, slot)))
-        self.prepare(segment)
+        try:
+            self.prepare(segment)
+        except OSError as error:
+            # Its header may or may not be on the disk, so that its number can be given to no other segment: the end.
+            self.fail(f"making a new segment ready: {error}")
+            self.fs.close(segment.fd)
+            raise
         return segment
 
     def _segments_in_use(self) -> list[Segment]:

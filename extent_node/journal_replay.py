@@ -50,6 +50,8 @@ class Chain:
         self._scan()
 
     def _scan(self) -> None:
+        if not self._label.in_use:
+            return  # the last process stopped cleanly: whatever is in the segments, nobody depends on it
         promised = needed_from = 0
         missing = []
         for slot in range(self._label.slots):
@@ -67,8 +69,6 @@ class Chain:
                 needed_from = max(needed_from, scan.needed_from)
         self.first_number = max(self._label.fresh_from, segment_of(needed_from))
         self.end_lsn = self._follow()
-        if not self._label.in_use:
-            return  # the last process stopped cleanly: whatever is wrong here, nobody depends on it
         if missing:
             self.hole = f"segment file {slot_path(self._folder, missing[0])} is missing"
         elif promised > self.end_lsn:

@@ -2,7 +2,8 @@
 
 Invariants: folders are formatted by themselves only for a node that has nothing at all yet. An empty folder beside
             disks or a journal that exist may be a disk that was wiped, or one that is not mounted: it is refused by
-            name, and becomes a new disk only by the operator's word (`--format-disk`) (T32).
+            name, and becomes a new disk only by the operator's word (`--format-disk`) (T32). The same holds for the
+            journal (`--format-journal`): a new one in place of one that is not mounted would cost what is in it.
 Neighbours: `disk.py` and `journal_label.py` format; `server.py` calls this first.
 """
 
@@ -85,6 +86,7 @@ async def prepare(
     configured_node_id: int,
     automatic: bool,
     by_word: Sequence[str],
+    format_journal_by_word: bool,
     journal_segment_bytes: int,
     ask_for_id: Callable[[], Awaitable[int]],
     rng: random.Random,
@@ -94,9 +96,12 @@ async def prepare(
     to_format = disks_to_format(found, automatic=automatic, by_word=by_word)
     node_id = settled_node_id(found, configured_node_id) or await ask_for_id()
     if found.journal_node_id is None:
-        # With disks that exist this is a lost journal: they name another one, and the store doubts what depended on it.
-        if not (automatic or by_word):
-            raise DiskRefused(f"{journal_folder} has no {journals.LABEL}: mount the journal's folder")
+        if not (format_journal_by_word or (automatic and not found.labelled)):
+            raise DiskRefused(
+                f"{journal_folder} has no {journals.LABEL}, and this node has disks that depend on a journal: mount "
+                "its folder; or, if it is lost, start once with --format-journal, and replicas that may have depended "
+                "on it will be doubtful"
+            )
         journal_uuid = format_journal(
             fs,
             journal_folder,

@@ -71,12 +71,14 @@ class ExtentNode:
         *,
         rng: random.Random,
         format_disks: Sequence[str],
+        format_journal: bool,
     ) -> None:
         self._config = config
         self._store_config = store_config
         self._fs = fs
         self._rng = rng
         self._format_disks = format_disks
+        self._format_journal = format_journal
         self._tasks: list[asyncio.Task[None]] = []
         self._exit = contextlib.AsyncExitStack()
         self.node_id = 0
@@ -110,6 +112,7 @@ class ExtentNode:
             configured_node_id=config.node_id,
             automatic=config.format_empty_disks,
             by_word=self._format_disks,
+            format_journal_by_word=self._format_journal,
             journal_segment_bytes=SEGMENT_BYTES_DEFAULT,
             ask_for_id=lambda: first_id(link, registration, rng=self._rng, timeout_s=FIRST_ID_TIMEOUT_S),
             rng=self._rng,
@@ -226,9 +229,18 @@ class ExtentNode:
         return {"kind": "extent_node", "node_id": self.node_id, "cluster": self._config.cluster, "disks": disks}
 
 
-async def serve(config: NodeConfig, store_config: StoreConfig, *, format_disks: Sequence[str]) -> None:
+async def serve(
+    config: NodeConfig, store_config: StoreConfig, *, format_disks: Sequence[str], format_journal: bool
+) -> None:
     """Run a node until the process is told to stop."""
-    node = ExtentNode(config, store_config, RealFileSystem(), rng=random.SystemRandom(), format_disks=format_disks)
+    node = ExtentNode(
+        config,
+        store_config,
+        RealFileSystem(),
+        rng=random.SystemRandom(),
+        format_disks=format_disks,
+        format_journal=format_journal,
+    )
     stop = asyncio.ensure_future(until_told_to_stop())
     start = asyncio.ensure_future(node.start())
     await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
@@ -253,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--format-disk", action="append", default=[], metavar="FOLDER", help="make this empty folder a new disk"
     )
+    parser.add_argument("--format-journal", action="store_true", help="make a new journal in place of a lost one")
     options = parser.parse_args(arguments)
     try:
         config, store_config = load(options.config, options.set)
@@ -261,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     set_up_logging(as_json=config.log.json, level=config.log.level)
     try:
-        uvloop.run(serve(config, store_config, format_disks=options.format_disk))
+        uvloop.run(serve(config, store_config, format_disks=options.format_disk, format_journal=options.format_journal))
     except (DiskRefused, JournalRefused, NoUsableDisk, NeveError, TimeoutError, OSError) as error:
         print(f"neve-extent-node: cannot run: {error or type(error).__name__}", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from neve.extent_node import blocks
 from neve.extent_node.copier import Copier
 from neve.extent_node.metrics import NodeMetrics
 from neve.extent_node.store import Store
@@ -66,8 +67,11 @@ class ExtentNodeServicer:
     @eager
     async def append_block(self, request: pb.AppendBlockRequest, call: Call) -> pb.AppendBlockReply:
         begun_s = self._loop.time()
-        if request.HasField("payload_crc32c") and crc32c(call.attachment) != request.payload_crc32c:
-            raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
+        if request.HasField("payload_crc32c"):
+            if crc32c(call.attachment) != request.payload_crc32c:
+                raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
+        elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
+            raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
         results = await self._store.append(request.segments, call.attachment)
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return pb.AppendBlockReply(results=results)

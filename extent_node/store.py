@@ -87,6 +87,7 @@ class Store:
     async def stop(self, *, clean: bool = True) -> None:
         """Take no more requests, finish those begun, and, if `clean`, sync everything and say so durably."""
         self._state.stopping = True
+        self._state.dirty.stop()
         await self._state.join(self._daemons)
         for task in self._daemons:
             task.cancel()

@@ -130,8 +130,9 @@ def _note(store: StoreState, found: Replica, decision: core.Append) -> None:
         store.counters.appends += 1
         store.counters.appended_bytes += decision.write_bytes
         store.dirty.update(found)
-        if state.length + store.config.preallocate_bytes // 2 > found.allocated_bytes:
-            _preallocate(store, found)
+        step = store.config.preallocate_bytes
+        if step and state.length + step // 2 > found.allocated_bytes:
+            _preallocate(store, found, step)
     if decision.committed > state.committed:
         state.note_committed(decision.committed)
         if found.followers:
@@ -196,11 +197,10 @@ async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: 
     return decision
 
 
-def _preallocate(store: StoreState, found: Replica) -> None:
+def _preallocate(store: StoreState, found: Replica, step: int) -> None:
     """Reserve the next step of blocks, ahead of the appends that need them."""
-    step = store.config.preallocate_bytes
     limit = found.state.meta.extent_bytes_max
-    if step == 0 or found.allocated_bytes >= limit:
+    if found.allocated_bytes >= limit:
         return
     found.allocated_bytes = min(limit, max(found.allocated_bytes, found.state.length) + step)
     store.spawn(_preallocate_to(store, found, found.allocated_bytes))

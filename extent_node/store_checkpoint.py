@@ -24,7 +24,8 @@ async def run_checkpointer(store: StoreState) -> None:
         overdue = not await _wait(store.checkpoint_wanted, store.config.checkpoint_interval_s)
         store.checkpoint_wanted.clear()
         try:
-            await checkpoint(store, everything=overdue or store.checkpoint_all)
+            # To its end, also when the store stops: a sync or a new segment that nobody hears of would be a lie later.
+            await store.finish(checkpoint(store, everything=overdue or store.checkpoint_all))
         except Exception:  # top of a daemon's loop
             store.counters.background_failures += 1
             log.exception("checkpoint_failed")
@@ -66,6 +67,8 @@ async def free_segments(store: StoreState) -> None:
             except OSError as error:
                 # No room for more journal: appends are synced in place meanwhile (T24).
                 log.warning("journal_not_grown slots=%d error=%s", journal.label.slots, error)
+                if journal.failed:
+                    store.journal_failed()
 
 
 async def run_housekeeping(store: StoreState) -> None:
@@ -84,7 +87,8 @@ async def _look_at_disk(store: StoreState, disk: Disk, *, purge: bool) -> None:
     if disk.state is DiskState.OFFLINE:
         return
     try:
-        await store.run(disk.refresh_usage)
+        # Asked in a thread, noted here: a failure that comes meanwhile must not be overwritten.
+        disk.note_usage(await store.run(disk.fs.usage, disk.folder))
         if purge:
             await purge_trash(store, disk)
     except OSError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_config import StoreConfig
-from neve.proto.errors import Overloaded
+from neve.proto.errors import Overloaded, ShuttingDown
 
 
 class DirtyBytes:
@@ -22,6 +22,7 @@ class DirtyBytes:
         self._wake_checkpointer = wake_checkpointer
         self._counted: dict[Replica, int] = {}  # in the order in which they became dirty
         self._waiters: list[asyncio.Future[None]] = []
+        self._stopped = False
 
     def update(self, replica: Replica) -> None:
         """Its length or its synced end has changed."""
@@ -54,8 +55,15 @@ class DirtyBytes:
     def is_full(self) -> bool:
         return self.bytes_now > self._config.dirty_bytes_hard
 
+    def stop(self) -> None:
+        """Nobody will make room any more: let all go who wait."""
+        self._stopped = True
+        self._let_go()
+
     async def wait_for_room(self) -> None:
         while self.is_full:
+            if self._stopped:
+                raise ShuttingDown()
             if len(self._waiters) >= self._config.append_waiters_max:
                 raise Overloaded(what="appends that wait for dirty bytes to be written back")
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,7 +76,7 @@ class DirtyBytes:
                     self._waiters.remove(future)
 
     def _let_go(self) -> None:
-        if self._waiters and not self.is_full:
+        if self._waiters and (self._stopped or not self.is_full):
             waiters, self._waiters = self._waiters, []
             for future in waiters:
                 if not future.done():

@@ -11,6 +11,7 @@ Neighbours: `store_read` reads through it; `store_control` forgets what is delet
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 
@@ -19,7 +20,7 @@ from neve.extent_node.attributes import Seal
 from neve.extent_node.index import BlockIndex
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_state import StoreState
-from neve.proto.errors import ReplicaDamaged
+from neve.proto.errors import ReplicaDamaged, ReplicaMissing
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class SealedFiles:
     def __init__(self, store: StoreState) -> None:
         self._store = store
         self._open: OrderedDict[Replica, SealedFile] = OrderedDict()
+        self._opening: dict[Replica, asyncio.Task[SealedFile]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,6 +71,13 @@ class SealedFiles:
 
     async def open(self, found: Replica) -> SealedFile:
         """Open and map it; a missing or wrong index is rebuilt. ReplicaDamaged if the bytes are not the seal's."""
+        task = self._opening.get(found)
+        if task is None:  # one at a time: whoever comes meanwhile shares it, as rebuilding an index takes seconds
+            task = self._opening[found] = self._store.spawn(self._open_once(found))
+            task.add_done_callback(lambda _: self._opening.pop(found, None))
+        return await asyncio.shield(task)
+
+    async def _open_once(self, found: Replica) -> SealedFile:
         assert found.state.seal is not None
         try:
             opened = await self._store.run(_open, found, found.state.seal)
@@ -78,12 +87,9 @@ class SealedFiles:
             found.state.note_damaged(error.offset)
             log.error("replica_damaged extent_id=%016x offset=%d", found.extent_id, error.offset)
             raise
-        raced = self._open.get(found)
-        if raced is not None or found.gone:
+        if found.gone:
             found.fs.close(opened.fd)
-            if raced is None:
-                raise ReplicaDamaged(extent_id=found.extent_id, detail="it was deleted or quarantined just now")
-            return raced
+            raise ReplicaMissing(extent_id=found.extent_id, detail="it was deleted or quarantined just now")
         self._open[found] = opened
         self._close_oldest()
         return opened

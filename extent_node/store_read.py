@@ -96,13 +96,13 @@ class Reader:
         self, found: Replica, request: pb.ReadBlockRequest, bounds: core.Readable, max_bytes: int
     ) -> ReadResult:
         opened = await self._opened(found)
+        max_bytes = min(max_bytes, bounds.serve_end - request.offset)  # damage may be known further up
         run = opened.blocks.blocks_from(request.offset, max_blocks=request.max_blocks, max_bytes=max_bytes)
         if run is None:
             raise InvalidArgument(what="offset", detail=f"no block begins at {request.offset}")
         end, count = run
-        if end > bounds.serve_end:  # damage is known above: whole blocks below it are few enough to be counted again
-            blocks_below = opened.blocks.offsets.searchsorted(bounds.serve_end, side="right")
-            raise ReplicaDamaged(extent_id=found.extent_id, offset=bounds.serve_end, detail=f"block {blocks_below - 1}")
+        if end > bounds.serve_end:
+            raise ReplicaDamaged(extent_id=found.extent_id, offset=bounds.serve_end)
         if not opened.is_warm(request.offset, end):
             await self._files.warm(found, opened, request.offset, end)
         return ReadResult(end, bounds.readable, True, count, [opened.view[request.offset : end]])

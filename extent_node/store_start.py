@@ -26,6 +26,7 @@ from neve.extent_node.journal_replay import read_chain
 from neve.extent_node.replica import Replica, load_state
 from neve.extent_node.store_replay import Replay, replay
 from neve.extent_node.store_state import StoreState
+from neve.proto.errors import NeveError
 
 log = logging.getLogger(__name__)
 
@@ -316,10 +317,11 @@ async def _stop_replica(store: StoreState, found: Replica) -> bool:
     try:
         if found.in_place_end < found.state.length or found.state.unsynced:
             found.open()
-            await store.run_on(found, found.sync_all)
+            await store.sync_attributes(found, found.sync_all)
         if found.state.unsynced and found.state.doubt is None:
-            await store.run_on(found, found.clear_unsynced)
-    except OSError as error:
+            await store.sync_attributes(found, found.clear_unsynced)
+    except (OSError, NeveError) as error:
         log.error("replica_not_synced extent_id=%016x error=%s", found.extent_id, error)
         return False
-    return True
+    read_only = found.state.read_only  # again: a sync that was under way may have failed
+    return read_only is None or read_only.can_sync

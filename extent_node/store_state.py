@@ -142,16 +142,20 @@ class StoreState:
 
     async def sync_attributes(self, found: Replica, persist: Callable[..., None], *args: Any) -> None:
         """A call that ends with an fsync of the file. Data below the present length is durable after it, too."""
-        end = found.state.length
-        try:
-            await self.run_on(found, persist, *args)
-        except SyncFailed as error:
-            answer = self.sync_failed(found, error)
-            self.committer.abandon(found, answer)
-            raise answer from error
-        except OSError as error:
-            raise self.disk_error(found.disk, found.extent_id, error) from error
-        self.committer.note_in_place(found, end)
+        async with self.committer.alone(found):
+            read_only = found.state.read_only
+            if read_only is not None and not read_only.can_sync:  # since it was decided: nothing becomes durable here
+                raise ReplicaReadOnly(extent_id=found.extent_id, detail=read_only.value)
+            end = found.state.length
+            try:
+                await self.run_on(found, persist, *args)
+            except SyncFailed as error:
+                answer = self.sync_failed(found, error)
+                self.committer.abandon(found, answer)
+                raise answer from error
+            except OSError as error:
+                raise self.disk_error(found.disk, found.extent_id, error) from error
+            self.committer.note_in_place(found, end)
 
     def check_running(self) -> None:
         if self.stopping:

@@ -46,6 +46,9 @@ class Call:
 
     __slots__ = ("attachment", "deadline_s", "method", "peer", "principal", "reply_attachment")
 
+    # Whether the transport has checked the attachment against a checksum that its sender made.
+    checksummed = False
+
     def __init__(
         self,
         method: Method[Any, Any],

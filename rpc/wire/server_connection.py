@@ -38,6 +38,8 @@ SETTLE_S = 0.005  # how often to look whether the kernel has taken a large reply
 class WireCall(Call):
     """A call on the wire: knows its connection, and what it has reserved there."""
 
+    checksummed = True
+
     __slots__ = (
         "abandoned",
         "call_id",

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from neve.extent_node import blocks
 from neve.extent_node.store import Store
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
-from tests.sim.disk import SimFileSystem
 from tests.unit.extent_node import store_rig as rig
 
 # How the process before this one ended, from the gentlest to the roughest.
 Ending = Literal["kill", "lose_all", "random"]
 
 Kind = pb.LengthAnswer
+
+
+class Files(Protocol):
+    """Where to look at files behind the store's back."""
+
+    def content(self, path: str) -> bytes: ...
 
 
 @dataclass
@@ -168,13 +173,13 @@ class Model:
 
     # --- after a restart -------------------------------------------------------------------------------------
 
-    async def check(self, store: Store, fs: SimFileSystem, ending: Ending) -> None:
+    async def check(self, store: Store, files: Files, ending: Ending) -> None:
         """Everything answered is there; G1 to G3 hold."""
         await store.verified()
         for extent in self.extents.values():
-            await self._check_extent(store, fs, extent, ending)
+            await self._check_extent(store, files, extent, ending)
 
-    async def _check_extent(self, store: Store, fs: SimFileSystem, extent: ExtentModel, ending: Ending) -> None:
+    async def _check_extent(self, store: Store, files: Files, extent: ExtentModel, ending: Ending) -> None:
         try:
             info = rig.describe(store, extent.extent_id)
         except errors.ReplicaDeleted:
@@ -190,7 +195,7 @@ class Model:
         assert info.token in range(extent.token, extent.token_sent + 1), (info, extent)
         assert info.fenced or not extent.fenced, (info, extent)
         assert extent.fence_sent or not info.fenced, (info, extent)
-        content = fs.content(f"{_folder(store, info)}/{extent.extent_id & 0xFF:02x}/{extent.extent_id:016x}.ext")
+        content = files.content(f"{_folder(store, info)}/{extent.extent_id & 0xFF:02x}/{extent.extent_id:016x}.ext")
         assert len(content) == info.length, (info, len(content))
         if info.HasField("seal"):
             self._check_sealed(info, extent, content)

@@ -41,12 +41,12 @@ def disk_uuid(number: int) -> str:
     return str(uuid.UUID(int=(number + 1) << 64 | 0xD15C))
 
 
-def config_for(disks: int = 1, **changes: Any) -> StoreConfig:
+def config_for(disks: int = 1, *, root: str = "", **changes: Any) -> StoreConfig:
     config = StoreConfig(
         cluster=CLUSTER,
         node_id=NODE_ID,
-        disks=tuple(DiskConfig(f"/disk{number}", disk_uuid(number)) for number in range(disks)),
-        journal_folder=JOURNAL,
+        disks=tuple(DiskConfig(f"{root}/disk{number}", disk_uuid(number)) for number in range(disks)),
+        journal_folder=root + JOURNAL,
         preallocate_bytes=0,
         marks=Marks(high=1.1, low=1.0),
     )
@@ -86,7 +86,7 @@ class Machine:
         self.processes = 0
         format_all(self.fs, disks, segment_bytes=segment_bytes)
         for number in range(disks):
-            _keep_few_folders(self.fs, f"/disk{number}/extents")
+            keep_few_folders(self.fs, f"/disk{number}/extents")
 
     def clone(self) -> Machine:
         """The same machine in the same state, to see what else could become of it."""
@@ -121,7 +121,7 @@ class Machine:
         return self.run(work)
 
 
-def _keep_few_folders(fs: SimFileSystem, extents: str) -> None:
+def keep_few_folders(fs: FileSystem, extents: str) -> None:
     """Tests use small ids: without the other folders a start costs a tenth, and there are thousands of them."""
     for number in range(FOLDERS_KEPT, 256):
         fs.remove_dir(f"{extents}/{number:02x}")

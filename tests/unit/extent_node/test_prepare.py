@@ -23,6 +23,7 @@ async def run(
     node_id: int = 0,
     automatic: bool = True,
     by_word: tuple[str, ...] = (),
+    format_journal: bool = False,
     cluster: str = "main",
     given: int = 7,
 ) -> int:
@@ -37,6 +38,7 @@ async def run(
         configured_node_id=node_id,
         automatic=automatic,
         by_word=[str(tmp_path / disk) for disk in by_word],
+        format_journal_by_word=format_journal,
         journal_segment_bytes=SEGMENT_BYTES,
         ask_for_id=ask_for_id,
         rng=random.Random(1),
@@ -77,6 +79,16 @@ async def test_an_added_disk_is_formatted_by_the_operators_word_only(tmp_path: P
         await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",))
     with pytest.raises(DiskRefused, match="not one of the configured disks"):
         await run(tmp_path, "d1", "d2", node_id=3, by_word=("d3",))
+
+
+async def test_a_journal_that_is_not_there_is_refused_and_made_anew_by_the_operators_word_only(tmp_path: Path) -> None:
+    await run(tmp_path, "d1", node_id=3)
+    (tmp_path / "journal").rename(tmp_path / "elsewhere")
+    with pytest.raises(DiskRefused, match=r"no journal\.json.*--format-journal"):
+        await run(tmp_path, "d1", node_id=3)
+    assert not (tmp_path / "journal").exists()
+    assert await run(tmp_path, "d1", node_id=3, format_journal=True) == 3
+    assert (tmp_path / "journal" / "journal.json").exists()
 
 
 async def test_nothing_is_formatted_when_that_is_switched_off(tmp_path: Path) -> None:

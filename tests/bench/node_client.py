@@ -1,0 +1,84 @@
+"""The client of the node's benchmark: takes one sample for each line of JSON on its standard input.
+
+    {"case": "latency", "address": "127.0.0.1:3501", "block_bytes": 1024, "sync": true, "duration_s": 1.0}
+
+"case" names what `Client.take` knows, "address" the node; the rest are the arguments of that function. It answers
+{"value": number}, or {"error": …} when the sample failed, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+from neve.proto.errors import NeveError
+from tests.bench import node_appends, node_reads
+from tests.bench.node_appends import ManyExtents, Writers
+from tests.bench.node_calls import NodeCalls, Unexpected
+
+CASES: dict[str, Callable[..., Awaitable[float]]] = {
+    "append": node_appends.bytes_per_second,
+    "latency": node_appends.latency,
+    "echo_latency": node_appends.echo_latency,
+    "make_sealed": node_reads.make_sealed,
+    "read_through": node_reads.read_through,
+    "random_reads": node_reads.random_reads_per_second,
+}
+
+
+class Client:
+    """A channel to each node that it has heard of, and what outlives a sample."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, NodeCalls] = {}
+        self._many: dict[str, ManyExtents] = {}
+        self._writers = Writers()
+
+    async def take(self, order: dict[str, Any]) -> float:
+        case, address = order.pop("case"), order.pop("address")
+        match case:
+            case "connect_writers":
+                return await self._writers.connect(address, **order)
+            case "write":
+                return await self._writers.write(**order)
+            case "disconnect_writers":
+                return await self._writers.close()
+        if address not in self._calls:
+            self._calls[address] = NodeCalls(address)
+            self._many[address] = ManyExtents(self._calls[address])
+        if case == "synced_appends":
+            return await self._many[address].synced_appends_per_second(**order)
+        return await CASES[case](self._calls[address], **order)
+
+    async def close(self) -> None:
+        await self._writers.close()
+        for calls in self._calls.values():
+            await calls.close()
+
+
+async def answer(client: Client, line: str) -> dict[str, object]:
+    try:
+        return {"value": await client.take(json.loads(line))}
+    except (NeveError, Unexpected) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+async def serve_orders() -> None:
+    client = Client()
+    loop = asyncio.get_running_loop()
+    gc.freeze()
+    # Lines are awaited in a thread, so that between samples the loop still answers the transport's pings.
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print(json.dumps(await answer(client, line)), flush=True)
+    await client.close()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_orders())
