@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+# In a process of its own: pyspark forks to start Java, and a fork of a process that has used gRPC may take its child down.
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = (
+    SparkSession.builder.master("local[1]")
+    .appName("neve-smoke")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.local.dir", sys.argv[1])
+    .config("spark.sql.warehouse.dir", sys.argv[1] + "/warehouse")
+    .getOrCreate()
+)
+print("total", spark.range(1000).selectExpr("sum(id) AS total").collect()[0]["total"])
+spark.stop()
+"""
+
 
 @pytest.mark.slow
 def test_a_local_spark_counts_rows(tmp_path: Path) -> None:
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .appName("neve-smoke")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.local.dir", str(tmp_path))
-        .config("spark.sql.warehouse.dir", str(tmp_path / "warehouse"))
-        .getOrCreate()
-    )
-    try:
-        assert spark.range(1000).selectExpr("sum(id) AS total").collect()[0]["total"] == 499_500
-    finally:
-        spark.stop()
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert "total 499500" in result.stdout
