@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# In a process of its own: pyspark forks to start Java, and a fork of a process that has used gRPC may take its child down.
+# In a process of its own: pyspark forks to start Java, and the fork of a process that has used gRPC may not survive.
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
