@@ -80,7 +80,7 @@ class Store:
         }
 
     async def verified(self) -> None:
-        """Wait until every open replica was looked at after an unclean stop."""
+        """Wait until every replica was looked at after an unclean stop."""
         if self._verifier is not None:
             await asyncio.wait([self._verifier])
 

@@ -44,11 +44,9 @@ async def ensure_verified(store: StoreState, found: Replica) -> None:
 
 
 async def _verify_sealed(store: StoreState, found: Replica) -> None:
-    """A crash may have come between the seal and the cut, or before their fsync."""
-    seal = found.state.seal
-    assert seal is not None
+    """A process that was killed may have set the seal and not fsynced it. Bytes beyond it were cut by the start."""
     if found.state.damaged_at is None:
-        await store.sync_attributes(found, found.cut, seal.length)
+        await store.sync_attributes(found, found.sync_all)
     found.close()
 
 
@@ -94,9 +92,13 @@ async def scan_replica(store: StoreState, found: Replica, *, end: int) -> Scan:
 
 
 async def verify_all(store: StoreState) -> None:
-    """In the background after an unclean stop: what nobody asks for is looked at too."""
-    for found in list(store.replicas.values()):
-        if found.verified or found.gone or found.state.seal is not None:
+    """In the background after an unclean stop: what nobody asks for is looked at too, open replicas first.
+
+    Of a sealed one no byte is read, only its seal made durable: until then a list may show a seal that a power cut
+    would take back. Whoever asks for the seal itself gets the answer after that fsync.
+    """
+    for found in sorted(store.replicas.values(), key=lambda found: found.state.seal is not None):
+        if found.verified or found.gone:
             continue
         try:
             async with store.turn(found):

@@ -34,6 +34,7 @@ EXTENT_BYTES_MAX = 1 << 20
 SEGMENT_BYTES = 32 << 10
 WATCH_S = 0.5
 LOG_LINES_KEPT = 100
+REAL_LIMIT_S = 120.0  # of one process, which takes milliseconds: a store that waits for ever is an error, not a hang
 FOLDERS_KEPT = 16  # extent ids below this, and those that are equal to one of them in the last byte
 
 
@@ -104,7 +105,7 @@ class Machine:
             await store.start()
             return await work(store)
 
-        return sim_loop.run(self._until_stopped(process()))
+        return sim_loop.run(self._until_stopped(process()), real_limit_s=REAL_LIMIT_S)
 
     async def _until_stopped(self, process: Coroutine[Any, Any, T]) -> T:
         """A process that has ended waits for nothing: whichever task met the end, all of them are over."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from neve.extent_node.attributes import Meta
+from neve.extent_node.attributes import SEAL, Meta
 from neve.extent_node.disk import Disk
 from neve.extent_node.journal_label import JournalRefused, format_journal, slot_path
 from neve.extent_node.replica import make_replica
@@ -28,6 +28,7 @@ from neve.proto.errors import (
     ReplicaMissing,
     ReplicaReadOnly,
 )
+from tests.sim.disk import SimulatedCrash
 from tests.unit.extent_node.store_rig import (
     CLUSTER,
     JOURNAL,
@@ -135,6 +136,34 @@ def test_a_kill_makes_nothing_doubtful() -> None:
 
     machine.run(work)
     machine.restart(after)
+
+
+def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_one() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+
+        def ends_here(operation: str, path: str) -> bool:
+            if operation == "fsync" and SEAL in machine.fs._tree.file(path_of(1)).xattrs:
+                raise SimulatedCrash("after the seal was set, before it was synced")
+            return False
+
+        machine.fs.fail(0, match=ends_here)
+        await seal(store, 1, len(A))
+
+    async def look(store: Store) -> bool:
+        await store.verified()
+        return describe(store, 1).HasField("seal")
+
+    with pytest.raises(SimulatedCrash):
+        machine.run(work)
+    machine.fs._faults._faults.clear()
+    assert SEAL not in machine.fs._tree.file(path_of(1)).durable_xattrs
+    assert machine.restart(look)
+    machine.fs.power_cut()
+    assert machine.run(look)
 
 
 # --- T23: a failed sync --------------------------------------------------------------------------------------
