@@ -626,6 +626,15 @@ STREAM_MANAGER_CLUSTER_STATUS: Final = Method(
     reply=stream_manager_pb2.ClusterStatusReply,
 )
 
+STREAM_MANAGER_DESCRIBE_CLUSTER: Final = Method(
+    service="neve.StreamManager",
+    name="DescribeCluster",
+    handler="describe_cluster",
+    method_id=0x0208,
+    request=stream_manager_pb2.DescribeClusterRequest,
+    reply=stream_manager_pb2.DescribeClusterReply,
+)
+
 STREAM_MANAGER_CREATE_STREAM: Final = Method(
     service="neve.StreamManager",
     name="CreateStream",
@@ -814,6 +823,7 @@ STREAM_MANAGER: Final = (
     STREAM_MANAGER_LIST_EXTENTS,
     STREAM_MANAGER_LIST_NODES,
     STREAM_MANAGER_CLUSTER_STATUS,
+    STREAM_MANAGER_DESCRIBE_CLUSTER,
     STREAM_MANAGER_CREATE_STREAM,
     STREAM_MANAGER_CHECK_COMMIT_LENGTH,
     STREAM_MANAGER_STREAM_ALLOC_EXTENT,
@@ -865,6 +875,10 @@ class StreamManagerServicer(Protocol[CallT_contra]):
     async def cluster_status(
         self, request: stream_manager_pb2.ClusterStatusRequest, call: CallT_contra, /
     ) -> stream_manager_pb2.ClusterStatusReply: ...
+
+    async def describe_cluster(
+        self, request: stream_manager_pb2.DescribeClusterRequest, call: CallT_contra, /
+    ) -> stream_manager_pb2.DescribeClusterReply: ...
 
     async def create_stream(
         self, request: stream_manager_pb2.CreateStreamRequest, call: CallT_contra, /

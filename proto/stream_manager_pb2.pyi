@@ -822,3 +822,25 @@ class ClusterStatusReply(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeRecord]
     managers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, cluster: _Optional[str] = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., revision: _Optional[int] = ..., streams: _Optional[int] = ..., extents: _Optional[int] = ..., open_extents: _Optional[int] = ..., bytes: _Optional[int] = ..., under_replicated: _Optional[int] = ..., unconfirmed: _Optional[int] = ..., one_loss_from_danger: _Optional[int] = ..., tasks: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., managers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DescribeClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeClusterReply(_message.Message):
+    __slots__ = ("cluster", "leader", "managers", "meta_endpoints", "meta_root", "defaults", "block_payload_bytes_max")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    MANAGERS_FIELD_NUMBER: _ClassVar[int]
+    META_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    META_ROOT_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_PAYLOAD_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    leader: _common_pb2.Leader
+    managers: _containers.RepeatedScalarFieldContainer[str]
+    meta_endpoints: _containers.RepeatedScalarFieldContainer[str]
+    meta_root: str
+    defaults: StreamPolicy
+    block_payload_bytes_max: int
+    def __init__(self, cluster: _Optional[str] = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., managers: _Optional[_Iterable[str]] = ..., meta_endpoints: _Optional[_Iterable[str]] = ..., meta_root: _Optional[str] = ..., defaults: _Optional[_Union[StreamPolicy, _Mapping]] = ..., block_payload_bytes_max: _Optional[int] = ...) -> None: ...
