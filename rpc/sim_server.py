@@ -12,6 +12,7 @@ by the disk, which has crashed too.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -55,6 +56,8 @@ class SimServer:
         self._cluster = cluster
         self._authenticator = authenticator
         self._sessions: dict[_Session, None] = {}
+        # Handlers belong to whoever serves, not to the caller whose frame started them.
+        self.context = contextvars.copy_context()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, let those in flight finish within `grace_s`, then cancel them."""
@@ -137,7 +140,8 @@ class _Session:
         elif route is None:
             self._send_error(frame.call_id, errors.Unimplemented(method=f"{frame.method_id:#06x}"))
         else:
-            task = asyncio.get_running_loop().create_task(self._run(route, frame))
+            context = self._server.context.copy()
+            task = asyncio.get_running_loop().create_task(self._run(route, frame), context=context)
             self.calls[frame.call_id] = task
             # Not by a `finally` in the task: one that is cancelled before its first step never gets there.
             task.add_done_callback(lambda _: self.calls.pop(frame.call_id))

@@ -1,0 +1,179 @@
+"""Processes on the deterministic loop: each can be killed, or stopped and continued, with all of its tasks and timers.
+
+    process = Process("node1")
+    process.spawn(node.run())                  # its tasks, and all that they start, belong to it
+    process.pause(); ...; process.resume()     # as SIGSTOP and SIGCONT
+    process.kill()                             # as SIGKILL: what still runs in a `finally` has no effect on its disk
+
+Invariants: a callback belongs to the process in whose context it was made; what a network or the metadata store does
+            on its own account (deliver, expire a lease) belongs to nobody and goes on;
+            a paused process takes no step: its timers run late, all at once and in order, as after SIGCONT;
+            a killed process's file system refuses every further call, so that no cleanup outlives it.
+Neighbours: loop.py has virtual time; cluster.py builds nodes, managers and clients on this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tests.sim.disk import SimFileSystem
+from tests.sim.disk_faults import SimulatedCrash
+from tests.sim.loop import SimLoop
+
+T = TypeVar("T")
+
+_OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
+
+# Timers of these run on their own account, whoever caused them.
+_OUTSIDE = frozenset({"neve.rpc.sim_link", "neve.rpc.sim_connection", "neve.meta.memory", "neve.meta.memory_link"})
+
+
+class Process:
+    """One process of the simulation. `fs` is its door to the machine's disks, closed by its end."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.paused = False
+        self.killed = False
+        self._held: list[asyncio.Handle] = []
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._context = contextvars.copy_context()
+        self._context.run(_OWNER.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str = "") -> asyncio.Task[T]:
+        loop = asyncio.get_running_loop()
+        return loop.create_task(work, name=name or self.name, context=self._context.copy())
+
+    def enter(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function as this process: what it starts belongs to it."""
+        return self._context.copy().run(function, *arguments)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        held, self._held = self._held, []
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ProcessLoop)
+        loop.put_back(held)
+
+    def kill(self) -> None:
+        """Ends at once. Its tasks are cancelled so that nothing waits for ever, but they change nothing any more."""
+        self.killed = True
+        for task in [*self._tasks]:
+            task.cancel()
+        self.resume()
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        self._held.append(handle)
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and isinstance(task.exception(), SimulatedCrash):
+            assert self.killed, f"{self.name} met its end before it was killed"
+
+
+class ProcessFileSystem:
+    """A machine's file system as one process sees it, until it is killed."""
+
+    def __init__(self, fs: SimFileSystem, process: Process) -> None:
+        self._fs = fs
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._fs, name)
+        if not callable(member):
+            return member
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._process.killed:
+                raise SimulatedCrash(f"{self._process.name} was killed")
+            return member(*arguments, **named)
+
+        # Found without __getattr__ from now on: this is the busiest place of a simulation.
+        self.__dict__[name] = call
+        return call
+
+
+def _owner_of(context: contextvars.Context | None) -> Process | None:
+    return _OWNER.get() if context is None else context.get(_OWNER)
+
+
+def _is_outside(callback: Callable[..., object]) -> bool:
+    return getattr(callback, "__module__", None) in _OUTSIDE
+
+
+class _Handle(asyncio.Handle):
+    __slots__ = ("_owner",)
+
+    def __init__(self, callback: Any, args: Any, loop: Any, context: Any = None) -> None:
+        super().__init__(callback, args, loop, context)
+        self._owner = None if _is_outside(callback) else _owner_of(context)
+
+    def _run(self) -> None:
+        if self._owner is not None and self._owner.paused:
+            self._owner.hold(self)
+        else:
+            super()._run()  # type: ignore[misc]
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    __slots__ = ("_owner",)
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: Any, context: Any = None) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self._owner = None if _is_outside(callback) else _owner_of(context)
+
+    def _run(self) -> None:
+        if self._owner is not None and self._owner.paused:
+            self._owner.hold(self)
+        else:
+            super()._run()  # type: ignore[misc]
+
+
+class ProcessLoop(SimLoop):
+    """The deterministic loop, with callbacks that know whose they are."""
+
+    def __init__(self, seed: int = 0, *, real_limit_s: float = math.inf) -> None:
+        super().__init__(seed, real_limit_s=real_limit_s)
+        make = self.get_task_factory()
+        assert make is not None
+
+        def adopted(loop: Any, work: Any, **options: Any) -> Any:
+            task = make(loop, work, **options)  # type: ignore[arg-type]
+            owner = _owner_of(options.get("context"))
+            if owner is not None:
+                owner.adopt(task)
+            return task
+
+        self.set_task_factory(adopted)
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def put_back(self, handles: list[asyncio.Handle]) -> None:
+        self._ready.extend(handles)  # type: ignore[attr-defined]
+
+
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0, real_limit_s: float = math.inf) -> T:
+    """Run `main` on a fresh loop with that seed."""
+    with asyncio.Runner(loop_factory=lambda: ProcessLoop(seed, real_limit_s=real_limit_s)) as runner:
+        return runner.run(main)

@@ -1,0 +1,122 @@
+"""Processes of the simulation: paused, resumed and killed with all that belongs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from neve.meta.memory import MemoryStore
+from neve.proto.errors import LeaseLost
+from neve.rpc.service import Call, Service
+from neve.rpc.sim import SimNetwork
+from tests.proto import methods
+from tests.proto import testing_pb2 as pb
+from tests.sim import processes
+from tests.sim.disk import SimFileSystem
+from tests.sim.disk_faults import SimulatedCrash
+from tests.sim.processes import Process, ProcessFileSystem
+
+
+def test_a_paused_process_takes_no_step_and_runs_late_and_in_order_afterwards() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        process, seen = Process("one"), []
+
+        async def work() -> None:
+            for number in range(3):
+                await asyncio.sleep(1)
+                seen.append((number, loop.time()))
+
+        begun_s = loop.time()
+        task = process.spawn(work())
+        await asyncio.sleep(1.5)
+        process.pause()
+        await asyncio.sleep(10)
+        assert [number for number, _ in seen] == [0]
+        process.resume()
+        await task
+        assert [(number, round(at_s - begun_s, 1)) for number, at_s in seen] == [(0, 1.0), (1, 11.5), (2, 12.5)]
+
+    processes.run(main())
+
+
+def test_a_lease_of_a_paused_process_ends() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        process = Process("owner")
+        client = store.client()
+        lease = await process.spawn(client.grant_lease(3))
+        await asyncio.sleep(60)
+        lease.ensure_alive()
+        process.pause()
+        await asyncio.sleep(10)
+        assert lease.lease_id not in store.key_space.leases
+        process.resume()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        with pytest.raises(LeaseLost):
+            lease.ensure_alive()
+        await client.close()
+
+    processes.run(main())
+
+
+def test_a_killed_process_changes_nothing_on_its_disk_whatever_its_tasks_still_do() -> None:
+    async def main() -> None:
+        fs = SimFileSystem(random.Random(0))
+        fs.make_dirs("/disk")
+        process = Process("writer")
+        own = ProcessFileSystem(fs, process)
+        ends: list[str] = []
+
+        async def work() -> None:
+            own.make_dirs("/disk/alive")
+            try:
+                await asyncio.sleep(100)
+            finally:
+                ends.append("finally")
+                own.make_dirs("/disk/dead")
+
+        task = process.spawn(work())
+        await asyncio.sleep(1)
+        process.kill()
+        with pytest.raises(SimulatedCrash):
+            await task
+        assert ends == ["finally"]
+        assert fs.list_dir("/disk") == ["alive"]
+
+    processes.run(main())
+
+
+def test_handlers_belong_to_the_process_that_serves() -> None:
+    async def main() -> None:
+        network = SimNetwork(random.Random(0))
+        server, client = Process("server"), Process("client")
+        started = asyncio.Event()
+
+        class Servicer:
+            async def do(self, request: pb.DoRequest, call: Call) -> pb.DoReply:
+                started.set()
+                await asyncio.sleep(5)
+                return pb.DoReply()
+
+        service = Service([methods.CONFORMANCE_DO], Servicer())
+        server.enter(lambda: network.serve("server:1", [service], cluster="test"))
+        channel = network.channel("client", "server:1", cluster="test")
+
+        async def call() -> Any:
+            return await channel.call(methods.CONFORMANCE_DO, pb.DoRequest(), timeout_s=1000)
+
+        task = client.spawn(call())
+        await started.wait()
+        server.pause()
+        await asyncio.sleep(100)
+        assert not task.done()
+        server.resume()
+        await task
+        await channel.close()
+
+    processes.run(main())
