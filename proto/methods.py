@@ -635,6 +635,15 @@ STREAM_MANAGER_DESCRIBE_CLUSTER: Final = Method(
     reply=stream_manager_pb2.DescribeClusterReply,
 )
 
+STREAM_MANAGER_LIST_QUOTAS: Final = Method(
+    service="neve.StreamManager",
+    name="ListQuotas",
+    handler="list_quotas",
+    method_id=0x0209,
+    request=stream_manager_pb2.ListQuotasRequest,
+    reply=stream_manager_pb2.ListQuotasReply,
+)
+
 STREAM_MANAGER_CREATE_STREAM: Final = Method(
     service="neve.StreamManager",
     name="CreateStream",
@@ -815,6 +824,15 @@ STREAM_MANAGER_DELETE_EXTENTS: Final = Method(
     reply=stream_manager_pb2.DeleteExtentsReply,
 )
 
+STREAM_MANAGER_SET_QUOTA: Final = Method(
+    service="neve.StreamManager",
+    name="SetQuota",
+    handler="set_quota",
+    method_id=0x0235,
+    request=stream_manager_pb2.SetQuotaRequest,
+    reply=stream_manager_pb2.SetQuotaReply,
+)
+
 STREAM_MANAGER: Final = (
     STREAM_MANAGER_ALLOC_ID,
     STREAM_MANAGER_DESCRIBE_STREAMS,
@@ -824,6 +842,7 @@ STREAM_MANAGER: Final = (
     STREAM_MANAGER_LIST_NODES,
     STREAM_MANAGER_CLUSTER_STATUS,
     STREAM_MANAGER_DESCRIBE_CLUSTER,
+    STREAM_MANAGER_LIST_QUOTAS,
     STREAM_MANAGER_CREATE_STREAM,
     STREAM_MANAGER_CHECK_COMMIT_LENGTH,
     STREAM_MANAGER_STREAM_ALLOC_EXTENT,
@@ -844,6 +863,7 @@ STREAM_MANAGER: Final = (
     STREAM_MANAGER_LIST_TASKS,
     STREAM_MANAGER_ACCEPT_LENGTH,
     STREAM_MANAGER_DELETE_EXTENTS,
+    STREAM_MANAGER_SET_QUOTA,
 )
 
 
@@ -879,6 +899,10 @@ class StreamManagerServicer(Protocol[CallT_contra]):
     async def describe_cluster(
         self, request: stream_manager_pb2.DescribeClusterRequest, call: CallT_contra, /
     ) -> stream_manager_pb2.DescribeClusterReply: ...
+
+    async def list_quotas(
+        self, request: stream_manager_pb2.ListQuotasRequest, call: CallT_contra, /
+    ) -> stream_manager_pb2.ListQuotasReply: ...
 
     async def create_stream(
         self, request: stream_manager_pb2.CreateStreamRequest, call: CallT_contra, /
@@ -959,3 +983,7 @@ class StreamManagerServicer(Protocol[CallT_contra]):
     async def delete_extents(
         self, request: stream_manager_pb2.DeleteExtentsRequest, call: CallT_contra, /
     ) -> stream_manager_pb2.DeleteExtentsReply: ...
+
+    async def set_quota(
+        self, request: stream_manager_pb2.SetQuotaRequest, call: CallT_contra, /
+    ) -> stream_manager_pb2.SetQuotaReply: ...

@@ -170,14 +170,16 @@ class ListStreamsRequest(_message.Message):
     def __init__(self, after_stream_id: _Optional[int] = ..., limit: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ListStreamsReply(_message.Message):
-    __slots__ = ("streams", "more", "revision")
+    __slots__ = ("streams", "more", "revision", "scanned_stream_id")
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    SCANNED_STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     streams: _containers.RepeatedCompositeFieldContainer[StreamInfo]
     more: bool
     revision: int
-    def __init__(self, streams: _Optional[_Iterable[_Union[StreamInfo, _Mapping]]] = ..., more: _Optional[bool] = ..., revision: _Optional[int] = ...) -> None: ...
+    scanned_stream_id: int
+    def __init__(self, streams: _Optional[_Iterable[_Union[StreamInfo, _Mapping]]] = ..., more: _Optional[bool] = ..., revision: _Optional[int] = ..., scanned_stream_id: _Optional[int] = ...) -> None: ...
 
 class DescribeExtentsRequest(_message.Message):
     __slots__ = ("extent_ids", "revision_min", "with_streams")
@@ -216,14 +218,16 @@ class ListExtentsRequest(_message.Message):
     def __init__(self, after_extent_id: _Optional[int] = ..., limit: _Optional[int] = ..., node_id: _Optional[int] = ..., under_replicated: _Optional[bool] = ..., open_only: _Optional[bool] = ..., with_streams: _Optional[bool] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class ListExtentsReply(_message.Message):
-    __slots__ = ("extents", "more", "revision")
+    __slots__ = ("extents", "more", "revision", "scanned_extent_id")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    SCANNED_EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     extents: _containers.RepeatedCompositeFieldContainer[ExtentInfo]
     more: bool
     revision: int
-    def __init__(self, extents: _Optional[_Iterable[_Union[ExtentInfo, _Mapping]]] = ..., more: _Optional[bool] = ..., revision: _Optional[int] = ...) -> None: ...
+    scanned_extent_id: int
+    def __init__(self, extents: _Optional[_Iterable[_Union[ExtentInfo, _Mapping]]] = ..., more: _Optional[bool] = ..., revision: _Optional[int] = ..., scanned_extent_id: _Optional[int] = ...) -> None: ...
 
 class CreateStreamRequest(_message.Message):
     __slots__ = ("call", "name", "policy", "labels", "lock")
@@ -339,16 +343,18 @@ class WaitConfirmedReply(_message.Message):
     def __init__(self, extent: _Optional[_Union[ExtentInfo, _Mapping]] = ...) -> None: ...
 
 class SealStreamRequest(_message.Message):
-    __slots__ = ("call", "stream_id", "owner", "acknowledged_end")
+    __slots__ = ("call", "stream_id", "owner", "acknowledged_end", "extent_id")
     CALL_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_END_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     call: _common_pb2.CallId
     stream_id: int
     owner: _common_pb2.Owner
     acknowledged_end: int
-    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., stream_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., acknowledged_end: _Optional[int] = ...) -> None: ...
+    extent_id: int
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., stream_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., acknowledged_end: _Optional[int] = ..., extent_id: _Optional[int] = ...) -> None: ...
 
 class SealStreamReply(_message.Message):
     __slots__ = ("stream", "sealed")
@@ -409,20 +415,22 @@ class DeleteStreamReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StreamCopy(_message.Message):
-    __slots__ = ("stream_id", "owner", "acknowledged_end", "new_stream_id", "new_lock", "new_name")
+    __slots__ = ("stream_id", "owner", "acknowledged_end", "new_stream_id", "new_lock", "new_name", "extent_id")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_END_FIELD_NUMBER: _ClassVar[int]
     NEW_STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     NEW_LOCK_FIELD_NUMBER: _ClassVar[int]
     NEW_NAME_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     owner: _common_pb2.Owner
     acknowledged_end: int
     new_stream_id: int
     new_lock: str
     new_name: str
-    def __init__(self, stream_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., acknowledged_end: _Optional[int] = ..., new_stream_id: _Optional[int] = ..., new_lock: _Optional[str] = ..., new_name: _Optional[str] = ...) -> None: ...
+    extent_id: int
+    def __init__(self, stream_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., acknowledged_end: _Optional[int] = ..., new_stream_id: _Optional[int] = ..., new_lock: _Optional[str] = ..., new_name: _Optional[str] = ..., extent_id: _Optional[int] = ...) -> None: ...
 
 class SplitStreamsRequest(_message.Message):
     __slots__ = ("call", "streams", "writes")
@@ -844,3 +852,51 @@ class DescribeClusterReply(_message.Message):
     defaults: StreamPolicy
     block_payload_bytes_max: int
     def __init__(self, cluster: _Optional[str] = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., managers: _Optional[_Iterable[str]] = ..., meta_endpoints: _Optional[_Iterable[str]] = ..., meta_root: _Optional[str] = ..., defaults: _Optional[_Union[StreamPolicy, _Mapping]] = ..., block_payload_bytes_max: _Optional[int] = ...) -> None: ...
+
+class Quota(_message.Message):
+    __slots__ = ("prefix", "streams_max", "extents_max", "bytes_max")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_MAX_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    streams_max: int
+    extents_max: int
+    bytes_max: int
+    def __init__(self, prefix: _Optional[str] = ..., streams_max: _Optional[int] = ..., extents_max: _Optional[int] = ..., bytes_max: _Optional[int] = ...) -> None: ...
+
+class QuotaUsage(_message.Message):
+    __slots__ = ("quota", "streams", "extents", "bytes")
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    quota: Quota
+    streams: int
+    extents: int
+    bytes: int
+    def __init__(self, quota: _Optional[_Union[Quota, _Mapping]] = ..., streams: _Optional[int] = ..., extents: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("call", "quota")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    quota: Quota
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
+
+class SetQuotaReply(_message.Message):
+    __slots__ = ("usage",)
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    usage: QuotaUsage
+    def __init__(self, usage: _Optional[_Union[QuotaUsage, _Mapping]] = ...) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQuotasReply(_message.Message):
+    __slots__ = ("quotas",)
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    quotas: _containers.RepeatedCompositeFieldContainer[QuotaUsage]
+    def __init__(self, quotas: _Optional[_Iterable[_Union[QuotaUsage, _Mapping]]] = ...) -> None: ...

@@ -215,6 +215,8 @@ def test_requests_that_change_metadata_carry_a_call_id() -> None:
         "ListExtents",
         "ListNodes",
         "ClusterStatus",
+        "DescribeCluster",
+        "ListQuotas",
     }
     idempotent = {"WaitConfirmed", "Heartbeat", "ReportReplicas", "ReportBadReplica", "ListTasks"}
     service = stream_manager_pb2.DESCRIPTOR.services_by_name["StreamManager"]
