@@ -1,0 +1,204 @@
+"""Deletes what nobody needs, by order and after a transaction that allows it (rule 24).
+
+    removed from metadata          the stream's own transaction deleted `extents/{id}`: its replicas are ordered deleted
+    orphan: unknown to metadata    older than the grace period, seen for half of it by this manager, without a task; a
+                                   transaction compares the leader key and the absence of `extents/{id}`
+    extra: known, not listed there seen for its grace time, while every listed replica is confirmed and in reach: never
+                                   the only good one (T33); a transaction compares the extent
+    proposed (DeleteExtents)       no stream refers to it, its eversion is the proposed one, older than the grace period
+
+Invariants: no order without its transaction, and none on a partial listing;
+            an order names node, disk and incarnation, and carries an eversion: it cannot hit a file made later;
+            an extra replica's eversion is not above its extent's once it is deleted: a later copy to that node is not
+            refused by its tombstone;
+            an order that is lost is given again after the node's next report.
+Neighbours: replica_reports.py says what nodes hold; streams.py tells of what it removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument, NeveError, NotLeader, VersionConflict
+from neve.stream_manager.context import LeaderContext, Mutation
+from neve.stream_manager.core_recovery import Trouble
+from neve.stream_manager.records import Extent, ReplicaAt
+from neve.stream_manager.replica_reports import Found, Report
+
+log = logging.getLogger(__name__)
+
+ORDERS_MAX = 100_000
+AT_A_TIME = 32
+PROPOSED_MAX = 1_000
+
+Order = tuple[int, ReplicaAt, int]  # extent id, replica, eversion
+
+
+class Collector:
+    def __init__(self, ctx: LeaderContext, trouble: Callable[[float], Trouble]) -> None:
+        self._ctx = ctx
+        self._config = ctx.config.collecting
+        self._trouble = trouble
+        self._orders: deque[Order] = deque(maxlen=ORDERS_MAX)  # the oldest are dropped: they are found as orphans
+        self._odd: dict[int, dict[Found, float]] = {}  # node id → what it holds unlisted → seen since when
+        self.orders_given = 0
+
+    # --- what is told ----------------------------------------------------------------------------------------
+
+    def note_removed(self, extents: Iterable[Extent]) -> None:
+        """Their keys are deleted, in a transaction of this term."""
+        for extent in extents:
+            self._orders.extend((extent.extent_id, replica, extent.eversion) for replica in extent.replicas)
+
+    def take(self, report: Report) -> None:
+        """A complete round: what was seen before keeps its time, what is not there any more is forgotten."""
+        now_s = self._ctx.clock()
+        before = self._odd.get(report.node_id, {})
+        self._odd[report.node_id] = {found: before.get(found, now_s) for found in report.odd}
+
+    # --- a pass ----------------------------------------------------------------------------------------------
+
+    async def run_once(self, now_s: float) -> None:
+        await self._give(self._removed())
+        await self._give(await self._allowed(now_s))
+
+    def _removed(self) -> list[Order]:
+        count = min(len(self._orders), self._config.deletes_max)
+        return [self._orders.popleft() for _ in range(count)]
+
+    async def _allowed(self, now_s: float) -> list[Order]:
+        """Orphans and extra replicas whose time is over, each after its transaction."""
+        due: list[Found] = []
+        trouble = self._trouble(now_s)
+        for found_here in self._odd.values():
+            for found, since_s in found_here.items():
+                if len(due) < self._config.deletes_max and self._due(found, since_s, trouble, now_s):
+                    due.append(found)
+        orders: list[Order] = []
+        for start in range(0, len(due), AT_A_TIME):
+            step = due[start : start + AT_A_TIME]
+            allowed = await asyncio.gather(*(self._allow(found, trouble) for found in step))
+            orders += [
+                (found.extent_id, found.replica, found.eversion)
+                for found, yes in zip(step, allowed, strict=True)
+                if yes
+            ]
+        return orders
+
+    def _due(self, found: Found, since_s: float, trouble: Trouble, now_s: float) -> bool:
+        state, config = self._ctx.state, self._config
+        if found.extent_id in state.tasks:
+            return False
+        extent = state.extents.get(found.extent_id)
+        if extent is None:
+            # By the node's clock and by ours: a clock that is wrong must not cut the grace short.
+            age_s = (self._ctx.wall_ms() - found.created_ms) / 1000
+            return age_s >= config.grace_s and now_s - since_s >= config.grace_s / 2
+        return now_s - since_s >= config.extra_replica_grace_s and _extra(extent, found, trouble)
+
+    async def _allow(self, found: Found, trouble: Trouble) -> bool:
+        """The transaction behind which the order may be given."""
+        ctx, extent_id = self._ctx, found.extent_id
+        try:
+            async with ctx.locks.hold(extents=[extent_id]):
+                extent = ctx.state.extents.get(extent_id)
+                if extent_id in ctx.state.tasks:
+                    return False
+                changes = ctx.changes()
+                if extent is None:
+                    changes.require_no_extent(extent_id)
+                elif not _extra(extent, found, trouble):
+                    return False
+                elif extent.seal is not None and found.eversion > extent.eversion:
+                    changes.put_extent(extent, replace(extent, eversion=found.eversion))
+                else:
+                    changes.require_extent(extent)
+                await ctx.commit(changes)
+        except VersionConflict as error:
+            log.warning("delete_not_allowed extent_id=%016x error=%s", extent_id, error)
+            return False
+        log.info(
+            "replica_to_be_deleted extent_id=%016x node_id=%d reason=%s",
+            *(extent_id, found.replica.node_id, "orphan" if extent is None else "extra"),
+        )
+        return True
+
+    async def _give(self, orders: Sequence[Order]) -> None:
+        for start in range(0, len(orders), AT_A_TIME):
+            await asyncio.gather(*(self._order(*order) for order in orders[start : start + AT_A_TIME]))
+
+    async def _order(self, extent_id: int, replica: ReplicaAt, eversion: int) -> None:
+        node = self._ctx.state.nodes.get(replica.node_id)
+        if node is None or node.dead:
+            return  # when it returns, it reports an orphan
+        try:
+            await self._ctx.nodes.delete(extent_id, replica, eversion=eversion)
+        except NotLeader:
+            raise
+        except NeveError as error:
+            log.info("replica_not_deleted extent_id=%016x node_id=%d error=%s", extent_id, replica.node_id, error)
+            return
+        self.orders_given += 1
+        here = self._odd.get(replica.node_id, {})
+        for found in [found for found in here if (found.extent_id, found.replica) == (extent_id, replica)]:
+            del here[found]
+
+    # --- proposals -------------------------------------------------------------------------------------------
+
+    async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply:
+        """Each proposal is judged by what metadata says now; those that stand go in one transaction (T36, T37)."""
+        ctx = self._ctx
+        if len(request.extents) > PROPOSED_MAX:
+            raise InvalidArgument(what="extents", detail=f"{len(request.extents)} at once, at most {PROPOSED_MAX}")
+        proposed = {proposal.extent_id: proposal.eversion for proposal in request.extents}
+        if mutation.replayed is not None:
+            deleted = [extent_id for extent_id in proposed if extent_id in mutation.replayed.extent_ids]
+            return _delete_reply(proposed, deleted)
+        gone: list[Extent] = []
+        for start in range(0, len(proposed), AT_A_TIME):
+            step = list(proposed)[start : start + AT_A_TIME]
+            async with ctx.locks.hold(extents=step):
+                doomed = [e for extent_id in step if (e := self._deletable(extent_id, proposed, request)) is not None]
+                if not doomed:
+                    continue
+                changes = ctx.changes()
+                for extent in doomed:
+                    changes.delete_extent(extent)
+                    task = ctx.state.tasks.get(extent.extent_id)
+                    if task is not None:
+                        changes.delete_task(task)
+                if len(proposed) <= AT_A_TIME:  # in parts a repetition is safe by itself: what is gone is not found
+                    mutation.record(changes, extent_ids=[extent.extent_id for extent in doomed])
+                await ctx.commit(changes)
+                gone += doomed
+        self.note_removed(gone)
+        return _delete_reply(proposed, [extent.extent_id for extent in gone])
+
+    def _deletable(self, extent_id: int, proposed: dict[int, int], request: sm.DeleteExtentsRequest) -> Extent | None:
+        state = self._ctx.state
+        extent = state.extents.get(extent_id)
+        if extent is None or extent.eversion != proposed[extent_id] or state.streams_of(extent_id):
+            return None
+        if request.revision and extent.mod_revision > request.revision:
+            return None  # it changed after the snapshot that the proposal was made from
+        age_s = (self._ctx.wall_ms() - extent.created_ms) / 1000
+        return extent if age_s >= self._config.grace_s else None
+
+
+def _extra(extent: Extent, found: Found, trouble: Trouble) -> bool:
+    """Not listed there, and every replica that is listed is as it should be."""
+    if extent.replica_on(found.replica.node_id) is not None:
+        return False
+    if extent.seal is not None and not extent.all_confirmed:
+        return False
+    return all(trouble.reason(extent.extent_id, replica) is None for replica in extent.replicas)
+
+
+def _delete_reply(proposed: dict[int, int], deleted: Sequence[int]) -> sm.DeleteExtentsReply:
+    gone = set(deleted)
+    return sm.DeleteExtentsReply(deleted=deleted, kept=[extent_id for extent_id in proposed if extent_id not in gone])

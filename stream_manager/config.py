@@ -1,0 +1,155 @@
+"""What can be set about a stream manager: a TOML file, and `--set key=value` over it.
+
+cluster = "main"
+advertise = "10.0.0.1:3401"                 # empty: where we listen
+[listen]
+wire = "10.0.0.1:3401"
+[etcd]
+endpoints = ["10.0.0.1:2379"]
+[defaults]
+replicas = 3
+[health]
+dead_after_s = 30
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neve.meta.etcd_config import EtcdConfig
+from neve.rpc import config
+from neve.rpc.front import FrontConfig
+from neve.rpc.limits import MIB
+from neve.stream_manager.core_health import HealthConfig
+from neve.stream_manager.records import EXTENT_BYTES_LIMIT
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logging:
+    json: bool = False
+    level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if self.level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            raise ValueError(f"level must be DEBUG, INFO, WARNING or ERROR, not {self.level!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Table [defaults]: what a stream gets when its creator does not say."""
+
+    replicas: int = 3
+    extent_bytes_max: int = GIB
+    placement: str = "rack"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= 7:
+            raise ValueError(f"replicas must be 1 to 7, not {self.replicas}")
+        if not MIB <= self.extent_bytes_max <= EXTENT_BYTES_LIMIT:
+            raise ValueError(f"extent_bytes_max must be 1 MiB to 2 GiB, not {self.extent_bytes_max}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Table [timeouts], in seconds."""
+
+    node_call_s: float = 3.0  # create, raise, fence: a hung node holds a flow up for so long, and no longer (T46)
+    node_seal_s: float = 60.0  # a node reads and verifies up to 2 GiB
+    suspect_call_s: float = 1.0  # of a fence or a raise, when the node already seems down
+    wait_confirmed_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Table [limits]: bounds of what callers may ask for, and of the work in flight."""
+
+    replicas_max: int = 7
+    stream_extents_max: int = 50_000  # one value in etcd holds the list
+    labels_max: int = 32
+    label_chars_max: int = 256
+    name_chars_max: int = 256
+    page_max: int = 1000
+    ids_max: int = 10_000  # of one AllocId
+    requests_in_flight_max: int = 10_000
+    batches_in_flight_max: int = 4
+    replay_kept_s: float = 900.0  # far above how long any client repeats a call
+    replay_records_max: int = 500_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Table [placing]."""
+
+    free_bytes_min: int = 64 * MIB  # a disk with less gets nothing new; nodes have marks of their own, too (T44)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """Table [recovery]: making lost replicas anew, and asking for confirmations that are missing (20, 22)."""
+
+    delay_s: float = 30.0  # after a death, against rolling restarts; a second loss ends it
+    tasks_max: int = 64
+    tasks_per_node_max: int = 4  # that a node takes part in, as target or as first source
+    bytes_per_s_max: int = 500 * MIB  # of all copies together
+    copy_bytes_per_s_max: int = 100 * MIB  # of one copy
+    poll_s: float = 1.0
+    retry_delay_s: float = 5.0
+    retry_delay_s_max: float = 120.0
+    attempts_max: int = 3  # at one node; then another one is chosen
+    reconcile_max: int = 64  # extents that are asked for confirmations at a time
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < (0 if name == "delay_s" else 1e-9):
+                raise ValueError(f"recovery.{name} must be above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collecting:
+    """Table [collecting]: deleting what metadata does not know (24)."""
+
+    grace_s: float = 3600.0  # an extent is linked within half of it after its creation, or never
+    extra_replica_grace_s: float = 600.0  # of a replica that metadata does not list: its node may be put back
+    interval_s: float = 30.0
+    deletes_max: int = 1000  # orders in one pass
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"collecting.{name} must be above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerConfig:
+    cluster: str
+    etcd: EtcdConfig = field(default_factory=lambda: EtcdConfig(endpoints=("127.0.0.1:2379",)))
+    listen: FrontConfig = field(default_factory=FrontConfig)
+    advertise: str = ""  # what nodes and clients dial; empty: where we listen
+    advertise_etcd: list[str] = field(default_factory=list)  # what clients dial; empty: the endpoints above
+    node_token: str = ""  # what this manager shows to nodes
+    lease_ttl_s: int = 5
+    log: Logging = field(default_factory=Logging)
+    defaults: Defaults = field(default_factory=Defaults)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    limits: Limits = field(default_factory=Limits)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    placing: Placing = field(default_factory=Placing)
+    recovery: Recovery = field(default_factory=Recovery)
+    collecting: Collecting = field(default_factory=Collecting)
+    topology: str = ""  # file:PATH, script:PATH or python:MODULE:FUNCTION, from addresses to /region/rack: topology.py
+    drain_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.cluster or not all(c.isalnum() or c in "-_." for c in self.cluster):
+            raise ValueError(f"cluster must be letters, digits, '-', '_' and '.', not {self.cluster!r}")
+        if self.lease_ttl_s < 2:
+            raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+
+
+def load(path: Path | None, assignments: Sequence[str] = ()) -> ManagerConfig:
+    """InvalidArgument names what is wrong."""
+    return config.load(ManagerConfig, path, assignments)

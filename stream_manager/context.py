@@ -1,0 +1,274 @@
+"""What one term of leadership has in common: its state, its way to commit, its locks, its nodes, its tasks.
+
+Invariants: a context belongs to one term, the time from winning an election to losing it. When the term ends, every
+            task of it is cancelled and every commit fails with `NotLeader`: nothing of it acts on the next term;
+            time is the loop's and chance is `rng`'s, so that the simulator can repeat a run.
+Neighbours: leader.py makes it; flows and the background parts (registry, recovery, reconcile, collect) get it.
+
+A mutation by a background part:
+
+    async with ctx.locks.hold(extents=[extent_id]):
+        old = ctx.state.extents.get(extent_id)
+        ...decide...
+        changes = ctx.changes()
+        changes.put_extent(old, new)
+        await ctx.commit(changes)          # applied to ctx.state when it returns
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from neve.proto import common_pb2
+from neve.proto import stream_manager_pb2 as sm
+from neve.rpc.service import Call
+from neve.stream_manager.changes import Changes
+from neve.stream_manager.locks import LockTable
+from neve.stream_manager.records import Extent, NodeEntry, Replay
+from neve.stream_manager.state import State
+
+if TYPE_CHECKING:
+    from neve.stream_manager.config import ManagerConfig
+    from neve.stream_manager.ensembles import Ensembles
+    from neve.stream_manager.ids import IdSource
+    from neve.stream_manager.node_calls import NodeCalls
+    from neve.stream_manager.owner_checks import OwnerChecks
+    from neve.stream_manager.quota import QuotaTable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+# --- placement, as the flows ask for it -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """Where to make the replicas of a new extent."""
+
+    replicas: int
+    extent_bytes_max: int
+    policy: str = ""  # empty: the cluster's default
+    strict: bool = False
+    avoid: frozenset[int] = frozenset()  # a hint: they just failed somebody
+    excluded: frozenset[int] = frozenset()  # never
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChoice:
+    node_id: int
+    disk_uuid: str = ""  # empty: the node chooses
+
+
+class Placement(Protocol):
+    def choose(self, state: State, request: PlacementRequest) -> list[NodeChoice]:
+        """As many different nodes as replicas; `NotEnoughNodes` says why it cannot."""
+
+    def check_policy(self, name: str) -> None:
+        """`InvalidArgument` if there is no such policy; empty is the default's name."""
+
+
+# --- a call that changes metadata -----------------------------------------------------------------------------
+
+
+class Mutation:
+    """One execution of a call: who asks, and how the call is remembered. `replayed`: it was committed before."""
+
+    __slots__ = ("call_id", "client_id", "method_id", "principal", "recorded", "replayed", "request_crc32c", "wall_ms")
+
+    def __init__(
+        self,
+        *,
+        client_id: int,
+        call_id: int,
+        method_id: int,
+        request_crc32c: int,
+        principal: str,
+        wall_ms: int,
+        replayed: Replay | None = None,
+    ) -> None:
+        self.client_id = client_id
+        self.call_id = call_id
+        self.method_id = method_id
+        self.request_crc32c = request_crc32c
+        self.principal = principal
+        self.wall_ms = wall_ms
+        self.replayed = replayed
+        self.recorded: Replay | None = None  # what `record` made: it counts once the changes are committed
+
+    def record(
+        self, changes: Changes, *, stream_ids: Sequence[int] = (), extent_ids: Sequence[int] = (), node_id: int = 0
+    ) -> None:
+        """Remember the call in the same transaction as its changes, with what its answer can be made from (26)."""
+        self.recorded = Replay(
+            self.method_id, self.request_crc32c, self.wall_ms, tuple(stream_ids), tuple(extent_ids), node_id
+        )
+        if (self.client_id or self.call_id) and self.replayed is None:
+            changes.put_replay(self.client_id, self.call_id, self.recorded)
+
+
+# --- what the part that looks after nodes offers --------------------------------------------------------------
+
+
+class NodesPart(Placement, Protocol):
+    """Registry, recovery, reconciling and collecting of one term. Its handlers are called by the servicer, its hooks by
+    the flows; hooks neither wait nor raise."""
+
+    def start(self) -> None:
+        """The term has begun and the state is loaded: start background work with `ctx.spawn`."""
+
+    def stop(self) -> None:
+        """The term is over. Tasks made by `ctx.spawn` are cancelled anyway; drop what is not a task."""
+
+    # rpcs that change metadata: they add `mutation.record(changes, …)` to what they commit (26). A repeated call that
+    # was committed comes with `mutation.replayed`: make the same answer from it, and change nothing.
+    async def register_node(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply: ...
+    async def set_node_mode(self, request: sm.SetNodeModeRequest, mutation: Mutation) -> sm.SetNodeModeReply: ...
+    async def set_placement(self, request: sm.SetPlacementRequest, mutation: Mutation) -> sm.SetPlacementReply: ...
+    async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply: ...
+
+    # other rpcs
+    async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply: ...
+    async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply: ...
+    async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply: ...
+    async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply: ...
+
+    # what only the leader knows of nodes
+    def node_record(self, node: NodeEntry) -> sm.NodeRecord:
+        """With health, age of the last heartbeat, load, usage and hold-ups."""
+
+    def seems_down(self, node_id: int) -> bool:
+        """Not worth waiting for long: suspect or worse. A hint only; who is dead says `state.dead_nodes()` (17)."""
+
+    # hooks
+    def note_unconfirmed(self, extent_id: int) -> None:
+        """Sealed, and some replica has not confirmed at the first asking: the reconciler goes on (20)."""
+
+    def note_removed(self, extents: Sequence[Extent]) -> None:
+        """No stream refers to these any more and `extents/{id}` is gone: order their replicas deleted (24)."""
+
+    def note_bad_replica(self, extent_id: int, node_id: int, reason: str) -> None:
+        """A replica that contradicts what is known, such as a seal confirmed with another digest."""
+
+
+# --- one term -------------------------------------------------------------------------------------------------
+
+
+class TermTasks:
+    """Background tasks that end with the term."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
+        self.ended = False
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=name or None)
+        if self.ended:
+            task.cancel()
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+        return task
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same for work whose failure somebody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        if self.ended:
+            task.cancel()
+        self._tasks[task] = None
+        task.add_done_callback(self._on_awaited_done)
+        return task
+
+    def cancel(self) -> None:
+        self.ended = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def stopped(self) -> None:
+        """Wait until all of them have ended."""
+        while self._tasks:
+            tasks = list(self._tasks)
+            await asyncio.wait(tasks)
+            for task in tasks:
+                self._tasks.pop(task, None)
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.ended:
+            log.error("term_task_failed task=%s error=%r", task.get_name(), error, exc_info=error)
+
+    def _on_awaited_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # its caller may have given up: that is no unhandled error
+
+
+class Commit(Protocol):
+    def __call__(self, changes: Changes) -> Coroutine[Any, Any, int]:
+        """Write in one transaction, apply to the state, return the revision.
+
+        `VersionConflict`: a record is not what it was; `NotOwner`: the lock is not held with that token; `NotLeader`:
+        the term is over; `MetaUnavailable`: certainly not written. Do not wrap it in a timeout: a commit whose outcome
+        is unknown is repeated until it is known, and what it touches must stay locked for so long (19).
+        """
+
+
+class LeaderContext:
+    def __init__(
+        self,
+        *,
+        config: ManagerConfig,
+        state: State,
+        commit: Commit,
+        locks: LockTable,
+        nodes: NodeCalls,
+        ids: IdSource,
+        owners: OwnerChecks,
+        quotas: QuotaTable,
+        leader: common_pb2.Leader,
+        ensure_leading: Callable[[], None],
+        tasks: TermTasks,
+        rng: random.Random,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.state = state
+        self.root = state.root
+        self.commit = commit
+        self.locks = locks
+        self.nodes = nodes
+        self.ids = ids
+        self.owners = owners
+        self.quotas = quotas
+        self.leader = leader  # the stamp of every order to a node
+        self.ensure_leading = ensure_leading  # raises NotLeader once the term is over; never waits
+        self.tasks = tasks
+        self.rng = rng
+        self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
+        self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
+        self.part: NodesPart  # set right after both are made
+        self.ensembles: Ensembles  # so is this
+
+    def changes(self) -> Changes:
+        return Changes(self.root)
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        return asyncio.get_running_loop().time()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
+        """A background task that ends with the term; if it fails, that is logged."""
+        return self.tasks.spawn(work, name=name)
+
+    def unreferenced(self, extent_ids: Iterable[int], *, apart_from: int) -> list[Extent]:
+        """Those of these extents that only this one stream refers to (23)."""
+        return [
+            self.state.extents[extent_id]
+            for extent_id in extent_ids
+            if self.state.streams_of(extent_id) == (apart_from,) and extent_id in self.state.extents
+        ]

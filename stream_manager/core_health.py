@@ -1,0 +1,106 @@
+"""Is a node alive, suspect or dead? By the age of its last heartbeat, with delays on both sides. No I/O, no clock.
+
+            silent for suspect_after_s          silent for dead_after_s
+    ALIVE ────────────────────────────→ SUSPECT ───────────────────────→ DEAD
+      ↑                                  ↑    │                            │
+      └── heartbeats without a gap ──────┘    └──── any heartbeat ←────────┘
+          for stabilise_s
+
+Invariants: nobody is dead because the manager is new: silence counts from the end of the grace after its election;
+            who was declared dead by an earlier leader stays so until a heartbeat comes;
+            a node that flaps stays suspect: it is alive again only after stabilise_s without a gap;
+            a node in maintenance is at most suspect until the time its operator named.
+Neighbours: registry.py feeds heartbeats in and asks; placement prefers ALIVE; recovery acts on DEAD.
+
+Times are seconds of one monotonic clock, which the caller passes in.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+NEVER_S = float("-inf")
+
+
+class Health(enum.Enum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthConfig:
+    heartbeat_s: float = 1.0  # what nodes are told
+    suspect_after_s: float = 5.0  # some heartbeats may be lost without a word
+    dead_after_s: float = 30.0  # above a restart of the process; recovery adds a delay of its own
+    stabilise_s: float = 10.0
+    leader_grace_s: float = 15.0  # above the longest pause between two tries of a node that has lost its manager
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_s < self.suspect_after_s < self.dead_after_s:
+            raise ValueError("0 < heartbeat_s < suspect_after_s < dead_after_s must hold")
+        if self.stabilise_s < 0 or self.leader_grace_s < 0:
+            raise ValueError("stabilise_s and leader_grace_s must not be negative")
+
+
+class NodeHealth:
+    """What one term of one manager knows of one node's heartbeats."""
+
+    __slots__ = ("_config", "_last_beat_s", "_since_s", "_state", "_steady_since_s", "_was_dead")
+
+    def __init__(self, config: HealthConfig, *, since_s: float, was_dead: bool = False) -> None:
+        """`since_s`: when the term began, or when a new node registered. `was_dead`: as an earlier leader decided."""
+        self._config = config
+        self._was_dead = was_dead
+        self._since_s = since_s
+        self._last_beat_s = NEVER_S
+        self._steady_since_s = NEVER_S
+        # Not heard of in this term: usable, if nobody better is, and not a reason for recovery.
+        self._state = Health.DEAD if was_dead else Health.SUSPECT
+
+    @property
+    def heard(self) -> bool:
+        """A heartbeat has come in this term."""
+        return self._last_beat_s != NEVER_S
+
+    def beat(self, now_s: float) -> None:
+        """A heartbeat came. The first one of a term makes the node alive at once; after trouble it takes a while."""
+        before = self.judge(now_s)
+        if not self.heard and before is not Health.DEAD:
+            self._state = Health.ALIVE
+        elif before is Health.DEAD or (
+            before is Health.SUSPECT and now_s - self._last_beat_s > self._config.suspect_after_s
+        ):
+            self._state = Health.SUSPECT
+            self._steady_since_s = now_s
+        self._last_beat_s = max(self._last_beat_s, now_s)
+        if self._state is Health.SUSPECT and now_s - self._steady_since_s >= self._config.stabilise_s:
+            self._state = Health.ALIVE
+
+    def judge(self, now_s: float, *, maintenance_until_s: float = NEVER_S) -> Health:
+        """The state at `now_s`. Time only makes it worse: better, only heartbeats."""
+        gap_s = self._gap_s(now_s)
+        if gap_s > self._config.dead_after_s:
+            self._state = Health.DEAD
+        elif gap_s > self._config.suspect_after_s and self._state is Health.ALIVE:
+            self._state = Health.SUSPECT
+        if self._state is Health.DEAD and now_s < maintenance_until_s:
+            return Health.SUSPECT
+        return self._state
+
+    def age_s(self, now_s: float) -> float:
+        """Since the last heartbeat; since this term began if none has come."""
+        return max(0.0, now_s - max(self._last_beat_s, self._since_s))
+
+    def dead_since_s(self) -> float:
+        """When the silence, if it lasts, makes it dead. For one that was dead before this term: the grace's end."""
+        if self._was_dead and not self.heard:
+            return self._silent_since_s()
+        return self._silent_since_s() + self._config.dead_after_s
+
+    def _silent_since_s(self) -> float:
+        return max(self._last_beat_s, self._since_s + self._config.leader_grace_s)
+
+    def _gap_s(self, now_s: float) -> float:
+        return now_s - self._silent_since_s()

@@ -1,0 +1,192 @@
+"""One term of leadership: everything that exists from winning an election to losing it.
+
+Invariants: the state is loaded at one linearizable revision, read after the election was won (25);
+            when the term ends, by whatever cause, from that moment nothing of it is answered, committed or ordered;
+            nothing is carried over into the next term but what etcd has.
+Neighbours: manager.py campaigns, begins terms and ends them; the servicer finds the current one there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from neve.meta.election import Leadership
+from neve.meta.store import MetaStore
+from neve.meta.txn import Delete, KeyRange
+from neve.proto import common_pb2
+from neve.proto.errors import NeveError, NotLeader
+from neve.stream_manager import records as r
+from neve.stream_manager.allocate import Allocator
+from neve.stream_manager.batcher import Batcher, lane_key
+from neve.stream_manager.changes import Changes, Kind
+from neve.stream_manager.config import ManagerConfig
+from neve.stream_manager.context import LeaderContext, NodesPart, TermTasks
+from neve.stream_manager.ensembles import Ensembles
+from neve.stream_manager.follower import PAGE_KEYS, kind_ranges
+from neve.stream_manager.ids import IdSource
+from neve.stream_manager.locks import LockTable
+from neve.stream_manager.node_calls import NodeCalls
+from neve.stream_manager.owner_checks import OwnerChecks
+from neve.stream_manager.pipeline import Authoriser, Pipeline
+from neve.stream_manager.quota import QuotaTable
+from neve.stream_manager.records import NodeEntry, Replay
+from neve.stream_manager.replay import ReplayCache
+from neve.stream_manager.state import State
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 20.0
+SWEEP_DELETES_MAX = 100
+
+# Makes the calls to nodes of a term: from its stamp, and from how it finds a node's entry.
+MakeNodeCalls = Callable[[common_pb2.Leader, Callable[[int], NodeEntry | None]], NodeCalls]
+MakeNodesPart = Callable[[LeaderContext], NodesPart]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What etcd held at one revision."""
+
+    state: State
+    replay: ReplayCache
+    lane_revisions: tuple[int, ...]
+
+
+async def load(store: MetaStore, root: bytes, config: ManagerConfig) -> Loaded:
+    state = State(root)
+    limits = config.limits
+    replay = ReplayCache(root, kept_s=limits.replay_kept_s, records_max=limits.replay_records_max)
+    lanes = dict.fromkeys((lane_key(root, lane) for lane in range(limits.batches_in_flight_max)), 0)
+    # The first page decides the revision of all: it is read linearizably, and we have won by now.
+    first = await store.range(KeyRange.prefix(root + r.COMMITS))
+    revision = first.revision
+    lanes.update((kv.key, kv.mod_revision) for kv in first.kvs if kv.key in lanes)
+    for keys in kind_ranges(root):
+        async for page in store.range_pages(keys, page_keys=PAGE_KEYS, revision=revision):
+            state.load(page.kvs, revision)
+    async for page in store.range_pages(KeyRange.prefix(root + r.REPLAY), page_keys=PAGE_KEYS, revision=revision):
+        for kv in page.kvs:
+            replay.load(kv)
+    return Loaded(state, replay, tuple(lanes.values()))
+
+
+class Term:
+    """`ended` is set when it is over; whoever ends it gives the reason."""
+
+    def __init__(
+        self,
+        *,
+        config: ManagerConfig,
+        store: MetaStore,
+        leadership: Leadership,
+        loaded: Loaded,
+        ids: IdSource,
+        address: str,
+        rng: random.Random,
+        wall_ms: Callable[[], int],
+        make_node_calls: MakeNodeCalls,
+        make_part: MakeNodesPart,
+        authoriser: Authoriser,
+        not_leader: Callable[[], NotLeader],
+    ) -> None:
+        self._store = store
+        self._leadership = leadership
+        self._not_leader = not_leader
+        self.ended = asyncio.Event()
+        self.reason = ""
+        self.state = loaded.state
+        self.replay = loaded.replay
+        self.leader = common_pb2.Leader(create_revision=leadership.create_revision, address=address)
+        root = self.state.root
+        tasks = TermTasks()
+        self.owners = OwnerChecks(store, leadership, root=root, on_deposed=self.end)
+        self.batcher = Batcher(
+            store,
+            leadership,
+            root=root,
+            lane_revisions=loaded.lane_revisions,
+            apply=self._apply,
+            on_deposed=self.end,
+        )
+        self.ctx = LeaderContext(
+            config=config,
+            state=self.state,
+            commit=self.batcher.commit,
+            locks=LockTable(),
+            nodes=make_node_calls(self.leader, self.state.nodes.get),
+            ids=ids,
+            owners=self.owners,
+            quotas=QuotaTable(self.state),
+            leader=self.leader,
+            ensure_leading=self.ensure_leading,
+            tasks=tasks,
+            rng=rng,
+            wall_ms=wall_ms,
+        )
+        self.ctx.ensembles = Ensembles(self.state, lambda: self.ctx.part, self.ctx.clock)
+        self.allocator = Allocator(self.ctx)
+        self.pipeline = Pipeline(self.ctx, self.replay, authoriser=authoriser, not_leader=not_leader)
+        self.part = self.ctx.part = make_part(self.ctx)
+        leadership.lost.add_callback(self.end)
+
+    def start(self) -> None:
+        self.part.start()
+        self.ctx.spawn(self._sweep_replay(), name="replay-sweep")
+
+    def ensure_leading(self) -> None:
+        """By the lease's clock: a process that was stopped and goes on notices here, before any timer has run."""
+        if self.ended.is_set():
+            raise self._not_leader()
+        try:
+            self._leadership.ensure()
+        except NeveError as error:
+            self.end(str(error))
+            raise self._not_leader() from None
+
+    def end(self, reason: str) -> None:
+        """At once: callers hear `NotLeader`, tasks are cancelled, nothing is sent any more."""
+        if self.ended.is_set():
+            return
+        self.reason = reason
+        self.ended.set()
+        log.warning("term_ended create_revision=%d reason=%s", self.leader.create_revision, reason)
+        self.ctx.tasks.cancel()
+        self.batcher.end(reason)
+        self.owners.end()
+        self.part.stop()
+
+    async def stopped(self) -> None:
+        await self.ctx.tasks.stopped()
+        await self.batcher.stopped()
+        await self.owners.stopped()
+        self.state.listeners.clear()  # they refer to the state and it to them: a million records must not wait for that
+
+    def _apply(self, changes: Changes, revision: int) -> None:
+        self.state.apply(changes, revision)
+        for write in changes.writes:
+            if write.kind is Kind.REPLAY:
+                assert isinstance(write.record, Replay), write
+                assert isinstance(write.ident, tuple), write
+                self.replay.add(*write.ident, write.record)
+
+    async def _sweep_replay(self) -> None:
+        """Delete old replay records: a range a client, so that one operation takes many."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            expired = list(self.replay.expired(self.ctx.wall_ms()))
+            for start in range(0, len(expired), SWEEP_DELETES_MAX):
+                part = expired[start : start + SWEEP_DELETES_MAX]
+                try:
+                    result = await self._store.txn(self._leadership.guard(), [Delete(keys) for _, _, keys in part])
+                except NeveError as error:  # deleted or not, the next round deletes them again
+                    log.warning("replay_sweep_failed error=%s", error)
+                    break
+                if not result.succeeded:
+                    self.end("the election key is not ours any more")
+                    return
+                for client_id, below_call_id, _ in part:
+                    self.replay.drop(client_id, below_call_id)

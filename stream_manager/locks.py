@@ -1,0 +1,120 @@
+"""Locks within one manager: a mutation holds what it decides on, from before it looks until etcd has answered.
+
+Invariants: one holder of a key at a time; waiters get it in the order in which they came;
+            keys are taken in the order of `LockKind`, then by id. A holder that takes more later takes only what comes
+            behind what it has (first the stream, then its extents): so no two can wait for each other;
+            whoever is cancelled while waiting lets go of what it has got.
+Neighbours: every flow; they end with the leader's term, and etcd's compares are what really guards the records.
+
+    async with ctx.locks.hold(streams=[id]):
+        ...
+        async with ctx.locks.hold(extents=[tail_id]):
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+
+
+class LockKind(enum.IntEnum):
+    """In the order in which they are taken."""
+
+    NAME = 0
+    STREAM = 1
+    EXTENT = 2
+    NODE = 3
+    SETTING = 4  # quotas by prefix, the cluster's settings
+
+
+Key = tuple[int, int | str]
+
+
+class LockTable:
+    def __init__(self) -> None:
+        self._waiters: dict[Key, deque[asyncio.Future[None]]] = {}  # an entry exists while somebody holds the key
+
+    def hold(
+        self,
+        *,
+        names: Iterable[str] = (),
+        streams: Iterable[int] = (),
+        extents: Iterable[int] = (),
+        nodes: Iterable[int] = (),
+        settings: Iterable[str] = (),
+    ) -> Holding:
+        keys: list[Key] = []
+        _add(keys, LockKind.NAME, names)
+        _add(keys, LockKind.STREAM, streams)
+        _add(keys, LockKind.EXTENT, extents)
+        _add(keys, LockKind.NODE, nodes)
+        _add(keys, LockKind.SETTING, settings)
+        return Holding(self, keys)
+
+    def held(self, kind: LockKind, ident: int | str) -> bool:
+        return (kind, ident) in self._waiters
+
+    def try_take(self, key: Key) -> bool:
+        if key in self._waiters:
+            return False
+        self._waiters[key] = deque()
+        return True
+
+    async def take(self, key: Key) -> None:
+        if self.try_take(key):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[key].append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was our turn in the same moment
+                self.release(key)
+            raise
+
+    def release(self, key: Key) -> None:
+        waiting = self._waiters[key]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)  # it is held by that one now: the entry stays
+                return
+        del self._waiters[key]
+
+
+def _add(keys: list[Key], kind: LockKind, idents: Iterable[int] | Iterable[str]) -> None:
+    if idents != ():  # mostly nothing or one: worth the look
+        keys += sorted({(int(kind), ident) for ident in idents})
+
+
+class Holding:
+    """Use it once, as a context."""
+
+    def __init__(self, table: LockTable, keys: list[Key]) -> None:
+        self._table = table
+        self._keys = keys
+        self._held = 0
+
+    async def __aenter__(self) -> None:
+        assert not self._held, "a holding is used once"
+        try:
+            for key in self._keys:
+                if not self._table.try_take(key):
+                    await self._table.take(key)
+                self._held += 1
+        except BaseException:
+            self._let_go()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for key in reversed(self._keys[: self._held]):
+            self._table.release(key)
+        self._held = 0

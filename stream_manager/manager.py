@@ -1,0 +1,183 @@
+"""A stream manager without its front doors: campaigns, leads or follows, and starts again after every term.
+
+Invariants: at most one term at a time; a leader that cannot load its state resigns (T15): better no leader than one
+            that serves nothing;
+            while it does not lead, a state is kept by a watch; who leads is always watched.
+Neighbours: server.py puts it behind a `Front`, tests behind a simulated network; servicer.py answers with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+
+from neve.meta.election import Election, Leadership
+from neve.meta.lease import Lease
+from neve.meta.store import MetaStore
+from neve.meta.waiting import while_alive
+from neve.proto.errors import NeveError, NotLeader
+from neve.stream_manager import records as r
+from neve.stream_manager.config import ManagerConfig
+from neve.stream_manager.follower import Follower
+from neve.stream_manager.ids import IdSource
+from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, load
+from neve.stream_manager.pipeline import AllowAll, Authoriser
+from neve.stream_manager.roster import Roster
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.2
+PAUSE_S_MAX = 5.0
+REVOKE_TIMEOUT_S = 1.0
+
+
+class Manager:
+    """`start` returns at once; it leads when it wins. `store` is closed by whoever made it."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        store: MetaStore,
+        *,
+        make_node_calls: MakeNodeCalls,
+        make_part: MakeNodesPart,
+        rng: random.Random,
+        wall_ms: Callable[[], int],
+        authoriser: Authoriser | None = None,
+        on_loaded: Callable[[Loaded], None] = lambda _: None,
+        on_ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.root = r.root_of(config.cluster)
+        self.address = ""
+        self.ids = IdSource(store, self.root)
+        self.roster = Roster(store, r.election_prefix(self.root))
+        self.follower = Follower(store, self.root)
+        self.term: Term | None = None
+        self.terms = 0
+        self._make_node_calls = make_node_calls
+        self._make_part = make_part
+        self._rng = rng
+        self._wall_ms = wall_ms
+        self._authoriser = authoriser or AllowAll()
+        self._on_loaded = on_loaded
+        self._on_ended = on_ended
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, address: str) -> None:
+        """`address` is where nodes and clients reach this manager."""
+        self.address = address
+        self.follower.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.roster.run(), name="roster"),
+            loop.create_task(self._campaign_for_ever(), name="campaign"),
+        ]
+
+    async def stop(self) -> None:
+        """Resign, if it leads, so that another one need not wait for the lease to end."""
+        for task in reversed(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.follower.stop()
+
+    def leading(self) -> Term:
+        """The current term; `NotLeader` with the leader's address if there is none."""
+        term = self.term
+        if term is None:
+            raise self.not_leader()
+        term.ensure_leading()
+        return term
+
+    def not_leader(self) -> NotLeader:
+        return self.roster.not_leader(own_address=self.address)
+
+    # --- terms -----------------------------------------------------------------------------------------------
+
+    async def _campaign_for_ever(self) -> None:
+        election = Election(self.store, r.election_prefix(self.root))
+        pause_s = PAUSE_S
+        while True:
+            served = False
+            try:
+                served = await self._one_term(election)
+            except NeveError as error:
+                log.warning("campaign_failed error=%s", error)
+            except Exception:  # a bug must not leave the cluster without a candidate
+                log.exception("term_failed")
+            pause_s = PAUSE_S if served else min(2 * pause_s, PAUSE_S_MAX)
+            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+
+    async def _one_term(self, election: Election) -> bool:
+        """Campaign, lead until it is over; whether it came to serving."""
+        lease = await self.store.grant_lease(self.config.lease_ttl_s)
+        terms = self.terms
+        try:
+            leadership = await election.campaign(self.address.encode(), lease)
+            async with leadership:  # resigns at the end, also when loading fails
+                return await self._lead(leadership)
+        finally:
+            await _revoke(lease)
+            if self.terms > terms:  # after resigning: what it does may take a while
+                self._on_ended()
+
+    async def _lead(self, leadership: Leadership) -> bool:
+        await self.follower.stop()
+        term: Term | None = None
+        try:
+            self.ids.renew()
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+            try:
+                loaded = await while_alive(leadership.lease, load(self.store, self.root, self.config))
+            except Exception as error:
+                log.error("load_failed create_revision=%d error=%r", leadership.create_revision, error)
+                raise
+            log.info(
+                "term_begins create_revision=%d revision=%d streams=%d extents=%d load_s=%.3f",
+                leadership.create_revision,
+                loaded.state.revision,
+                len(loaded.state.streams),
+                len(loaded.state.extents),
+                loop.time() - begun_s,
+            )
+            self._on_loaded(loaded)
+            term = Term(
+                config=self.config,
+                store=self.store,
+                leadership=leadership,
+                loaded=loaded,
+                ids=self.ids,
+                address=self.address,
+                rng=self._rng,
+                wall_ms=self._wall_ms,
+                make_node_calls=self._make_node_calls,
+                make_part=self._make_part,
+                authoriser=self._authoriser,
+                not_leader=self.not_leader,
+            )
+            del loaded
+            self.terms += 1
+            term.start()
+            self.term = term
+            await term.ended.wait()
+            return True
+        finally:
+            self.term = None
+            if term is not None:
+                term.end("this manager stops leading")
+                await term.stopped()
+            self.follower.start()
+
+
+async def _revoke(lease: Lease) -> None:
+    """So that nobody has to wait for its end; if etcd does not answer it ends by itself."""
+    if not lease.alive():
+        return
+    with contextlib.suppress(NeveError, TimeoutError):
+        async with asyncio.timeout(REVOKE_TIMEOUT_S):
+            await lease.revoke()

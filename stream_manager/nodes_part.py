@@ -1,0 +1,175 @@
+"""All that one term of leadership does about nodes: who they are, where replicas go, what is lost, what is left over.
+
+    registry.py          identity, heartbeats, health, placement        node_modes.py       operators' orders
+    replica_reports.py   what nodes hold                                bad_replicas.py     suspicions, verified
+    recovery.py          lost replicas are made anew                    reconcile.py        missing confirmations
+    open_extents.py      open extents with a lost replica are sealed    collect.py          leftovers are deleted
+
+Invariants: each part has a loop of its own, made of passes that end; after one that fails the next one comes;
+            nothing here outlives the term: all memory is made anew from etcd and from what nodes say.
+Neighbours: context.NodesPart is the interface to the rest of the manager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument, NeveError, NotLeader
+from neve.rpc.service import Call
+from neve.stream_manager.bad_replicas import BadReplicas
+from neve.stream_manager.collect import Collector
+from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, NodesPart, PlacementRequest
+from neve.stream_manager.node_modes import NodeModes
+from neve.stream_manager.open_extents import OpenExtents
+from neve.stream_manager.problems import Problems
+from neve.stream_manager.reconcile import Reconciler
+from neve.stream_manager.records import Extent, NodeEntry, Settings
+from neve.stream_manager.recovery import Recovery
+from neve.stream_manager.registry import Registry
+from neve.stream_manager.replica_reports import ReplicaReports
+from neve.stream_manager.state import State
+from neve.stream_manager.topology import Topology, resolver_for
+
+log = logging.getLogger(__name__)
+
+REGION_CHARS_MAX = 256
+REGIONS_MAX = 1_000
+
+Pass = Callable[[float], Coroutine[Any, Any, None]]
+
+
+class ClusterNodes(NodesPart):
+    def __init__(self, ctx: LeaderContext, topology: Topology | None = None) -> None:
+        """`topology` outlives terms, for what it remembers; one of the term's own if none is given."""
+        self._ctx = ctx
+        config = ctx.config.recovery
+        self.problems = Problems(retry_delay_s=config.retry_delay_s, retry_delay_s_max=config.retry_delay_s_max)
+        self.registry = Registry(
+            ctx, topology or Topology(resolver_for(ctx.config.topology)), on_bad=lambda bad: self.bad.report(bad)
+        )
+        self.recovery = Recovery(ctx, self.registry, self.problems)
+        self.open_extents = OpenExtents(ctx, self.recovery, self.problems)
+        self.reconciler = Reconciler(ctx, self.recovery, self.problems)
+        self.bad = BadReplicas(ctx, self.registry, self.recovery)
+        self.collector = Collector(ctx, self.recovery.trouble)
+        self.reports = ReplicaReports(ctx, on_report=self.collector.take, on_suspect=self.bad.suspect)
+        self.modes = NodeModes(ctx, self.recovery)
+
+    # --- the term --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        poll_s = self._ctx.config.recovery.poll_s
+        loops: list[tuple[str, Pass, float]] = [
+            ("registry", self.registry.run_once, self._ctx.config.health.heartbeat_s),
+            ("node_modes", self.modes.run_once, poll_s),
+            ("recovery", self.recovery.run_once, poll_s),
+            ("open_extents", self.open_extents.run_once, poll_s),
+            ("reconcile", self.reconciler.run_once, poll_s),
+            ("bad_replicas", self.bad.run_once, poll_s),
+            ("collect", self.collector.run_once, min(poll_s, self._ctx.config.collecting.interval_s)),
+        ]
+        for name, work, interval_s in loops:
+            self._ctx.spawn(self._repeat(name, work, interval_s), name=name)
+
+    def stop(self) -> None:
+        """Nothing here is more than tasks of the term."""
+
+    async def _repeat(self, name: str, work: Pass, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s * self._ctx.rng.uniform(0.8, 1.2))  # parts and managers do not beat in step
+            try:
+                self._ctx.ensure_leading()
+                await work(self._ctx.clock())
+            except NotLeader as error:
+                if self._ctx.tasks.ended:
+                    return
+                log.warning("pass_refused part=%s error=%s", name, error)  # a node knows of a newer manager: so will we
+            except NeveError as error:
+                log.warning("pass_failed part=%s error=%s", name, error)
+            except Exception:  # top of a daemon's loop
+                log.exception("pass_broken part=%s", name)
+
+    def reload_topology(self) -> None:
+        """Ask the resolver anew where each node stands, with the registry's next pass."""
+        self.registry.reload_topology()
+
+    # --- rpcs ------------------------------------------------------------------------------------------------
+
+    async def register_node(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply:
+        return await self.registry.register(request, mutation)
+
+    async def set_node_mode(self, request: sm.SetNodeModeRequest, mutation: Mutation) -> sm.SetNodeModeReply:
+        node = await self.modes.set_mode(request, mutation)
+        return sm.SetNodeModeReply(node=self.node_record(node))
+
+    async def set_placement(self, request: sm.SetPlacementRequest, mutation: Mutation) -> sm.SetPlacementReply:
+        """Stop placing in a region, or go on with it."""
+        ctx, region = self._ctx, request.region
+        if not region or len(region) > REGION_CHARS_MAX:
+            raise InvalidArgument(what="region", detail=f"a name of 1 to {REGION_CHARS_MAX} characters is expected")
+        async with ctx.locks.hold(settings=["cluster"]):
+            old = ctx.state.settings
+            regions = [name for name in old.stopped_regions if name != region]
+            if request.stopped:
+                regions.append(region)
+            if len(regions) > REGIONS_MAX:
+                raise InvalidArgument(what="region", detail=f"{REGIONS_MAX} regions are stopped already")
+            if mutation.replayed is None and tuple(regions) != old.stopped_regions:
+                changes = ctx.changes()
+                changes.put_settings(old, Settings(stopped_regions=tuple(regions)))
+                mutation.record(changes)
+                await ctx.commit(changes)
+                log.info("placement_set region=%s stopped=%s by=%s", region, request.stopped, mutation.principal)
+        return sm.SetPlacementReply()
+
+    async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply:
+        return await self.collector.delete_extents(request, mutation)
+
+    async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
+        return self.registry.heartbeat(request)
+
+    async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
+        self.reports.page(request)
+        return sm.ReportReplicasReply(leader=self._ctx.leader)
+
+    async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
+        self.bad.report(request.bad_replicas)
+        return sm.ReportBadReplicaReply()
+
+    async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply:
+        return self.recovery.list_tasks(request)
+
+    # --- placement -------------------------------------------------------------------------------------------
+
+    def choose(self, state: State, request: PlacementRequest) -> list[NodeChoice]:
+        return self.registry.choose(request)
+
+    def check_policy(self, name: str) -> None:
+        self.registry.check_policy(name)
+
+    def read_order(self, extent: Extent, *, policy: str = "", reader: tuple[str, str] = ("", "")) -> list[int]:
+        """Node ids for a reader at (region, rack), best first: near, alive, and without failures of late."""
+        return self.registry.read_order(extent, policy=policy, reader=reader)
+
+    # --- what only the leader knows of nodes -----------------------------------------------------------------
+
+    def node_record(self, node: NodeEntry) -> sm.NodeRecord:
+        return self.registry.node_record(node, self.modes.hold_ups(node))
+
+    def seems_down(self, node_id: int) -> bool:
+        return self.registry.seems_down(node_id)
+
+    # --- hooks -----------------------------------------------------------------------------------------------
+
+    def note_unconfirmed(self, extent_id: int) -> None:
+        self.reconciler.note(extent_id, self._ctx.clock())
+
+    def note_removed(self, extents: Sequence[Extent]) -> None:
+        self.collector.note_removed(extents)
+
+    def note_bad_replica(self, extent_id: int, node_id: int, reason: str) -> None:
+        self.bad.suspect(extent_id, node_id, reason)

@@ -1,0 +1,70 @@
+"""Seals open extents that have lost a replica or stand on a node that is being emptied, so that idle streams regain
+their redundancy, too (design.md, section 8).
+
+Invariants: only by the seal of rules 17 to 20, without an owner's word: what it cannot decide safely stays open, and
+            the reason is kept for people (T41);
+            a dead node's extents wait as long as its sealed ones do; a second loss ends the wait;
+            at most `AT_A_TIME` at once, and each with a growing delay between two tries.
+Neighbours: recovery.py knows what is wrong; seal_tail.py seals. The writer, if there is one, gets its next extent when
+            it asks; the sealed extent then is recovery.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+from neve.proto.errors import NeveError, NotLeader
+from neve.stream_manager import core_recovery
+from neve.stream_manager.context import LeaderContext
+from neve.stream_manager.core_recovery import Trouble
+from neve.stream_manager.problems import Problems
+from neve.stream_manager.recovery import Recovery
+from neve.stream_manager.seal_tail import seal_open_extent
+
+log = logging.getLogger(__name__)
+
+AT_A_TIME = 16
+
+
+class OpenExtents:
+    def __init__(self, ctx: LeaderContext, recovery: Recovery, problems: Problems) -> None:
+        self._ctx = ctx
+        self._recovery = recovery
+        self._problems = problems
+
+    async def run_once(self, now_s: float) -> None:
+        trouble = self._recovery.trouble(now_s)
+        due = (extent_id for extent_id in self._in_trouble(trouble) if self._due(extent_id, trouble, now_s))
+        chosen = list(itertools.islice(due, AT_A_TIME))
+        await asyncio.gather(*(self._seal(extent_id, now_s) for extent_id in chosen))
+
+    def _in_trouble(self, trouble: Trouble) -> dict[int, None]:
+        """Open extents that may have lost a replica, without a look at all the others."""
+        opened = self._ctx.state.open_extents
+        found = dict.fromkeys(extent_id for extent_id, _ in trouble.bad if extent_id in opened)
+        for node_id in trouble.nodes():
+            held = self._ctx.state.extents_on(node_id)
+            fewer, more = (held, opened) if len(held) < len(opened) else (opened, held)
+            found.update(dict.fromkeys(extent_id for extent_id in fewer if extent_id in more))
+        return found
+
+    def _due(self, extent_id: int, trouble: Trouble, now_s: float) -> bool:
+        extent = self._ctx.state.extents.get(extent_id)
+        if extent is None or not self._problems.due(extent_id, now_s):
+            return False
+        loss = core_recovery.worst_loss(extent, trouble)
+        return loss is not None and loss.due_s <= now_s and bool(self._ctx.state.streams_of(extent_id))
+
+    async def _seal(self, extent_id: int, now_s: float) -> None:
+        try:
+            await seal_open_extent(self._ctx, extent_id)
+        except NotLeader:
+            raise
+        except NeveError as error:
+            self._problems.note(extent_id, f"open, and cannot be sealed: {error}", now_s)
+            return
+        self._problems.solved(extent_id)
+        for key in [key for key in self._recovery.bad if key[0] == extent_id]:
+            del self._recovery.bad[key]  # whoever does not confirm the seal is the reconciler's

@@ -1,0 +1,96 @@
+"""Open a stream for a new owner: from now on no older owner's append is accepted anywhere (rules 14 and 15).
+
+Invariants: the tail is gone on with only if all its replicas raised the token and agree, and a transaction afterwards
+            proves leader, stream, extent and lock; otherwise it is sealed;
+            what the new owner gets is the list of that very transaction: a deposed manager hands out no old tail;
+            a token reaches replicas only if etcd says that it is a holding of this lock.
+Neighbours: seal_tail.py seals; core_open.decide_open decides.
+
+Repeating it is safe: with the same token every step is done again with the same result, or the tail is sealed. So what
+is remembered of a call is only which extent it sealed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import StreamSealed
+from neve.stream_manager.context import LeaderContext, Mutation
+from neve.stream_manager.core_open import decide_open
+from neve.stream_manager.describe import extent_info, stream_info
+from neve.stream_manager.make_extent import make_extent
+from neve.stream_manager.records import Extent, Stream
+from neve.stream_manager.requests import check_owner, stream_named
+from neve.stream_manager.seal_tail import SealOrder, ask_replicas, link_tail, open_tail, seal_tail
+
+log = logging.getLogger(__name__)
+
+
+async def check_commit_length(
+    ctx: LeaderContext, request: sm.CheckCommitLengthRequest, mutation: Mutation
+) -> sm.CheckCommitLengthReply:
+    owner = request.owner
+    async with ctx.locks.hold(streams=[request.stream_id]):
+        stream = stream_named(ctx.state, request.stream_id)
+        check_owner(stream, owner)
+        if stream.sealed:
+            raise StreamSealed(stream_id=stream.stream_id)
+        await ctx.owners.verify(owner.lock, owner.token)
+        tail = open_tail(ctx, stream)
+        sealed_before = mutation.replayed.extent_ids[0] if mutation.replayed and mutation.replayed.extent_ids else 0
+        if tail is None:
+            successor = await _make(ctx, stream)
+            order = SealOrder(owner=owner, record=lambda changes: mutation.record(changes))
+            stream = await link_tail(ctx, stream, successor, order)
+            return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed_before)
+        length = await _length_to_go_on(ctx, tail, owner.lock, owner.token)
+        if length is not None:
+            changes = ctx.changes()
+            changes.require_stream(stream)
+            changes.require_extent(tail)
+            changes.require_owner(owner.lock, owner.token)
+            await ctx.commit(changes)
+            return _reply(ctx, stream, tail.extent_id, length=length, sealed_id=sealed_before)
+        successor = await _make(ctx, stream)
+        order = SealOrder(
+            owner=owner,
+            successor=successor,
+            record=lambda changes: mutation.record(changes, stream_ids=[stream.stream_id], extent_ids=[tail.extent_id]),
+        )
+        stream, sealed = await seal_tail(ctx, stream, tail, order)
+        return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed.extent_id)
+
+
+async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: int) -> int | None:
+    if not ctx.state.dead_nodes().isdisjoint(tail.node_ids):
+        return None  # the tail will be sealed: nobody needs to be asked twice
+    answers = await ask_replicas(
+        ctx,
+        tail,
+        lambda replica, timeout_s: ctx.nodes.raise_token(tail, replica, token=token, timeout_s=timeout_s),
+        token=token,
+        lock=lock,
+    )
+    length = decide_open(answers, tail.node_ids, token=token)
+    if length is None:
+        log.info("tail_not_gone_on_with extent_id=%016x token=%d", tail.extent_id, token)
+    elif length >= tail.extent_bytes_max:
+        return None  # full: the first append would ask for the next one
+    return length
+
+
+async def _make(ctx: LeaderContext, stream: Stream) -> Extent:
+    return await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
+
+
+def _reply(
+    ctx: LeaderContext, stream: Stream, tail_id: int, *, length: int, sealed_id: int
+) -> sm.CheckCommitLengthReply:
+    reply = sm.CheckCommitLengthReply(
+        stream=stream_info(stream), tail=extent_info(ctx.state, ctx.state.extents[tail_id]), length=length
+    )
+    sealed = ctx.state.extents.get(sealed_id)
+    if sealed is not None:
+        reply.sealed.CopyFrom(extent_info(ctx.state, sealed))
+    return reply

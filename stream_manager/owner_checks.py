@@ -1,0 +1,121 @@
+"""Does this owner hold its lock, and do we lead, at this moment? Asked of etcd, linearizably, before an answer (3).
+
+Invariants: an answer is given only from a read that was sent after the question was asked;
+            the read compares the leader's key in the same transaction: a deposed manager vouches for nobody;
+            questions that wait while a read is in flight share the next one: thousands a second cost a few reads.
+Neighbours: the flows, for answers that carry a sealed length and were not decided by a transaction of their own.
+
+A token that was found true once is remembered until the term ends: it says that such a holding existed, so that a
+made-up token never reaches a replica. It does not say that the lock is still held; that is asked every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from neve.meta.election import Leadership
+from neve.meta.lock import lock_key
+from neve.meta.store import MetaStore
+from neve.meta.txn import TXN_OPS_MAX, Get
+from neve.meta.waiting import Backoff
+from neve.proto.errors import MaybeApplied, MetaUnavailable, NeveError, NotLeader, NotOwner
+
+log = logging.getLogger(__name__)
+
+SEEN_MAX = 100_000
+
+
+class OwnerChecks:
+    def __init__(
+        self, store: MetaStore, leadership: Leadership, *, root: bytes, on_deposed: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._leadership = leadership
+        self._root = root
+        self._on_deposed = on_deposed
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._seen: dict[str, int] = {}  # the newest token found true, by lock
+        self._ended = False
+        self.reads = 0
+
+    async def verify(self, lock: str, token: int) -> None:
+        """Return if the lock is held with this token now; `NotOwner` if not, `NotLeader` if it is not ours to say."""
+        if self._ended:
+            raise NotLeader(detail="the term is over")
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((lock, token, done))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="owner-checks")
+        await done
+        self._leadership.ensure()
+
+    async def verify_new(self, lock: str, token: int) -> None:
+        """The same, but without a question if this very token was found true before in this term."""
+        if self._seen.get(lock) != token:
+            await self.verify(lock, token)
+
+    def note_held(self, lock: str, token: int) -> None:
+        """A transaction has compared it."""
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        self._seen[lock] = token
+
+    def end(self) -> None:
+        self._ended = True
+        if self._task is not None:
+            self._task.cancel()
+        waiting, self._waiting = self._waiting, []
+        self._settle(waiting, NotLeader(detail="the term is over"))
+
+    async def stopped(self) -> None:
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting and not self._ended:
+                batch, self._waiting = self._waiting[:TXN_OPS_MAX], self._waiting[TXN_OPS_MAX:]
+                try:
+                    await self._ask(batch)
+                except NeveError as error:
+                    self._settle(batch, error)
+                except asyncio.CancelledError:
+                    self._settle(batch, NotLeader(detail="the term is over"))
+                    raise
+        finally:
+            self._task = None
+
+    async def _ask(self, batch: list[tuple[str, int, asyncio.Future[None]]]) -> None:
+        locks = list(dict.fromkeys(lock for lock, _, _ in batch))
+        reads = [Get(lock_key(self._root, lock)) for lock in locks]
+        backoff = Backoff(self._leadership.lease)
+        while True:
+            self._leadership.ensure()
+            self.reads += 1
+            try:
+                result = await self._store.txn(self._leadership.guard(), reads)
+                break
+            except (MetaUnavailable, MaybeApplied) as error:  # it only reads: sending it again changes nothing
+                log.info("owner_check_unanswered error=%s", error)
+                await backoff.pause()
+        if not result.succeeded:
+            self._on_deposed("the election key is not ours any more")
+            raise NotLeader(detail="the election key is not ours any more")
+        found = [result.get_at(index).first for index in range(len(locks))]
+        tokens = {lock: kv.mod_revision if kv is not None else 0 for lock, kv in zip(locks, found, strict=True)}
+        for lock, token, done in batch:
+            if tokens[lock] == token and token:
+                self.note_held(lock, token)
+                if not done.done():
+                    done.set_result(None)
+            else:
+                self._settle([(lock, token, done)], NotOwner(lock=lock, token=token, detail="not held with this token"))
+
+    def _settle(self, batch: list[tuple[str, int, asyncio.Future[None]]], error: NeveError) -> None:
+        for _, _, done in batch:
+            if not done.done():
+                done.set_exception(error)
+                done.exception()

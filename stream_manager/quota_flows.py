@@ -1,0 +1,30 @@
+"""Set and remove quotas: see quota.py for what they mean."""
+
+from __future__ import annotations
+
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument
+from neve.stream_manager.context import LeaderContext, Mutation
+from neve.stream_manager.reads import quota_usage
+from neve.stream_manager.records import Quota
+from neve.stream_manager.requests import check_name
+
+
+async def set_quota(ctx: LeaderContext, request: sm.SetQuotaRequest, mutation: Mutation) -> sm.SetQuotaReply:
+    wanted = request.quota
+    prefix = wanted.prefix
+    if not prefix:
+        raise InvalidArgument(what="quota.prefix", detail="it is compared with key=value of labels, and not empty")
+    check_name("quota.prefix", prefix, ctx.config)
+    if mutation.replayed is None:
+        async with ctx.locks.hold(settings=[f"quota {prefix}"]):
+            old = ctx.state.quotas.get(prefix)
+            new = Quota(prefix, wanted.streams_max, wanted.extents_max, wanted.bytes_max)
+            changes = ctx.changes()
+            if new.streams_max or new.extents_max or new.bytes_max:
+                changes.put_quota(old, new)
+            elif old is not None:
+                changes.delete_quota(old)
+            mutation.record(changes)
+            await ctx.commit(changes)
+    return sm.SetQuotaReply(usage=quota_usage(ctx.state, ctx.quotas, prefix))

@@ -1,0 +1,115 @@
+"""Asks the replicas of sealed extents for their confirmations until every one has given it (rule 20).
+
+    confirmed                           the bit is set; the first digest is stored, others must match
+    longer than the seal                the node cuts it, verifies, confirms: nothing to do here (T7)
+    shorter, damaged, missing           made anew where it is, from confirmed ones (recovery.py, kind FILL)
+    another digest                      the node quarantines it; the same
+    disk full or failed                 made anew elsewhere, if that lasts
+    contradicts the seal                an alarm: a person must look
+
+Invariants: what a manager did not finish before it died is found again in the state: nothing is kept for it;
+            each extent is asked with a growing delay, and at most `reconcile_max` at a time.
+Neighbours: confirm.py asks and records; recovery.py repairs and makes anew; dead nodes' replicas are recovery's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from neve.proto.errors import (
+    Conflict,
+    DiskFailed,
+    DiskFull,
+    EversionMismatch,
+    NeveError,
+    NotLeader,
+    ReplicaDamaged,
+    ReplicaDeleted,
+    ReplicaMissing,
+    ReplicaReadOnly,
+    WrongReplica,
+)
+from neve.stream_manager.confirm import SealOutcome, seal_replicas
+from neve.stream_manager.context import LeaderContext
+from neve.stream_manager.core_recovery import retry_delay_s
+from neve.stream_manager.problems import Problems
+from neve.stream_manager.records import Extent
+from neve.stream_manager.recovery import Recovery
+
+log = logging.getLogger(__name__)
+
+ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)
+UNABLE = (ReplicaReadOnly, DiskFull, DiskFailed)
+UNABLE_TIMES_MAX = 3  # then it is made elsewhere
+FIRST_DELAY_S = 1.0
+
+
+class Reconciler:
+    def __init__(self, ctx: LeaderContext, recovery: Recovery, problems: Problems) -> None:
+        self._ctx = ctx
+        self._config = ctx.config.recovery
+        self._recovery = recovery
+        self._problems = problems
+        self._tries: dict[int, tuple[int, float]] = {}  # extent id → how often asked, when to ask again
+
+    def note(self, extent_id: int, now_s: float) -> None:
+        """Somebody asked its replicas just now, and not all confirmed."""
+        self._tries.setdefault(extent_id, (0, now_s + FIRST_DELAY_S))
+
+    async def run_once(self, now_s: float) -> None:
+        unconfirmed = self._ctx.state.unconfirmed_extents
+        for extent_id in [extent_id for extent_id in self._tries if extent_id not in unconfirmed]:
+            del self._tries[extent_id]
+        due: list[int] = []
+        for extent_id in unconfirmed:
+            if extent_id not in self._ctx.state.tasks and self._tries.get(extent_id, (0, now_s))[1] <= now_s:
+                due.append(extent_id)
+                if len(due) == self._config.reconcile_max:
+                    break
+        await asyncio.gather(*(self._ask(extent_id, now_s) for extent_id in due))
+
+    async def _ask(self, extent_id: int, now_s: float) -> None:
+        times, _ = self._tries.get(extent_id, (0, now_s))
+        delay_s = retry_delay_s(times, first_s=FIRST_DELAY_S, max_s=self._config.retry_delay_s_max)
+        self._tries[extent_id] = (times + 1, now_s + delay_s)
+        try:
+            outcome = await seal_replicas(self._ctx, extent_id)
+            extent = self._ctx.state.extents.get(extent_id)
+            if outcome is None or extent is None or outcome.all_confirmed:
+                self._problems.solved(extent_id)
+                return
+            await self._treat(extent, outcome, times, now_s)
+        except NotLeader:
+            raise
+        except NeveError as error:
+            log.warning("reconcile_failed extent_id=%016x error=%s", extent_id, error)
+
+    async def _treat(self, extent: Extent, outcome: SealOutcome, times: int, now_s: float) -> None:
+        """What to do about each replica that did not confirm."""
+        extent_id = extent.extent_id
+        assert extent.seal is not None
+        if not extent.confirmed:
+            told = [f"node {node_id} has {length} bytes" for node_id, length in outcome.short.items()]
+            told += [f"node {node_id}: {error}" for node_id, error in outcome.failed.items()]
+            dead = [f"node {node_id} is dead" for node_id in extent.node_ids if node_id in self._ctx.state.dead_nodes()]
+            text = f"no replica has confirmed the seal at {extent.seal.length} ({'; '.join(told + dead)})"
+            self._problems.note(extent_id, text, now_s)
+            return
+        for node_id in outcome.short:
+            await self._repair(extent, node_id, now_s)
+        for node_id, error in outcome.failed.items():
+            if isinstance(error, ABSENT):
+                await self._repair(extent, node_id, now_s)
+            elif isinstance(error, Conflict | EversionMismatch):
+                log.error("replica_contradicts_seal extent_id=%016x node_id=%d error=%s", extent_id, node_id, error)
+                self._problems.note(extent_id, f"node {node_id}: {error}", now_s)
+            elif isinstance(error, UNABLE) and times >= UNABLE_TIMES_MAX:
+                replica = extent.replica_on(node_id)
+                if replica is not None:
+                    self._recovery.bad[extent_id, node_id] = replica.incarnation
+
+    async def _repair(self, extent: Extent, node_id: int, now_s: float) -> None:
+        replica = extent.replica_on(node_id)
+        if replica is not None:
+            await self._recovery.repair_in_place(extent.extent_id, replica, now_s, verify=False)

@@ -1,0 +1,309 @@
+"""What the manager knows of streams, extents, nodes and tasks: values, and their keys.
+
+Invariants: a record is never changed, only replaced; `mod_revision` is its key's in etcd and is not part of the value;
+            an open extent has no seal, a sealed one has, also at length 0 (T6);
+            `confirmed` names nodes of `replicas` only, and is empty while the extent is open (20).
+Neighbours: state.py keeps them, changes.py writes them, record_codec.py has their stored form.
+
+A million extents are held at once: disk uuids, policies and sets of nodes are shared (`shared`), not made for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from neve.proto import extent_node_pb2 as en
+from neve.proto import stream_manager_pb2 as sm
+
+Labels = tuple[tuple[str, str], ...]
+
+EXTENT_BYTES_LIMIT = 2 << 30  # of any extent: what nodes are made for
+
+T = TypeVar("T")
+_SHARED_MAX = 100_000  # distinct small values; far above what a cluster has, and a bound if they are made up
+_shared_values: dict[object, object] = {}
+
+
+def shared(value: T) -> T:
+    """One object for all equal values."""
+    found = _shared_values.get(value)
+    if found is None:
+        if len(_shared_values) >= _SHARED_MAX:
+            _shared_values.clear()
+        found = _shared_values[value] = value
+    return found  # type: ignore[return-value]
+
+
+# --- streams --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a stream was created with, the cluster's defaults filled in."""
+
+    replicas: int
+    no_sync: bool
+    extent_bytes_max: int
+    placement: str  # empty: the cluster's default, whatever it is by then
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    stream_id: int
+    name: str  # empty: none
+    lock: str
+    extent_ids: tuple[int, ...]  # the last one is the tail
+    sealed: bool
+    policy: Policy
+    labels: Labels
+    version: int  # counts the changes
+    created_ms: int
+    truncated_before: int = 0
+    mod_revision: int = 0
+
+    @property
+    def tail_id(self) -> int | None:
+        """The last extent. It may be sealed: then the next owner, or the writer's next roll, links a new one."""
+        return self.extent_ids[-1] if self.extent_ids else None
+
+    def changed(self, extent_ids: tuple[int, ...], *, sealed: bool) -> Stream:
+        """The next version, with another list."""
+        return Stream(
+            self.stream_id,
+            self.name,
+            self.lock,
+            extent_ids,
+            sealed,
+            self.policy,
+            self.labels,
+            self.version + 1,
+            self.created_ms,
+            self.truncated_before,
+        )
+
+    def at(self, mod_revision: int) -> Stream:
+        """As committed at this revision. Written out: `dataclasses.replace` takes three times as long."""
+        return Stream(
+            self.stream_id,
+            self.name,
+            self.lock,
+            self.extent_ids,
+            self.sealed,
+            self.policy,
+            self.labels,
+            self.version,
+            self.created_ms,
+            self.truncated_before,
+            mod_revision,
+        )
+
+
+# --- extents --------------------------------------------------------------------------------------------------
+
+
+class ReplicaAt(NamedTuple):
+    """A replica by (node, disk), and which making of the file it is. A tuple: a million extents have three each."""
+
+    node_id: int
+    disk_uuid: str
+    incarnation: int
+
+
+class ExtentSeal(NamedTuple):
+    length: int
+    eversion: int
+    digest: bytes  # empty until the first replica has confirmed
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    extent_id: int
+    eversion: int
+    replicas: tuple[ReplicaAt, ...]
+    extent_bytes_max: int
+    created_ms: int
+    stream_id: int  # that it was made for
+    seal: ExtentSeal | None = None
+    confirmed: tuple[int, ...] = ()  # node ids, in the order of `replicas`
+    all_took_part: bool = False
+    mod_revision: int = 0
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        return tuple(replica.node_id for replica in self.replicas)
+
+    @property
+    def all_confirmed(self) -> bool:
+        return self.seal is not None and len(self.confirmed) == len(self.replicas)
+
+    def sealed_at(self, length: int, *, all_took_part: bool) -> Extent:
+        """As the transaction of rule 19 writes it: nobody has confirmed yet."""
+        assert self.seal is None, self
+        eversion = self.eversion + 1
+        return Extent(
+            self.extent_id,
+            eversion,
+            self.replicas,
+            self.extent_bytes_max,
+            self.created_ms,
+            self.stream_id,
+            ExtentSeal(length, eversion, b""),
+            (),
+            all_took_part,
+        )
+
+    def at(self, mod_revision: int) -> Extent:
+        """As committed at this revision."""
+        return Extent(
+            self.extent_id,
+            self.eversion,
+            self.replicas,
+            self.extent_bytes_max,
+            self.created_ms,
+            self.stream_id,
+            self.seal,
+            self.confirmed,
+            self.all_took_part,
+            mod_revision,
+        )
+
+    def replica_on(self, node_id: int) -> ReplicaAt | None:
+        for replica in self.replicas:
+            if replica.node_id == node_id:
+                return replica
+        return None
+
+    def with_confirmed(self, node_ids: tuple[int, ...] | list[int], digest: bytes) -> Extent:
+        """As after these nodes confirmed the seal with this digest (20)."""
+        assert self.seal is not None, self
+        assert self.seal.digest in (b"", digest), self
+        confirmed = tuple([r[0] for r in self.replicas if r[0] in self.confirmed or r[0] in node_ids])
+        return Extent(
+            self.extent_id,
+            self.eversion,
+            self.replicas,
+            self.extent_bytes_max,
+            self.created_ms,
+            self.stream_id,
+            ExtentSeal(self.seal.length, self.seal.eversion, digest),
+            shared(confirmed),
+            self.all_took_part,
+            self.mod_revision,
+        )
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    disk_uuid: str
+    state: en.DiskInfo.State
+    capacity_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """What is kept of a node. Usage, load and the age of its heartbeat are the leader's own, in registry.py."""
+
+    node_id: int
+    wire_address: str
+    grpc_address: str = ""
+    region: str = ""
+    rack: str = ""
+    zone: str = ""
+    labels: Labels = ()
+    disks: tuple[Disk, ...] = ()
+    mode: sm.NodeMode = sm.NODE_MODE_NORMAL
+    mode_until_ms: int = 0
+    mode_reason: str = ""
+    health: sm.NodeHealth = sm.NODE_HEALTH_ALIVE  # DEAD is stored; the rest is what the last leader saw
+    process_id: int = 0
+    protocol: int = 0
+    build: str = ""
+    registered_ms: int = 0
+    mod_revision: int = 0
+
+    @property
+    def dead(self) -> bool:
+        return self.health == sm.NODE_HEALTH_DEAD
+
+
+# --- tasks, quotas, settings, replay --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A recovery: one for an extent at a time."""
+
+    task_id: int
+    extent_id: int
+    kind: sm.RecoveryTask.Kind
+    lost: ReplicaAt | None
+    target: ReplicaAt | None
+    eversion: int
+    created_ms: int
+    attempts: int = 0
+    last_error: str = ""
+    mod_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Bounds for streams with a label whose text `key=value` begins with `prefix`; 0: not bounded."""
+
+    prefix: str
+    streams_max: int = 0
+    extents_max: int = 0
+    bytes_max: int = 0
+    mod_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    stopped_regions: tuple[str, ...] = ()
+    mod_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """That a call was executed, and what its answer is made of (26)."""
+
+    method_id: int
+    request_crc32c: int
+    created_ms: int
+    stream_ids: tuple[int, ...] = ()
+    extent_ids: tuple[int, ...] = ()
+    node_id: int = 0
+
+
+# --- keys -----------------------------------------------------------------------------------------------------
+
+STREAMS, EXTENTS, NODES, NAMES, TASKS, REPLAY, QUOTAS, SETTINGS, COMMITS, IDS = (
+    b"streams/",
+    b"extents/",
+    b"nodes/",
+    b"names/",
+    b"recovery/",
+    b"replay/",
+    b"quotas/",
+    b"settings/",
+    b"commits/",
+    b"ids",
+)
+SETTINGS_NAME = b"cluster"
+
+
+def root_of(cluster: str) -> bytes:
+    """What all keys of a cluster begin with."""
+    return b"/" + cluster.encode() + b"/"
+
+
+def id_text(number: int) -> bytes:
+    return b"%016x" % number
+
+
+def election_prefix(root: bytes) -> bytes:
+    return root + b"leader"

@@ -1,0 +1,77 @@
+"""What requests must say before anything is done about them: ids that exist, owners that fit, values within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neve.proto import common_pb2
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument, NotFound, NotOwner
+from neve.stream_manager.config import ManagerConfig
+from neve.stream_manager.records import EXTENT_BYTES_LIMIT, Extent, Labels, Policy, Stream, shared
+from neve.stream_manager.state import State
+
+
+def stream_named(state: State, stream_id: int) -> Stream:
+    stream = state.streams.get(stream_id)
+    if stream is None:
+        raise NotFound(kind="stream", name=str(stream_id))
+    return stream
+
+
+def check_owner(stream: Stream, owner: common_pb2.Owner) -> None:
+    """The owner names this stream's lock and a token (3). Whether it is held is for etcd to say."""
+    if not owner.token:
+        raise InvalidArgument(what="owner.token", detail="this call is for the stream's owner: take its lock first")
+    if owner.lock != stream.lock:
+        detail = f"stream {stream.stream_id} is guarded by the lock {stream.lock!r}"
+        raise NotOwner(lock=owner.lock, token=owner.token, detail=detail)
+
+
+def owner_of(stream: Stream, request: object) -> common_pb2.Owner | None:
+    """The owner in whose name a request is made; None if it names none: an operator's order."""
+    owner: common_pb2.Owner = request.owner  # type: ignore[attr-defined]
+    if not owner.lock and not owner.token:
+        return None
+    check_owner(stream, owner)
+    return owner
+
+
+def end_for(tail: Extent, request: sm.SealStreamRequest | sm.StreamCopy) -> int | None:
+    """The end acknowledged in this very extent (16). One of an earlier tail would seal this one too short."""
+    if not request.HasField("acknowledged_end"):
+        return None
+    if not request.extent_id:
+        raise InvalidArgument(what="extent_id", detail="acknowledged_end is of an extent: name it")
+    return request.acknowledged_end if request.extent_id == tail.extent_id else None
+
+
+def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> Policy:
+    """With the cluster's defaults in place of what was not said."""
+    replicas = wanted.replicas or config.defaults.replicas
+    if not 1 <= replicas <= config.limits.replicas_max:
+        raise InvalidArgument(
+            what="policy.replicas", detail=f"{replicas}, at least 1 and at most {config.limits.replicas_max}"
+        )
+    size_bytes = wanted.extent_bytes_max or config.defaults.extent_bytes_max
+    if size_bytes > EXTENT_BYTES_LIMIT:
+        detail = f"{size_bytes}, at most {EXTENT_BYTES_LIMIT}"
+        raise InvalidArgument(what="policy.extent_bytes_max", detail=detail)
+    return shared(Policy(replicas, wanted.no_sync, size_bytes, wanted.placement, wanted.strict))
+
+
+def labels_of(labels: Mapping[str, str], config: ManagerConfig) -> Labels:
+    limits = config.limits
+    if len(labels) > limits.labels_max:
+        raise InvalidArgument(what="labels", detail=f"{len(labels)}, at most {limits.labels_max}")
+    for key, value in labels.items():
+        if not key or "=" in key or len(key) + len(value) > limits.label_chars_max:
+            detail = f"{key[:50]!r}: a key is not empty and has no '='; at most {limits.label_chars_max} characters"
+            raise InvalidArgument(what="labels", detail=detail)
+    return shared(tuple(sorted(labels.items())))
+
+
+def check_name(what: str, name: str, config: ManagerConfig) -> None:
+    if len(name) > config.limits.name_chars_max or any(not c.isprintable() for c in name):
+        detail = f"at most {config.limits.name_chars_max} printable characters"
+        raise InvalidArgument(what=what, detail=detail)

@@ -1,0 +1,167 @@
+"""Seal a stream's tail: fence its replicas, choose the length, decide it in one transaction (rules 16 to 20).
+
+Invariants: the next extent, if there is to be one, exists on its nodes before the tail is fenced: a failure up to then
+            leaves the tail writable (17);
+            a length is decided once, by the transaction; replicas are told only afterwards (19, 20);
+            nodes that are declared dead are not waited for, the others for a bounded time (T46);
+            a fence that finds a newer owner's token ends the request: `NotOwner`.
+Neighbours: allocate.py, open_stream.py, streams.py and recovery call it while they hold the stream's lock;
+            core_seal.choose_length decides; confirm.py tells the replicas.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from neve.proto import common_pb2
+from neve.proto import extent_node_pb2 as en
+from neve.proto.errors import LockedByOther, NeveError, NotLeader, NotOwner, VersionConflict
+from neve.stream_manager.changes import Changes
+from neve.stream_manager.confirm import seal_behind
+from neve.stream_manager.context import LeaderContext
+from neve.stream_manager.core_seal import choose_length
+from neve.stream_manager.locks import LockKind
+from neve.stream_manager.records import Extent, ReplicaAt, Stream
+
+log = logging.getLogger(__name__)
+
+# A replica, and how long to wait for it: None for the usual time.
+Ask = Callable[[ReplicaAt, float | None], Coroutine[Any, Any, en.LengthAnswer]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealOrder:
+    """Who seals, and what goes into the same transaction."""
+
+    owner: common_pb2.Owner | None = None  # None: the manager or an operator, who takes no owner's word
+    acknowledged_end: int | None = None
+    successor: Extent | None = None  # made on its nodes; None: the stream gets no new tail now
+    seal_stream: bool = False
+    record: Callable[[Changes], None] | None = None  # adds the replay record (26)
+
+
+def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
+    """The last extent if it is open."""
+    tail = ctx.state.extents[stream.tail_id] if stream.tail_id is not None else None
+    return tail if tail is not None and tail.seal is None else None
+
+
+async def ask_replicas(
+    ctx: LeaderContext, extent: Extent, ask: Ask, *, token: int = 0, lock: str = ""
+) -> dict[int, en.LengthAnswer | None]:
+    """Ask all replicas side by side; None for a dead, silent or failing one. `NotOwner` if a newer token was met."""
+    dead = ctx.state.dead_nodes()
+    suspect_s = ctx.config.timeouts.suspect_call_s
+    answers: dict[int, en.LengthAnswer | None] = dict.fromkeys(extent.node_ids)
+
+    async def one(replica: ReplicaAt) -> en.LengthAnswer | NeveError:
+        try:
+            return await ask(replica, suspect_s if ctx.part.seems_down(replica.node_id) else None)
+        except NeveError as error:
+            return error
+
+    asked = [replica for replica in extent.replicas if replica.node_id not in dead]
+    for replica, answer in zip(asked, await ctx.nodes.together(map(one, asked)), strict=True):
+        if isinstance(answer, LockedByOther):
+            raise NotOwner(lock=lock, token=token, detail=f"a replica has seen token {answer.token_seen}")
+        if isinstance(answer, NotLeader):
+            raise NotLeader(leader=answer.leader, detail=answer.detail)
+        if isinstance(answer, NeveError):
+            log.warning("length_unknown extent_id=%016x node_id=%d error=%s", extent.extent_id, replica.node_id, answer)
+            continue
+        answers[replica.node_id] = answer
+    return answers
+
+
+async def fence_replicas(
+    ctx: LeaderContext, extent: Extent, owner: common_pb2.Owner | None
+) -> dict[int, en.LengthAnswer | None]:
+    token = owner.token if owner is not None else 0
+    return await ask_replicas(
+        ctx,
+        extent,
+        lambda replica, timeout_s: ctx.nodes.fence(extent, replica, token=token, timeout_s=timeout_s),
+        token=token,
+        lock=owner.lock if owner is not None else "",
+    )
+
+
+async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder) -> tuple[Stream, Extent]:
+    """The stream and the sealed extent, as committed. The caller holds the stream's lock; `tail` is open."""
+    assert ctx.locks.held(LockKind.STREAM, stream.stream_id), stream
+    assert stream.tail_id == tail.extent_id, stream
+    answers = await fence_replicas(ctx, tail, order.owner)
+    decision = choose_length(
+        answers,
+        acknowledged_end=order.acknowledged_end if order.owner is not None else None,
+        dead=ctx.state.dead_nodes(),
+        extent_id=tail.extent_id,
+    )
+    if decision.sealed_before:
+        log.error("extent_sealed_before extent_id=%016x nodes=%s", tail.extent_id, decision.sealed_before)
+    return await commit_seal(ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part)
+
+
+async def commit_seal(
+    ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder, *, length: int, all_took_part: bool
+) -> tuple[Stream, Extent]:
+    """The transaction of rule 19, then the orders of rule 20 behind it."""
+    async with ctx.locks.hold(extents=[tail.extent_id]):
+        old = ctx.state.extents.get(tail.extent_id)
+        if old != tail:  # only the stream's lock holder seals; recovery does not touch open extents (8)
+            raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
+        sealed = tail.sealed_at(length, all_took_part=all_took_part)
+        changes = ctx.changes()
+        changes.put_extent(tail, sealed)
+        linked = stream.extent_ids
+        if order.successor is not None:
+            changes.put_extent(None, order.successor)
+            linked = (*linked, order.successor.extent_id)
+        changes.put_stream(stream, stream.changed(linked, sealed=stream.sealed or order.seal_stream))
+        if order.owner is not None:
+            changes.require_owner(order.owner.lock, order.owner.token)
+        if order.record is not None:
+            order.record(changes)
+        await ctx.commit(changes)
+    if order.owner is not None:
+        ctx.owners.note_held(order.owner.lock, order.owner.token)
+    # A writer's roll is in the audit log; what the manager or a new owner seals, or with replicas missing, is news.
+    log.log(
+        logging.DEBUG if order.acknowledged_end is not None and all_took_part else logging.INFO,
+        "extent_sealed extent_id=%016x length=%d all_took_part=%s stream_id=%016x",
+        tail.extent_id,
+        length,
+        all_took_part,
+        stream.stream_id,
+    )
+    seal_behind(ctx, tail.extent_id)
+    return ctx.state.streams[stream.stream_id], ctx.state.extents[tail.extent_id]
+
+
+async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: SealOrder) -> Stream:
+    """Give a stream whose last extent is sealed, or which has none, a new tail."""
+    changes = ctx.changes()
+    changes.put_extent(None, extent)
+    changes.put_stream(stream, stream.changed((*stream.extent_ids, extent.extent_id), sealed=stream.sealed))
+    if order.owner is not None:
+        changes.require_owner(order.owner.lock, order.owner.token)
+    if order.record is not None:
+        order.record(changes)
+    await ctx.commit(changes)
+    return ctx.state.streams[stream.stream_id]
+
+
+async def seal_open_extent(ctx: LeaderContext, extent_id: int) -> None:
+    """Seal a tail that has lost a replica, for redundancy's sake. Nothing happens if it is sealed or gone by then.
+
+    No new extent is linked: the owner's own request, or the next owner's opening, does that.
+    """
+    for stream_id in ctx.state.streams_of(extent_id):
+        async with ctx.locks.hold(streams=[stream_id]):
+            stream, extent = ctx.state.streams.get(stream_id), ctx.state.extents.get(extent_id)
+            if stream is None or extent is None or extent.seal is not None or stream.tail_id != extent_id:
+                return
+            await seal_tail(ctx, stream, extent, SealOrder())

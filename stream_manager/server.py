@@ -1,0 +1,213 @@
+"""The stream manager as a process: etcd, the manager, its servicer and its front doors together.
+
+    python -m neve.stream_manager --config manager.toml
+    python -m neve.stream_manager --set cluster=main --set listen.wire=127.0.0.1:3401 \\
+        --set 'etcd.endpoints=["127.0.0.1:2379"]'
+
+SIGTERM and SIGINT stop it cleanly: it resigns first, so that another manager leads at once; then no new calls, and
+those in flight finish. Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from neve.meta.etcd import EtcdStore
+from neve.meta.store import MetaStore
+from neve.proto import common_pb2, methods
+from neve.proto.errors import InvalidArgument, NeveError
+from neve.rpc.diagnostics import diagnostics_service
+from neve.rpc.front import Front, until_told_to_stop
+from neve.rpc.logs import set_up_logging
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Service
+from neve.rpc.wire.client import WireChannel
+from neve.stream_manager.config import ManagerConfig, load
+from neve.stream_manager.leader import Loaded, MakeNodesPart
+from neve.stream_manager.manager import Manager
+from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
+from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
+from neve.stream_manager.nodes_part import ClusterNodes
+from neve.stream_manager.records import NodeEntry
+from neve.stream_manager.servicer import StreamManagerServicer
+
+log = logging.getLogger(__name__)
+
+# A mutation leaves dozens of objects that stay (records, keys), which Python takes for a reason to look for garbage:
+# with its own thresholds (700, 10, 10) that took a quarter of the time of a busy manager. And while a million extents
+# were loaded it stopped the loop for so long that the lease was lost. Cycles are rare here.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class StreamManager:
+    """One manager. `start` returns when it serves, as a leader or not; `stop` when nothing of it runs any more."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        *,
+        rng: random.Random,
+        store: MetaStore | None = None,
+        make_part: MakeNodesPart = ClusterNodes,
+    ) -> None:
+        self._config = config
+        self._rng = rng
+        self._store = store
+        self._make_part = make_part
+        self._exit = contextlib.AsyncExitStack()
+        self.address = ""
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        store = self._store
+        if store is None:
+            store = await EtcdStore.connect(config.etcd)
+            self._exit.push_async_callback(store.close)
+        channels = ChannelPool(self._channel)
+        self._exit.push_async_callback(channels.close)
+        self.manager = Manager(
+            config,
+            store,
+            make_node_calls=lambda leader, node: rpc_node_calls(config, channels, leader, node),
+            make_part=self._make_part,
+            rng=self._rng,
+            wall_ms=wall_clock_ms,
+            on_loaded=_freeze,
+            on_ended=_unfreeze,
+        )
+        registry = CollectorRegistry()
+        registry.register(ManagerCollector(self.manager))
+        services = [
+            Service(methods.STREAM_MANAGER, StreamManagerServicer(self.manager, ManagerMetrics(registry))),
+            diagnostics_service(kind="stream_manager", cluster=config.cluster),
+        ]
+        self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
+        await self.front.start()
+        self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
+        self.address = config.advertise or self.front.wire_address
+        self.manager.start(self.address)
+        self._exit.push_async_callback(self.manager.stop)
+        log.info(
+            "manager_started wire=%s grpc=%s status=%s",
+            self.front.wire_address,
+            self.front.grpc_address or "-",
+            self.front.status_address or "-",
+        )
+
+    async def stop(self) -> None:
+        await self._exit.aclose()
+        log.info("manager_stopped wire=%s", self.address)
+
+    def _channel(self, address: str) -> WireChannel:
+        config = self._config
+        return WireChannel(
+            address,
+            cluster=config.cluster,
+            limits=config.listen.limits,
+            token=config.node_token,
+            tls=config.listen.tls,
+            agent="stream_manager",
+        )
+
+    def _facts(self) -> Mapping[str, object]:
+        term = self.manager.term
+        state = term.state if term is not None else self.manager.follower.state
+        leader = self.manager.roster.leader
+        return {
+            "kind": "stream_manager",
+            "cluster": self._config.cluster,
+            "leading": term is not None,
+            "leader": leader.address if leader is not None else "",
+            "revision": state.revision if state is not None else 0,
+        }
+
+
+def rpc_node_calls(
+    config: ManagerConfig,
+    channels: ChannelPool,
+    leader: common_pb2.Leader,
+    node: Callable[[int], NodeEntry | None],
+) -> NodeCalls:
+    return RpcNodeCalls(
+        channels,
+        leader=leader,
+        node=node,
+        timeout_s=config.timeouts.node_call_s,
+        seal_timeout_s=config.timeouts.node_seal_s,
+    )
+
+
+def _freeze(loaded: Loaded) -> None:
+    """What was loaded stays for the term: no collection needs to look through a million records. Not even a last one:
+    it would stop the loop for seconds, while the lease runs out."""
+    gc.freeze()
+
+
+def _unfreeze() -> None:
+    """The term's records are garbage now, in cycles: a follower's must not come on top of them."""
+    gc.unfreeze()
+    gc.collect()
+
+
+async def serve(config: ManagerConfig) -> None:
+    """Run a manager until the process is told to stop."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    manager = StreamManager(config, rng=random.SystemRandom())
+    stop = asyncio.ensure_future(until_told_to_stop())
+    start = asyncio.ensure_future(manager.start())
+    await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        return
+    try:
+        start.result()
+    except BaseException:
+        stop.cancel()
+        raise
+    log.info("manager_stopping signal=%s", (await stop).name)
+    await manager.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="neve-stream-manager", description="Run a stream manager of Neve.")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file; stream_manager/config.py lists the keys"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key over the file's")
+    options = parser.parse_args(arguments)
+    try:
+        config = load(options.config, options.set)
+    except InvalidArgument as error:
+        print(f"neve-stream-manager: {error}", file=sys.stderr)
+        return 2
+    set_up_logging(as_json=config.log.json, level=config.log.level)
+    try:
+        uvloop.run(serve(config))
+    except (NeveError, TimeoutError, OSError) as error:
+        print(f"neve-stream-manager: cannot run: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0

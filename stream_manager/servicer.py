@@ -1,0 +1,205 @@
+"""The rpcs of a stream manager, as thin as they can be: reads from a state, the rest through the leader's pipeline.
+
+Invariants: a call for the leader is answered by a leader only, by its lease's clock (25); elsewhere `NotLeader` says
+            whom to ask;
+            any manager hands out ids and answers reads: the leader from its own state, others from the followed one.
+Neighbours: manager.py has the term and the follower; the flows are in streams, open_stream, allocate and split_merge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument
+from neve.rpc.limits import MIB
+from neve.rpc.service import Call
+from neve.stream_manager import open_stream, quota_flows, reads, split_merge, streams
+from neve.stream_manager.context import LeaderContext, Mutation
+from neve.stream_manager.describe import node_record
+from neve.stream_manager.leader import Term
+from neve.stream_manager.manager import Manager
+from neve.stream_manager.metrics import ManagerMetrics
+from neve.stream_manager.reads import NodeRecordOf
+from neve.stream_manager.state import State
+
+Req = TypeVar("Req", bound=Message)
+Rep = TypeVar("Rep", bound=Message)
+
+BLOCK_PAYLOAD_BYTES_MAX = 16 * MIB - 1
+ANSWER_MARGIN_S = 0.05
+
+CtxFlow = Callable[[LeaderContext, Req, Mutation], Coroutine[Any, Any, Rep]]
+
+
+class StreamManagerServicer:
+    def __init__(self, manager: Manager, metrics: ManagerMetrics) -> None:
+        self._manager = manager
+        self._config = manager.config
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+
+    async def _mutate(self, request: Req, call: Call, flow: CtxFlow[Req, Rep]) -> Rep:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, functools.partial(flow, term.ctx)))
+
+    async def _timed(self, call: Call, work: Coroutine[Any, Any, Rep]) -> Rep:
+        begun_s = self._loop.time()
+        try:
+            return await work
+        finally:
+            self._metrics.observe(call.method.name, self._loop.time() - begun_s)
+
+    async def _state(self, call: Call, revision_min: int = 0) -> tuple[State, NodeRecordOf, Term | None]:
+        """A state to read from, how it tells of nodes, and the term if this manager leads."""
+        term = self._manager.term
+        if term is not None:
+            term.ensure_leading()
+            if revision_min:
+                await term.batcher.settled()
+                term.ensure_leading()
+            return term.state, term.part.node_record, term
+        state = await self._manager.follower.at(revision_min, deadline_s=call.deadline_s - ANSWER_MARGIN_S)
+        return state, node_record, None
+
+    # --- by any manager --------------------------------------------------------------------------------------
+
+    async def alloc_id(self, request: sm.AllocIdRequest, call: Call) -> sm.AllocIdReply:
+        count = request.count or 1
+        if count > self._config.limits.ids_max:
+            raise InvalidArgument(what="count", detail=f"{count}, at most {self._config.limits.ids_max}")
+        return sm.AllocIdReply(first_id=await self._manager.ids.take(count), count=count)
+
+    async def describe_streams(self, request: sm.DescribeStreamsRequest, call: Call) -> sm.DescribeStreamsReply:
+        state, _, _ = await self._state(call, request.revision_min)
+        return reads.describe_streams(state, request)
+
+    async def list_streams(self, request: sm.ListStreamsRequest, call: Call) -> sm.ListStreamsReply:
+        state, _, _ = await self._state(call, request.revision)
+        return reads.list_streams(state, request, page_max=self._config.limits.page_max)
+
+    async def describe_extents(self, request: sm.DescribeExtentsRequest, call: Call) -> sm.DescribeExtentsReply:
+        state, _, _ = await self._state(call, request.revision_min)
+        return reads.describe_extents(state, request)
+
+    async def list_extents(self, request: sm.ListExtentsRequest, call: Call) -> sm.ListExtentsReply:
+        state, _, _ = await self._state(call, request.revision)
+        return reads.list_extents(state, request, page_max=self._config.limits.page_max)
+
+    async def list_nodes(self, request: sm.ListNodesRequest, call: Call) -> sm.ListNodesReply:
+        state, record_of, _ = await self._state(call)
+        return reads.list_nodes(state, request, record_of)
+
+    async def cluster_status(self, request: sm.ClusterStatusRequest, call: Call) -> sm.ClusterStatusReply:
+        state, record_of, term = await self._state(call)
+        return reads.cluster_status(
+            state,
+            cluster=self._config.cluster,
+            leader=term.leader if term is not None else self._manager.roster.leader,
+            managers=self._manager.roster.managers(),
+            record_of=record_of,
+        )
+
+    async def describe_cluster(self, request: sm.DescribeClusterRequest, call: Call) -> sm.DescribeClusterReply:
+        config = self._config
+        term = self._manager.term
+        leader = term.leader if term is not None else self._manager.roster.leader
+        reply = sm.DescribeClusterReply(
+            cluster=config.cluster,
+            managers=self._manager.roster.managers(),
+            meta_endpoints=config.advertise_etcd or config.etcd.endpoints,
+            meta_root=self._manager.root.decode(),
+            defaults=sm.StreamPolicy(
+                replicas=config.defaults.replicas,
+                extent_bytes_max=config.defaults.extent_bytes_max,
+                placement=config.defaults.placement,
+            ),
+            block_payload_bytes_max=BLOCK_PAYLOAD_BYTES_MAX,
+        )
+        if leader is not None:
+            reply.leader.CopyFrom(leader)
+        return reply
+
+    # --- streams ---------------------------------------------------------------------------------------------
+
+    async def create_stream(self, request: sm.CreateStreamRequest, call: Call) -> sm.CreateStreamReply:
+        return await self._mutate(request, call, streams.create_stream)
+
+    async def check_commit_length(self, request: sm.CheckCommitLengthRequest, call: Call) -> sm.CheckCommitLengthReply:
+        return await self._mutate(request, call, open_stream.check_commit_length)
+
+    async def stream_alloc_extent(self, request: sm.StreamAllocExtentRequest, call: Call) -> sm.StreamAllocExtentReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.allocator.alloc_extent))
+
+    async def prepare_extent(self, request: sm.PrepareExtentRequest, call: Call) -> sm.PrepareExtentReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.allocator.prepare_extent))
+
+    async def wait_confirmed(self, request: sm.WaitConfirmedRequest, call: Call) -> sm.WaitConfirmedReply:
+        term = self._manager.leading()
+        return await term.pipeline.ask(request, call, term.allocator.wait_confirmed)
+
+    async def seal_stream(self, request: sm.SealStreamRequest, call: Call) -> sm.SealStreamReply:
+        return await self._mutate(request, call, streams.seal_stream)
+
+    async def truncate_stream(self, request: sm.TruncateStreamRequest, call: Call) -> sm.TruncateStreamReply:
+        return await self._mutate(request, call, streams.truncate_stream)
+
+    async def punch_holes(self, request: sm.PunchHolesRequest, call: Call) -> sm.PunchHolesReply:
+        return await self._mutate(request, call, streams.punch_holes)
+
+    async def delete_stream(self, request: sm.DeleteStreamRequest, call: Call) -> sm.DeleteStreamReply:
+        return await self._mutate(request, call, streams.delete_stream)
+
+    async def split_streams(self, request: sm.SplitStreamsRequest, call: Call) -> sm.SplitStreamsReply:
+        return await self._mutate(request, call, split_merge.split_streams)
+
+    async def merge_streams(self, request: sm.MergeStreamsRequest, call: Call) -> sm.MergeStreamsReply:
+        return await self._mutate(request, call, split_merge.merge_streams)
+
+    async def accept_length(self, request: sm.AcceptLengthRequest, call: Call) -> sm.AcceptLengthReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.allocator.accept_length))
+
+    async def set_quota(self, request: sm.SetQuotaRequest, call: Call) -> sm.SetQuotaReply:
+        return await self._mutate(request, call, quota_flows.set_quota)
+
+    async def list_quotas(self, request: sm.ListQuotasRequest, call: Call) -> sm.ListQuotasReply:
+        term = self._manager.leading()
+        return reads.list_quotas(term.state, term.ctx.quotas)
+
+    # --- nodes and operators: their part -----------------------------------------------------------------------
+
+    async def register_node(self, request: sm.RegisterNodeRequest, call: Call) -> sm.RegisterNodeReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.part.register_node))
+
+    async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
+        return await self._manager.leading().part.heartbeat(request, call)
+
+    async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
+        return await self._manager.leading().part.report_replicas(request, call)
+
+    async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
+        return await self._manager.leading().part.report_bad_replica(request, call)
+
+    async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply:
+        return await self._manager.leading().part.list_tasks(request, call)
+
+    async def set_node_mode(self, request: sm.SetNodeModeRequest, call: Call) -> sm.SetNodeModeReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.part.set_node_mode))
+
+    async def set_placement(self, request: sm.SetPlacementRequest, call: Call) -> sm.SetPlacementReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.part.set_placement))
+
+    async def delete_extents(self, request: sm.DeleteExtentsRequest, call: Call) -> sm.DeleteExtentsReply:
+        term = self._manager.leading()
+        return await self._timed(call, term.pipeline.mutate(request, call, term.part.delete_extents))

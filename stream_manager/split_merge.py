@@ -1,0 +1,172 @@
+"""Split and merge: several streams change together, with keys of the partition layer, in one transaction (rule 23).
+
+Invariants: tails are sealed first, each by a transaction of its own: whatever fails afterwards leaves proper streams,
+            whose owners go on with a new tail when they ask for one (T20);
+            the transaction that splits or merges writes stream keys, names and the caller's keys, and no extent;
+            repeating a request makes no second twin: new streams have ids that the caller chose (T19);
+            a caller's keys are its own: never those of streams, extents, nodes, leaders or locks.
+Neighbours: the partition manager asks; seal_tail.py seals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from neve.proto import common_pb2
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import AlreadyExists, InvalidArgument
+from neve.stream_manager.changes import Changes
+from neve.stream_manager.context import LeaderContext, Mutation
+from neve.stream_manager.describe import stream_info
+from neve.stream_manager.records import Stream
+from neve.stream_manager.requests import check_name, check_owner, end_for, stream_named
+from neve.stream_manager.seal_tail import SealOrder, open_tail, seal_tail
+from neve.stream_manager.streams import check_free
+
+STREAMS_MAX = 30  # of one request: with their names, twins and owners they fit into one transaction
+WRITES_MAX = 20
+
+# Keys of the managers themselves: a caller that could write these could undo every guarantee.
+RESERVED = (
+    b"streams",
+    b"extents",
+    b"nodes",
+    b"names",
+    b"recovery",
+    b"replay",
+    b"quotas",
+    b"settings",
+    b"commits",
+    b"ids",
+)
+RESERVED_BEGINNINGS = (b"leader", b"locks")
+
+
+async def split_streams(
+    ctx: LeaderContext, request: sm.SplitStreamsRequest, mutation: Mutation
+) -> sm.SplitStreamsReply:
+    ids = [copy.stream_id for copy in request.streams]
+    twin_ids = [copy.new_stream_id for copy in request.streams]
+    _check_ids(ids, twin_ids)
+    if mutation.replayed is not None:
+        return _split_reply(ctx, ids, twin_ids)
+    names = [copy.new_name for copy in request.streams if copy.new_name]
+    if len(set(names)) < len(names):
+        raise InvalidArgument(what="new_name", detail="a name is given twice")
+    async with ctx.locks.hold(names=names, streams=[*ids, *twin_ids]):
+        for copy in request.streams:
+            check_owner(stream_named(ctx.state, copy.stream_id), copy.owner)
+            check_name("new_name", copy.new_name, ctx.config)
+            check_name("new_lock", copy.new_lock, ctx.config)
+            check_free(ctx, copy.new_name)
+            if copy.new_stream_id in ctx.state.streams:
+                raise AlreadyExists(kind="stream", name=str(copy.new_stream_id))
+        with contextlib.ExitStack() as reservations:
+            for copy in request.streams:
+                stream = ctx.state.streams[copy.stream_id]
+                more = {"streams": 1, "extents": len(stream.extent_ids)}
+                reservations.enter_context(ctx.quotas.reserve(stream.labels, **more))
+            await _seal_all(ctx, [(copy.stream_id, copy.owner, copy) for copy in request.streams])
+            changes = ctx.changes()
+            for copy in request.streams:
+                stream = ctx.state.streams[copy.stream_id]
+                changes.require_stream(stream)
+                changes.require_owner(copy.owner.lock, copy.owner.token)
+                changes.put_stream(None, _twin(ctx, stream, copy))
+                if copy.new_name:
+                    changes.put_name(copy.new_name, copy.new_stream_id)
+            _add_writes(changes, request.writes)
+            mutation.record(changes, stream_ids=[*ids, *twin_ids])
+            await ctx.commit(changes)
+        return _split_reply(ctx, ids, twin_ids)
+
+
+async def merge_streams(
+    ctx: LeaderContext, request: sm.MergeStreamsRequest, mutation: Mutation
+) -> sm.MergeStreamsReply:
+    ids = [join.stream_id for join in request.streams]
+    gone_ids = [join.absorbed_stream_id for join in request.streams]
+    _check_ids(ids, gone_ids)
+    if mutation.replayed is not None:
+        return sm.MergeStreamsReply(streams=[stream_info(stream_named(ctx.state, number)) for number in ids])
+    names = [stream_named(ctx.state, number).name for number in gone_ids]
+    async with ctx.locks.hold(names=[name for name in names if name], streams=[*ids, *gone_ids]):
+        order: list[tuple[int, common_pb2.Owner, sm.StreamCopy | None]] = []
+        for join in request.streams:
+            check_owner(stream_named(ctx.state, join.stream_id), join.owner)
+            check_owner(stream_named(ctx.state, join.absorbed_stream_id), join.absorbed_owner)
+            order += [(join.stream_id, join.owner, None), (join.absorbed_stream_id, join.absorbed_owner, None)]
+        await _seal_all(ctx, order)
+        changes = ctx.changes()
+        for join in request.streams:
+            stream, gone = ctx.state.streams[join.stream_id], ctx.state.streams[join.absorbed_stream_id]
+            joined = tuple(dict.fromkeys([*stream.extent_ids, *gone.extent_ids]))  # twins share what was before a split
+            if len(joined) > ctx.config.limits.stream_extents_max:
+                raise InvalidArgument(what="streams", detail=f"{len(joined)} extents are too many for one stream")
+            changes.put_stream(stream, replace(stream, extent_ids=joined, version=stream.version + 1))
+            changes.delete_stream(gone)
+            if gone.name:
+                changes.delete_name(gone.name)
+            changes.require_owner(join.owner.lock, join.owner.token)
+            changes.require_owner(join.absorbed_owner.lock, join.absorbed_owner.token)
+        _add_writes(changes, request.writes)
+        mutation.record(changes, stream_ids=ids)
+        await ctx.commit(changes)
+        return sm.MergeStreamsReply(streams=[stream_info(ctx.state.streams[number]) for number in ids])
+
+
+async def _seal_all(ctx: LeaderContext, streams: Iterable[tuple[int, common_pb2.Owner, sm.StreamCopy | None]]) -> None:
+    for stream_id, owner, copy in streams:
+        await ctx.owners.verify_new(owner.lock, owner.token)
+        stream = ctx.state.streams[stream_id]
+        tail = open_tail(ctx, stream)
+        if tail is not None:
+            end = end_for(tail, copy) if copy is not None else None
+            await seal_tail(ctx, stream, tail, SealOrder(owner=owner, acknowledged_end=end))
+
+
+def _twin(ctx: LeaderContext, stream: Stream, copy: sm.StreamCopy) -> Stream:
+    return Stream(
+        stream_id=copy.new_stream_id,
+        name=copy.new_name,
+        lock=copy.new_lock or f"stream/{copy.new_stream_id:016x}",
+        extent_ids=stream.extent_ids,
+        sealed=stream.sealed,
+        policy=stream.policy,
+        labels=stream.labels,
+        version=1,
+        created_ms=ctx.wall_ms(),
+        truncated_before=stream.truncated_before,
+    )
+
+
+def _split_reply(ctx: LeaderContext, ids: Sequence[int], twin_ids: Sequence[int]) -> sm.SplitStreamsReply:
+    return sm.SplitStreamsReply(
+        streams=[stream_info(stream_named(ctx.state, number)) for number in ids],
+        twins=[stream_info(stream_named(ctx.state, number)) for number in twin_ids],
+    )
+
+
+def _check_ids(ids: Sequence[int], others: Sequence[int]) -> None:
+    together = [*ids, *others]
+    if not ids or len(ids) > STREAMS_MAX:
+        raise InvalidArgument(what="streams", detail=f"{len(ids)}, at least 1 and at most {STREAMS_MAX}")
+    if 0 in together or len(set(together)) < len(together):
+        raise InvalidArgument(what="streams", detail="every stream id is given, and given once")
+
+
+def _add_writes(changes: Changes, writes: Sequence[sm.MetaWrite]) -> None:
+    if len(writes) > WRITES_MAX:
+        raise InvalidArgument(what="writes", detail=f"{len(writes)}, at most {WRITES_MAX}")
+    for write in writes:
+        kind, _, _ = write.key[len(changes.root) :].partition(b"/")
+        if not write.key.startswith(changes.root) or not kind:
+            raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is not below {changes.root!r}")
+        if kind in RESERVED or kind.startswith(RESERVED_BEGINNINGS):
+            raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is the stream manager's own")
+        if write.delete:
+            changes.delete_other(write.key, mod_revision=write.mod_revision)
+        else:
+            changes.put_other(write.key, write.value, mod_revision=write.mod_revision)

@@ -1,0 +1,286 @@
+"""Joining changes into transactions: guarded, exactly once, whatever the store answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neve.meta.election import Election, Leadership
+from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory_link import Fault
+from neve.meta.txn import KeyRange, Put
+from neve.proto.errors import MetaUnavailable, NeveError, NotLeader, NotOwner, TooLarge, VersionConflict
+from neve.stream_manager import record_codec as codec
+from neve.stream_manager.batcher import ITEMS_MAX, Batcher
+from neve.stream_manager.changes import Changes
+from neve.stream_manager.records import NodeEntry
+from neve.stream_manager.state import State
+from tests.sim import loop as sim_loop
+
+ROOT = b"/test/"
+LEASE_TTL_S = 36_000  # virtual: faults must not end the term
+
+
+class Rig:
+    """A leader's batcher, and what memory holds by it."""
+
+    def __init__(self, etcd: MemoryStore, store: MemoryClient, leadership: Leadership, lanes: int) -> None:
+        self.etcd = etcd
+        self.store = store
+        self.leadership = leadership
+        self.state = State(ROOT)
+        self.deposed: list[str] = []
+        self.applied: list[tuple[Changes, int]] = []
+        self.batcher = Batcher(
+            store,
+            leadership,
+            root=ROOT,
+            lane_revisions=[0] * lanes,
+            apply=self._apply,
+            on_deposed=self.deposed.append,
+        )
+
+    @classmethod
+    async def make(cls, *, lanes: int = 2) -> Rig:
+        etcd = MemoryStore()
+        store = etcd.client(call_timeout_s=1.0)
+        lease = await store.grant_lease(LEASE_TTL_S)
+        leadership = await Election(store, ROOT + b"leader").campaign(b"me", lease)
+        return cls(etcd, store, leadership, lanes)
+
+    def _apply(self, changes: Changes, revision: int) -> None:
+        self.applied.append((changes, revision))
+        self.state.apply(changes, revision)
+
+    def node(self, node_id: int, rack: str = "") -> Changes:
+        """Put a node as a successor of what memory has."""
+        changes = Changes(ROOT)
+        changes.put_node(self.state.nodes.get(node_id), NodeEntry(node_id, f"node{node_id}:1", rack=rack))
+        return changes
+
+    def stored(self) -> dict[int, NodeEntry]:
+        kvs = self.etcd.key_space.read(KeyRange.prefix(ROOT + b"nodes/")).kvs
+        nodes = [codec.decode_node(kv.value, kv.mod_revision) for kv in kvs]
+        return {node.node_id: node for node in nodes}
+
+    def puts_of(self, node_id: int) -> int:
+        """How often etcd took a put of this node."""
+        kvs = self.etcd.key_space.read(KeyRange(ROOT + b"nodes/%016x" % node_id)).kvs
+        return kvs[0].version if kvs else 0
+
+
+async def outcome(work: Awaitable[int]) -> int | NeveError:
+    try:
+        return await work
+    except NeveError as error:
+        return error
+
+
+@pytest.mark.sim(seed=1)
+async def test_changes_that_come_together_share_one_transaction() -> None:
+    rig = await Rig.make()
+    before = rig.etcd.key_space.revision
+    revisions = await asyncio.gather(*(rig.batcher.commit(rig.node(number)) for number in range(1, 31)))
+    assert rig.etcd.key_space.revision == before + 1
+    assert set(revisions) == {before + 1}
+    assert rig.state.nodes == rig.stored()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_batch_never_has_more_operations_than_etcd_takes() -> None:
+    rig = await Rig.make(lanes=1)
+    count = 3 * ITEMS_MAX + 5
+    await asyncio.gather(*(rig.batcher.commit(rig.node(number)) for number in range(1, count + 1)))
+    assert len(rig.stored()) == count
+    assert rig.batcher.counters.batches == 4
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_change_that_no_transaction_can_take_is_refused() -> None:
+    rig = await Rig.make()
+    changes = Changes(ROOT)
+    for number in range(1, ITEMS_MAX + 2):
+        changes.put_node(None, NodeEntry(number, "node:1"))
+    with pytest.raises(TooLarge):
+        await rig.batcher.commit(changes)
+    changes = Changes(ROOT)
+    changes.put_node(None, NodeEntry(1, "x" * 2_000_000))
+    with pytest.raises(TooLarge):
+        await rig.batcher.commit(changes)
+    assert rig.stored() == {}
+
+
+@pytest.mark.sim(seed=1)
+async def test_one_stale_change_does_not_sink_the_others() -> None:
+    rig = await Rig.make()
+    await rig.batcher.commit(rig.node(1))
+    stale = Changes(ROOT)
+    stale.put_node(replace(rig.state.nodes[1], mod_revision=1), NodeEntry(1, "stale:1"))
+    results = await asyncio.gather(
+        outcome(rig.batcher.commit(rig.node(2))),
+        outcome(rig.batcher.commit(stale)),
+        outcome(rig.batcher.commit(rig.node(3))),
+    )
+    assert isinstance(results[0], int)
+    assert isinstance(results[1], VersionConflict)
+    assert results[1].version_now == rig.state.nodes[1].mod_revision
+    assert isinstance(results[2], int)
+    assert rig.stored() == rig.state.nodes
+    assert rig.state.nodes[1].wire_address == "node1:1"
+
+
+@pytest.mark.sim(seed=1)
+async def test_an_owner_who_lost_the_lock_changes_nothing() -> None:
+    rig = await Rig.make()
+    token = await rig.store.put(ROOT + b"locks/a", b"first")
+    held = rig.node(1)
+    held.require_owner("a", token)
+    await rig.batcher.commit(held)
+    await rig.store.put(ROOT + b"locks/a", b"second")
+    late = rig.node(2)
+    late.require_owner("a", token)
+    with pytest.raises(NotOwner):
+        await rig.batcher.commit(late)
+    assert 2 not in rig.stored()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_deposed_manager_changes_nothing_and_is_told() -> None:
+    """T14: the transaction compares the leader's key, whatever the manager believes."""
+    rig = await Rig.make()
+    await asyncio.sleep(0.1)
+    rig.store.interrupt_watches(3600.0)  # it does not hear of its end: only etcd can tell
+    await rig.etcd.client().delete(rig.leadership.key)
+    await asyncio.sleep(0.1)
+    rig.leadership.ensure()
+    result = await outcome(rig.batcher.commit(rig.node(1)))
+    assert isinstance(result, NotLeader)
+    assert rig.deposed
+    assert rig.stored() == {}
+    assert isinstance(await outcome(rig.batcher.commit(rig.node(2))), NotLeader)
+
+
+@pytest.mark.sim(seed=1)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault.LOST_AFTER_APPLY],
+        [Fault.LOST_BEFORE_APPLY],
+        [Fault.LOST_BEFORE_APPLY, Fault.LOST_AFTER_APPLY, Fault.LOST_AFTER_APPLY],
+        [Fault.UNAVAILABLE, Fault.LOST_AFTER_APPLY, Fault.UNAVAILABLE],
+    ],
+)
+async def test_t16_an_unknown_outcome_is_settled_and_applied_once(faults: list[Fault]) -> None:
+    rig = await Rig.make(lanes=1)
+    await rig.batcher.commit(rig.node(1))
+    rig.store.plan.scripted.extend(faults)
+    revision = await rig.batcher.commit(rig.node(1, rack="r1"))
+    assert rig.puts_of(1) == 2
+    assert rig.state.nodes == rig.stored()
+    assert rig.state.nodes[1].mod_revision == revision
+    await rig.batcher.commit(rig.node(1, rack="r2"))  # the lane goes on
+    assert rig.state.nodes == rig.stored()
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_transaction_that_arrives_after_it_was_given_up_does_nothing() -> None:
+    """Sent, delayed, sent again and refused: then the reason for the refusal goes away, and the first one arrives."""
+    rig = await Rig.make(lanes=1)
+    await rig.store.put(ROOT + b"names/x", b"taken")
+    original = rig.store.txn
+    delayed: list[tuple[Any, Any, Any]] = []
+
+    async def txn(compares: Any, success: Any, failure: Any = ()) -> Any:
+        if not delayed and any(isinstance(op, Put) and op.key.startswith(ROOT + b"names/") for op in success):
+            delayed.append((compares, success, failure))
+            from neve.proto.errors import MaybeApplied
+
+            raise MaybeApplied(detail="on its way")
+        return await original(compares, success, failure)
+
+    rig.store.txn = txn  # type: ignore[method-assign]
+    changes = Changes(ROOT)
+    changes.put_name("x", 1)
+    assert isinstance(await outcome(rig.batcher.commit(changes)), VersionConflict)
+    await rig.store.delete(ROOT + b"names/x")
+    assert delayed
+    late = await original(*delayed[0])
+    assert not late.succeeded
+    assert await rig.store.get(ROOT + b"names/x") is None
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_store_that_refuses_everything_is_an_error_and_not_a_hang() -> None:
+    rig = await Rig.make()
+    rig.store.plan.unavailable_share = 1.0
+    assert isinstance(await outcome(rig.batcher.commit(rig.node(1))), MetaUnavailable)
+    rig.store.plan.unavailable_share = 0.0
+    await rig.batcher.commit(rig.node(1))
+    assert rig.state.nodes == rig.stored()
+
+
+@pytest.mark.sim(seed=1)
+async def test_the_end_of_the_term_ends_all_that_waits() -> None:
+    rig = await Rig.make(lanes=1)
+    rig.store.stall()
+    works = [asyncio.ensure_future(outcome(rig.batcher.commit(rig.node(number)))) for number in (1, 2)]
+    await asyncio.sleep(0.1)
+    works.append(asyncio.ensure_future(outcome(rig.batcher.commit(rig.node(3)))))
+    await asyncio.sleep(0.1)
+    rig.batcher.end("the lease is lost")
+    results = await asyncio.gather(*works)
+    assert all(isinstance(result, NotLeader) for result in results), results
+    assert rig.applied == []
+
+
+async def _random_run(seed: int, lanes: int, faults: float) -> None:
+    """Every mutation is applied exactly once or fails, and memory has what etcd has."""
+    rig = await Rig.make(lanes=lanes)
+    rng = random.Random(seed)
+    plan = rig.store.plan
+    plan.rng = random.Random(seed + 1)
+    plan.delay_s_max = 0.02
+    plan.lost_before_apply_share = plan.lost_after_apply_share = plan.unavailable_share = faults
+    busy: set[int] = set()
+    succeeded: Counter[int] = Counter()
+
+    async def mutate(number: int) -> None:
+        node_id = rng.randrange(1, 12)
+        while node_id in busy:  # as locks would have it
+            await asyncio.sleep(0.01)
+        busy.add(node_id)
+        try:
+            changes = rig.node(node_id, rack=f"r{number}")
+            if rng.random() < 0.1:
+                changes.require_owner("nobody", 12345)
+            result = await outcome(rig.batcher.commit(changes))
+            if isinstance(result, int):
+                succeeded[node_id] += 1
+                assert rig.state.nodes[node_id].rack == f"r{number}"
+        finally:
+            busy.discard(node_id)
+
+    works = []
+    for number in range(50):
+        works.append(asyncio.ensure_future(mutate(number)))
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() * 0.05)
+    await asyncio.gather(*works)
+    assert rig.state.nodes == rig.stored()
+    for node_id in range(1, 12):
+        assert rig.puts_of(node_id) == succeeded[node_id], node_id
+    assert not rig.deposed
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), lanes=st.integers(1, 4), faults=st.sampled_from([0.0, 0.05, 0.1, 0.2]))
+def test_every_mutation_is_applied_once_or_not_at_all(seed: int, lanes: int, faults: float) -> None:
+    sim_loop.run(_random_run(seed, lanes, faults), seed=seed % 1000, real_limit_s=60)

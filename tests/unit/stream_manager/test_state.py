@@ -1,0 +1,236 @@
+"""The state in memory: what is derived stays in step, whatever is applied, and is what a watch would make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from neve.meta.mvcc import KeySpace
+from neve.meta.txn import KeyRange
+from neve.proto import stream_manager_pb2 as sm
+from neve.stream_manager.changes import Changes
+from neve.stream_manager.quota import QuotaTable, Usage, matches
+from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, Policy, Quota, ReplicaAt, Stream, Task
+from neve.stream_manager.state import State, StateListener
+
+ROOT = b"/t/"
+POLICY = Policy(3, False, 1000, "", False)
+nodes = st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True)
+
+
+class RandomMutations(RuleBasedStateMachine):
+    """Applies changes to a leader's state and to etcd's keys, and loads another state from those keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = State(ROOT)
+        self.quotas = QuotaTable(self.state)
+        self.etcd = KeySpace()
+        self.heard: dict[int, Extent] = {}
+        machine = self
+
+        class Listener(StateListener):
+            def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+                known = (new or old).extent_id  # type: ignore[union-attr]
+                assert machine.heard.pop(known, None) == old
+                if new is not None:
+                    machine.heard[known] = new
+
+        self.state.listeners.append(Listener())
+        self.next_id = 0
+
+    def commit(self, changes: Changes) -> None:
+        result = self.etcd.txn(list(changes.compares.values()), changes.operations, ())
+        assert result.succeeded, changes.compares
+        self.state.apply(changes, result.revision)
+
+    def new_id(self) -> int:
+        self.next_id += 1
+        return self.next_id
+
+    def extent(self, on: list[int], stream_id: int) -> Extent:
+        replicas = tuple(ReplicaAt(node_id, f"disk{node_id}", 1) for node_id in on)
+        return Extent(self.new_id(), 1, replicas, 1000, 0, stream_id)
+
+    def pick(self, data: Any) -> Stream:
+        return self.state.streams[data.draw(st.sampled_from(sorted(self.state.streams)))]
+
+    @rule(on=nodes, named=st.booleans(), tenant=st.sampled_from(["a", "b", "ab"]))
+    def create(self, on: list[int], named: bool, tenant: str) -> None:
+        stream_id = self.new_id()
+        extent = self.extent(on, stream_id)
+        name = f"name{stream_id}" if named else ""
+        stream = Stream(stream_id, name, "", (extent.extent_id,), False, POLICY, (("tenant", tenant),), 1, 0)
+        changes = Changes(ROOT)
+        changes.put_stream(None, stream)
+        changes.put_extent(None, extent)
+        if named:
+            changes.put_name(name, stream_id)
+        self.commit(changes)
+
+    @precondition(lambda self: self.state.streams)
+    @rule(data=st.data(), on=nodes, length=st.integers(0, 1000), link=st.booleans())
+    def roll(self, data: Any, on: list[int], length: int, link: bool) -> None:
+        stream = self.pick(data)
+        assert stream.tail_id is not None
+        tail = self.state.extents[stream.tail_id]
+        changes = Changes(ROOT)
+        linked = stream.extent_ids
+        if tail.seal is None:
+            changes.put_extent(tail, replace(tail, eversion=2, seal=ExtentSeal(length, 2, b"")))
+        if link:
+            extent = self.extent(on, stream.stream_id)
+            changes.put_extent(None, extent)
+            linked = (*linked, extent.extent_id)
+        changes.put_stream(stream, replace(stream, extent_ids=linked, version=stream.version + 1))
+        self.commit(changes)
+
+    @precondition(lambda self: self.state.unconfirmed_extents)
+    @rule(data=st.data())
+    def confirm(self, data: Any) -> None:
+        extent = self.state.extents[data.draw(st.sampled_from(sorted(self.state.unconfirmed_extents)))]
+        changes = Changes(ROOT)
+        changes.put_extent(extent, extent.with_confirmed([data.draw(st.sampled_from(extent.node_ids))], b"d"))
+        self.commit(changes)
+
+    @precondition(lambda self: self.state.streams)
+    @rule(data=st.data())
+    def split(self, data: Any) -> None:
+        stream = self.pick(data)
+        assert stream.tail_id is not None
+        if self.state.extents[stream.tail_id].seal is None:
+            return
+        twin = replace(stream, stream_id=self.new_id(), name="", version=1, mod_revision=0)
+        changes = Changes(ROOT)
+        changes.require_stream(stream)
+        changes.put_stream(None, twin)
+        self.commit(changes)
+
+    @precondition(lambda self: self.state.streams)
+    @rule(data=st.data(), everything=st.booleans())
+    def unlink(self, data: Any, everything: bool) -> None:
+        stream = self.pick(data)
+        gone = stream.extent_ids if everything else stream.extent_ids[: len(stream.extent_ids) // 2]
+        changes = Changes(ROOT)
+        for extent_id in gone:
+            if self.state.streams_of(extent_id) == (stream.stream_id,):
+                changes.delete_extent(self.state.extents[extent_id])
+                if extent_id in self.state.tasks:
+                    changes.delete_task(self.state.tasks[extent_id])
+        if everything:
+            changes.delete_stream(stream)
+            if stream.name:
+                changes.delete_name(stream.name)
+        else:
+            kept = stream.extent_ids[len(gone) :]
+            changes.put_stream(stream, replace(stream, extent_ids=kept, version=stream.version + 1))
+        self.commit(changes)
+
+    @precondition(lambda self: self.state.extents)
+    @rule(data=st.data(), node_id=st.integers(1, 8))
+    def move_replica(self, data: Any, node_id: int) -> None:
+        extent = self.state.extents[data.draw(st.sampled_from(sorted(self.state.extents)))]
+        if node_id in extent.node_ids:
+            return
+        moved = (*extent.replicas[1:], ReplicaAt(node_id, f"disk{node_id}", 2))
+        kept = tuple(n for n in extent.confirmed if n != extent.replicas[0].node_id)
+        changes = Changes(ROOT)
+        changes.put_extent(extent, replace(extent, replicas=moved, confirmed=kept, eversion=extent.eversion + 1))
+        self.commit(changes)
+
+    @precondition(lambda self: self.state.extents)
+    @rule(data=st.data())
+    def task(self, data: Any) -> None:
+        extent_id = data.draw(st.sampled_from(sorted(self.state.extents)))
+        changes = Changes(ROOT)
+        old = self.state.tasks.get(extent_id)
+        if old is not None:
+            changes.delete_task(old)
+        else:
+            changes.put_task(None, Task(self.new_id(), extent_id, sm.RecoveryTask.COPY, None, None, 1, 0))
+        self.commit(changes)
+
+    @rule(node_id=st.integers(1, 5), dead=st.booleans())
+    def node(self, node_id: int, dead: bool) -> None:
+        health = sm.NODE_HEALTH_DEAD if dead else sm.NODE_HEALTH_ALIVE
+        changes = Changes(ROOT)
+        changes.put_node(self.state.nodes.get(node_id), NodeEntry(node_id, "n:1", health=health))
+        self.commit(changes)
+
+    @rule(prefix=st.sampled_from(["tenant=", "tenant=a", "tenant=b"]), limit=st.integers(0, 3))
+    def quota(self, prefix: str, limit: int) -> None:
+        old = self.state.quotas.get(prefix)
+        changes = Changes(ROOT)
+        if limit:
+            changes.put_quota(old, Quota(prefix, streams_max=limit))
+        elif old is not None:
+            changes.delete_quota(old)
+        self.commit(changes)
+
+    @invariant()
+    def holds_together(self) -> None:
+        self.state.validate()
+        assert self.heard == self.state.extents
+
+    @invariant()
+    def is_what_etcd_has(self) -> None:
+        loaded = State(ROOT)
+        loaded.load(self.etcd.read(KeyRange.prefix(ROOT)).kvs, self.etcd.revision)
+        loaded.validate()
+        assert loaded.streams == self.state.streams
+        assert loaded.extents == self.state.extents
+        assert loaded.nodes == self.state.nodes
+        assert loaded.tasks == self.state.tasks
+        assert loaded.names == self.state.names
+        assert loaded.quotas == self.state.quotas
+
+    @invariant()
+    def usage_is_what_a_count_finds(self) -> None:
+        for prefix in self.state.quotas:
+            counted = Usage()
+            for stream in self.state.streams.values():
+                if matches(prefix, stream.labels):
+                    extents = [self.state.extents[extent_id] for extent_id in stream.extent_ids]
+                    sizes = [e.extent_bytes_max if e.seal is None else e.seal.length for e in extents]
+                    counted.add(streams=1, extents=len(extents), size_bytes=sum(sizes))
+            assert self.quotas.usage(prefix) == counted
+
+
+RandomMutations.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestRandomMutations = RandomMutations.TestCase
+
+
+def test_a_watch_that_brings_keys_one_by_one_makes_the_same_state() -> None:
+    etcd = KeySpace()
+    changes = Changes(ROOT)
+    extent = Extent(2, 1, (ReplicaAt(1, "d", 1),), 1000, 0, 1)
+    changes.put_stream(None, Stream(1, "a", "l", (2,), False, POLICY, (), 1, 0))
+    changes.put_extent(None, extent)
+    changes.put_name("a", 1)
+    etcd.txn(list(changes.compares.values()), changes.operations, ())
+    state = State(ROOT)
+    kvs = etcd.read(KeyRange.prefix(ROOT)).kvs
+    for kv in reversed(kvs):
+        state.put_key(kv)
+    state.validate()
+    assert state.streams_of(2) == (1,)
+    for kv in kvs:
+        state.delete_key(kv.key)
+    state.validate()
+    assert not state.streams
+    assert not state.extents
+    assert not state.names
+
+
+def test_pages_are_in_the_order_of_ids_whatever_the_order_of_making() -> None:
+    state = State(ROOT)
+    for stream_id in (5, 2, 9, 1):
+        changes = Changes(ROOT)
+        changes.put_stream(None, Stream(stream_id, "", "", (), False, POLICY, (), 1, 0))
+        state.apply(changes, 1)
+    assert [stream.stream_id for stream in state.streams_after(0)] == [1, 2, 5, 9]
+    assert [stream.stream_id for stream in state.streams_after(2)] == [5, 9]
