@@ -28,6 +28,9 @@ class JsonFormatter(logging.Formatter):
 
 def set_up_logging(*, as_json: bool, level: str) -> None:
     """To stderr, once for the process."""
+    # What no format of ours shows is not looked up for each line: see "Optimization" in Python's logging HOWTO.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
         handler.setFormatter(JsonFormatter())

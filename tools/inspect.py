@@ -1,6 +1,7 @@
 """neve inspect: say what is in an extent file or on a disk, offline, and whether it is good.
 
-Exit code 0: all good. 1: something is bad. 2: wrong usage, or nothing could be looked at.
+Exit code 0: all good. 1: something is bad. 2: wrong usage, or nothing could be looked at. 141: whoever read the output
+has had enough, as in `neve inspect … | head`; the verdict is then not known.
 
 Invariants: writes nothing, takes no lock; results go to stdout, progress and errors to stderr.
 Neighbours: inspection.py does the checking; main.py calls `add_parser` and `run`.
@@ -29,6 +30,7 @@ from neve.tools.inspection import (
 )
 
 GOOD, BAD, UNREADABLE = 0, 1, 2
+PIPE_CLOSED = 141  # as shells have it for SIGPIPE
 
 PROGRESS_AFTER_S = 0.5  # short scans show none
 PROGRESS_EVERY_S = 0.1
@@ -44,7 +46,8 @@ def add_parser(commands: Any) -> None:
         help="check an extent file or a whole disk, offline",
         description="Check the attributes, blocks, checksums, digest and index of an extent file, or of all extents of "
         "a disk. Reads only.",
-        epilog="Exit code: 0 all good, 1 something is bad, 2 wrong usage or nothing could be looked at.",
+        epilog="Exit code: 0 all good, 1 something is bad, 2 wrong usage or nothing could be looked at, 141 the output "
+        "was closed before the end.",
     )
     parser.add_argument("path", metavar="PATH", help="an extent file (.ext), or the folder of a disk")
     parser.add_argument("--blocks", action="store_true", help="list the blocks of each extent")
@@ -53,7 +56,15 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return inspect(RealFileSystem(), args.path, blocks=args.blocks, as_json=args.json, out=sys.stdout, err=sys.stderr)
+    fs = RealFileSystem()
+    try:
+        code = inspect(fs, args.path, blocks=args.blocks, as_json=args.json, out=sys.stdout, err=sys.stderr)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would complain once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
 
 
 def inspect(fs: FileSystem, path: str, *, blocks: bool, as_json: bool, out: TextIO, err: TextIO) -> int:

@@ -1,0 +1,108 @@
+"""From an exception to one sentence and an exit code, for stream-client and neve. Pure, but for `guarded`.
+
+    0    done
+    1    the cluster said no, or could not: unknown stream, too few nodes, no manager …
+    2    the command line is wrong
+    130  interrupted (Ctrl-C)
+    141  whoever read the output had enough, as in `stream-client read … | head`
+
+Invariants: a user never sees a traceback for what a cluster, a network or a file can do; an exception that is none of
+            those is a bug, and is shown whole.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from neve.proto import errors
+
+DONE, FAILED, USAGE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141  # the last two as shells have them
+
+
+class CommandFailed(Exception):
+    """The message is for the user, as it is; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
+    """What to tell a user. `managers` are the addresses that were asked."""
+    asked = ", ".join(managers)
+    match error:
+        case errors.Unauthenticated():
+            hint = "give the right one with --token or NEVE_TOKEN"
+            return f"the cluster does not accept the token: {error.detail or 'it is not known there'}; {hint}"
+        case errors.WrongCluster():
+            text = f"the managers at {asked}" if asked else "the server"
+            return f"{text} serve cluster {error.expected!r}, not {error.got!r}; name it with --cluster"
+        case errors.ConnectFailed():
+            if asked and (not error.address or not set(managers).isdisjoint(error.address.split(", "))):
+                return f"no stream manager can be reached at {asked}; is the cluster up, and --managers right?"
+            reason = f" ({error.detail})" if error.detail else ""
+            return f"cannot connect to {error.address}{reason}"
+        case errors.NotLeader():
+            return "no stream manager leads at the moment; try again, and look at `neve status` if it stays so"
+        case errors.NotEnoughNodes():
+            detail = f" ({error.detail})" if error.detail else ""
+            return f"too few nodes: {error.wanted} are needed, {error.available} can take an extent{detail}"
+        case errors.LockHeld():
+            owner = f" by {error.owner}" if error.owner else ""
+            return f"the stream is being written{owner}; wait until that writer ends, or take it over with --takeover"
+        case errors.SealUnavailable():
+            return (
+                f"extent {error.extent_id} cannot be sealed without a risk to acknowledged data: too few of its "
+                "replicas answer; bring their nodes back (docs/operations.md, SealUnavailable)"
+            )
+        case errors.StreamSealed():
+            return f"stream {error.stream_id} is sealed: nothing can be appended to it"
+        case errors.QuotaExceeded():
+            return f"the quota {error.what} is used up: {error.used} of {error.limit}"
+        case errors.NotOwner() | errors.LockedByOther() | errors.LeaseLost():
+            detail = f" ({error.detail})" if error.detail else ""
+            return f"this writer lost the stream to another one{detail}"
+        case errors.AppendOutcomeUnknown():
+            detail = f" ({error.detail})" if error.detail else ""
+            return (
+                f"it is not known whether the last records are in the stream{detail}; read its end before sending again"
+            )
+        case errors.DeadlineExceeded():
+            return f"no answer in time: {error}"
+        case errors.NeveError():
+            return str(error)
+        case TimeoutError():
+            return str(error) or "no answer in time; --timeout gives it longer"
+        case OSError():
+            name = f"{error.filename}: " if error.filename else ""
+            return f"{name}{error.strerror or error}"
+    return str(error)
+
+
+def guarded(program: str, run: Callable[[], int], *, managers: Sequence[str] = ()) -> int:
+    """Run a command: its exit code, or one sentence on stderr and the code of what went wrong."""
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python would complain once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except CommandFailed as failure:
+        return _say(program, str(failure), failure.code)
+    except (errors.NeveError, OSError) as error:  # TimeoutError is an OSError
+        return _say(program, sentence(error, managers=managers), FAILED)
+
+
+def _say(program: str, text: str, code: int) -> int:
+    try:
+        sys.stdout.flush()  # what was printed before comes first
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"{program}: {' '.join(text.split())}", file=sys.stderr)
+    return code

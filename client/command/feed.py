@@ -1,0 +1,70 @@
+"""Records from a file or a pipe, read in a thread, for a loop that must not wait for a keyboard.
+
+Invariants: at most `bytes_max` of records, and one more, are held; the thread waits meanwhile;
+            an error of the reading is raised where the records are taken;
+            the thread is a daemon: one that waits for a keyboard does not keep the process from ending.
+Neighbours: records.py cuts; transfer.py appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+BYTES_MAX = 16 << 20
+
+
+class Feed:
+    """Starts to read at once."""
+
+    def __init__(self, payloads: Iterator[bytes], *, bytes_max: int = BYTES_MAX) -> None:
+        self._payloads = payloads
+        self._bytes_max = bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._room = threading.Condition()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        threading.Thread(target=self._read, name="feed", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for payload in self._payloads:
+                with self._room:
+                    while self._held_bytes >= self._bytes_max:
+                        self._room.wait()
+                    self._held.append(payload)
+                    self._held_bytes += len(payload) + 1  # empty records count, too
+                    first = len(self._held) == 1
+                if first and not self._wake():
+                    return
+        except Exception as error:  # noqa: BLE001 - it is raised again where the records are taken
+            self._error = error
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> bool:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants more
+            self._loop.call_soon_threadsafe(self._news.set)
+            return True
+        return False
+
+    async def batches(self) -> AsyncIterator[list[bytes]]:
+        """All that has been read by now, again and again, until the end."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            ended = self._ended  # before the records are taken: nothing comes after it
+            with self._room:
+                taken, self._held, self._held_bytes = self._held, [], 0
+                self._room.notify()
+            if taken:
+                yield taken
+            if ended:
+                if self._error is not None:
+                    raise self._error
+                return

@@ -1,0 +1,55 @@
+"""The command stream-client: create, append, read, measure.
+
+Exit codes: 0 done; 1 the cluster said no, or could not; 2 wrong usage; 130 interrupted.
+
+Invariants: an error is one sentence on stderr and an exit code, never a traceback.
+Neighbours: each command has its module; failures.py has the sentences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+
+from neve.client.command import plot, rbench, streams, transfer, wbench
+from neve.client.command.failures import guarded
+
+EPILOG = """\
+The cluster is found by --managers or $NEVE_MANAGERS. Exit codes: 0 done; 1 the cluster said no, or could not; 2 wrong
+usage; 130 interrupted. Examples:
+
+  stream-client create events --replicas 3
+  stream-client append events access.log
+  stream-client tail events
+  stream-client wbench --duration 30 --size 64KiB --json run.json && stream-client plot run.json -o run.png
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    main_parser = argparse.ArgumentParser(
+        prog="stream-client",
+        description="Write, read and measure streams of Neve.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    main_parser.add_argument("-v", "--verbose", action="store_true", help="log what the client does, on stderr")
+    commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    streams.add_parsers(commands)
+    transfer.add_parsers(commands)
+    wbench.add_parser(commands)
+    rbench.add_parser(commands)
+    plot.add_parser(commands)
+    return main_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    # Whatever is worth a user's attention is in the answer or in the error; a log would only repeat it.
+    level = logging.DEBUG if args.verbose else logging.CRITICAL
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    return guarded("stream-client", lambda: int(args.run(args)), managers=getattr(args, "managers", ()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,77 @@
+"""Does a local cluster serve? Asked over the doors that users have: etcd's health, status pages, the managers.
+
+Neighbours: up.py waits for it; the time is bounded there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from neve.proto import errors, methods
+from neve.proto import stream_manager_pb2 as sm
+from neve.rpc.wire.client import WireChannel
+from neve.tools.local_layout import HOST, Layout
+
+POLL_S = 0.1
+ASK_TIMEOUT_S = 5.0
+
+
+async def etcd_serves(host: str, port: int) -> None:
+    async def healthy() -> bool:
+        status, body = await _http_get(host, port, "/health")
+        return status == 200 and json.loads(body).get("health") == "true"
+
+    await _until(healthy)
+
+
+async def until_ready(layout: Layout) -> None:
+    """Every door is open, and if there are managers: one leads, and knows every node to be alive."""
+    for doors in (*layout.managers, *layout.nodes):
+        await _until(partial(_is_open, doors.status))
+    for address in layout.manager_addresses:
+        channel = WireChannel(address, cluster=layout.cluster)
+        try:
+            await _until(partial(_knows_all, channel, len(layout.nodes)))
+        finally:
+            await channel.close()
+
+
+async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
+    while True:  # other processes cannot tell us: we ask
+        if await holds():
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _is_open(port: int) -> bool:
+    return (await _http_get(HOST, port, "/ready"))[0] == 200
+
+
+async def _knows_all(channel: WireChannel, nodes: int) -> bool:
+    try:
+        request = sm.ClusterStatusRequest()
+        reply = await channel.call(methods.STREAM_MANAGER_CLUSTER_STATUS, request, timeout_s=ASK_TIMEOUT_S)
+    except errors.NeveError as error:
+        if not error.retriable:
+            raise
+        return False
+    alive = [node for node in reply.message.nodes if node.health == sm.NODE_HEALTH_ALIVE]
+    return bool(reply.message.leader.address) and len(alive) >= nodes
+
+
+async def _http_get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status and body; (0, b"") if nobody answers."""
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                head, _, body = (await reader.read(1 << 20)).partition(b"\r\n\r\n")
+            finally:
+                writer.close()
+        return int(head.split(b" ")[1]), body
+    except (OSError, TimeoutError, IndexError, ValueError):
+        return 0, b""
