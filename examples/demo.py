@@ -1,124 +1,294 @@
-"""What `make demo` shows: a real etcd, a leader elected and deposed, and one servicer on three transports.
+"""What `make demo` shows: a cluster on this machine that is written, loses a node, loses nothing else, and heals.
 
-python examples/demo.py       exit code 0 when everything was as it should be; nothing is left running
+   python examples/demo.py       exit code 0 when every check held; nothing is left running, and no file stays
+
+1. `neve up` starts etcd, three managers and four nodes in a temporary folder, on free ports.
+2. `stream-client wbench` measures writing, to stable storage and to memory.
+3. A checking writer appends; a node that it writes to is killed with -9 meanwhile; it goes on.
+4. Everything that was acknowledged is read back and compared: once each, in order, at the position that was told.
+5. The cluster heals: no extent lacks a replica any more.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from neve.meta.etcd_binary import find_etcd
+from neve.client.client import Client
+from neve.client.types import Position
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import NeveError
+from neve.tools.local_supervisor import dying_with_parent
 
-HERE = Path(__file__).parent
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
-STARTS_MAX = 5  # somebody may take a port between our looking and etcd's binding
+STEP_TIMEOUT_S = 90.0  # a bound for a slow machine; the steps take seconds
+STOP_TIMEOUT_S = 40.0
+BENCH_S = 4
+RECORDS_BEFORE, RECORDS_AFTER = 2_000, 2_000
+RECORD_BYTES = 1_000
+EXTENT_BYTES = 1 << 20  # small, so that the stream has several, open and sealed
+INFLIGHT = 32
 
-# Runs before etcd in the child: the kernel kills it with us, even if we are killed ourselves (PR_SET_PDEATHSIG).
-DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent is gone already")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-
-
-def start_etcd(path: Path, folder: Path, client_port: int, peer_port: int) -> subprocess.Popen[bytes]:
-    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
-    command = [sys.executable, "-S", "-E", "-c", DIE_WITH_PARENT, str(os.getpid()), str(path)]
-    command += ["--name", "demo", "--data-dir", str(folder / "data"), "--logger", "zap", "--log-level", "error"]
-    command += ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
-    command += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"demo={peer}"]
-    # etcd reads every flag from ETCD_... too: what happens to be set here is for another etcd.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-    with (folder / "etcd.log").open("wb") as log_file:
-        return subprocess.Popen(command, stdout=log_file, stderr=log_file, env=environment)
+# A node counts as dead, and is recovered, after some seconds rather than after a minute.
+SETTINGS = (
+    "manager.lease_ttl_s=3",
+    "manager.health.suspect_after_s=2",
+    "manager.health.dead_after_s=5",
+    "manager.health.leader_grace_s=3",
+    "manager.recovery.delay_s=1",
+    "manager.recovery.poll_s=0.5",
+    "node.scrub_bytes_per_s=0",
+)
 
 
-def serves(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until etcd accepts connections; False if it ends or takes too long."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-        time.sleep(0.05)
-    return False
+class DemoFailed(Exception):
+    """A check did not hold; the message says which."""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def check(holds: bool, text: str) -> None:
+    if not holds:
+        raise DemoFailed(text)
+    say(f"  ok: {text}")
+
+
+# --- the cluster -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def running_etcd(folder: Path) -> Iterator[str]:
-    """One etcd on free ports of this machine; stopped at the end."""
-    binary = find_etcd()
-    for start in range(1, STARTS_MAX + 1):
-        client_port, peer_port = free_ports(2)
-        own_folder = folder / f"etcd-{start}"
-        own_folder.mkdir()
-        process = start_etcd(binary.path, own_folder, client_port, peer_port)
+def running_cluster(folder: Path) -> Iterator[dict[str, Any]]:
+    """`neve up` as a process; yields what it says when it is ready, and stops it cleanly."""
+    command = [
+        sys.executable,
+        "-m",
+        "neve.tools.main",
+        "up",
+        "--data",
+        str(folder),
+        "--free-ports",
+        "--json",
+        "--quiet",
+    ]
+    command += [word for setting in SETTINGS for word in ("--set", setting)]
+    process = subprocess.Popen(dying_with_parent(*command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()  # `neve up` gives up by itself when it does not get ready
+        if not line or json.loads(line)["event"] != "ready":
+            raise DemoFailed(f"the cluster did not start\n{log_ends(folder)}")
+        yield json.loads(line)
+    finally:
+        process.send_signal(signal.SIGTERM)
         try:
-            if serves(process, client_port):
-                print(f"etcd {binary.version} serves on 127.0.0.1:{client_port}\n", flush=True)
-                yield f"127.0.0.1:{client_port}"
-                return
+            process.communicate(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def log_ends(folder: Path) -> str:
+    parts = []
+    for path in sorted((folder / "logs").glob("*.log")):
+        parts += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-5:]]
+    return "\n".join(parts)
+
+
+def wbench(managers: list[str], *options: str) -> None:
+    command = [sys.executable, "-m", "neve.client.command", "wbench", "--managers", ",".join(managers)]
+    command += ["--duration", str(BENCH_S), *options]
+    say(f"$ stream-client wbench --duration {BENCH_S} {' '.join(options)}")
+    code = subprocess.run(command, check=False).returncode
+    if code != 0:
+        raise DemoFailed(f"wbench ended with {code}")
+
+
+# --- the checking writer -------------------------------------------------------------------------------------------
+
+
+def payload_of(number: int) -> bytes:
+    return f"record {number} ".encode().ljust(RECORD_BYTES, b".")
+
+
+class CheckingWriter:
+    """Appends numbered records and remembers where each was acknowledged."""
+
+    def __init__(self, client: Client, stream_id: int) -> None:
+        self._client = client
+        self._stream_id = stream_id
+        self.acknowledged: dict[int, Position] = {}
+        self.unknown: set[int] = set()  # begun when a writer ended: each may be in the stream, once
+        self.longest_wait_s = 0.0
+        self._next = 0
+        self._goal = RECORDS_BEFORE + RECORDS_AFTER
+
+    async def run(self) -> None:
+        while self._next < self._goal:
+            try:
+                async with self._client.writer(self._stream_id) as writer:
+                    while self._next < self._goal:
+                        await self._append_some(writer)
+            except NeveError as error:
+                say(f"  the writer was put out ({error}) and opens the stream again")
+                await asyncio.sleep(0.5)
+
+    async def _append_some(self, writer: Any) -> None:
+        numbers = range(self._next, min(self._next + INFLIGHT, self._goal))
+        self._next = numbers.stop
+        began_s = time.monotonic()
+        outcomes = await asyncio.gather(
+            *(writer.append(payload_of(number)) for number in numbers), return_exceptions=True
+        )
+        self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began_s)
+        failure = None
+        for number, outcome in zip(numbers, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                self.unknown.add(number)
+                failure = outcome
+            else:
+                self.acknowledged[number] = outcome
+        if failure is not None:
+            raise failure
+
+
+async def read_back(client: Client, stream_id: int, writer: CheckingWriter) -> None:
+    """Compare the stream with what was acknowledged."""
+    seen: dict[int, Position] = {}
+    doubled = disordered = damaged = 0
+    last = -1
+    async for record in client.read(stream_id):
+        payload = bytes(record.payload)
+        number = int(payload.split()[1])
+        doubled += number in seen
+        disordered += number < last
+        damaged += payload != payload_of(number)
+        seen[number], last = record.position, number
+    lost = [number for number in writer.acknowledged if number not in seen]
+    moved = [number for number, position in writer.acknowledged.items() if seen.get(number) not in (None, position)]
+    strangers = [number for number in seen if number not in writer.acknowledged and number not in writer.unknown]
+    say(
+        f"  {len(seen)} records read, {len(writer.acknowledged)} acknowledged, {len(writer.unknown)} of unknown outcome"
+    )
+    check(not lost, f"{len(lost)} acknowledged records lost")
+    check(not doubled, f"{doubled} records doubled")
+    check(not disordered, f"{disordered} records out of order")
+    check(not damaged, f"{damaged} records damaged")
+    check(not moved and not strangers, f"{len(moved)} records elsewhere than was told, {len(strangers)} from nowhere")
+
+
+# --- the story -----------------------------------------------------------------------------------------------------
+
+
+async def kill_a_node(ready: dict[str, Any]) -> None:
+    async with Client(ready["managers"]) as client:
+        stream = await client.create_stream(name="demo", replicas=3, extent_bytes_max=EXTENT_BYTES)
+        writer = CheckingWriter(client, stream.id)
+        running = asyncio.ensure_future(writer.run())
+        try:
+            await until(lambda: len(writer.acknowledged) >= RECORDS_BEFORE, running, "the first records")
+            name = await node_of_tail(client, stream.id, ready)
+            pid = ready["pids"][name]
+            say(f"$ kill -9 {pid}    # {name}, which is being written to")
+            os.kill(pid, signal.SIGKILL)
+            killed_s = time.monotonic()
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                await running
         finally:
-            stop(process)
-        words = (own_folder / "etcd.log").read_text(errors="replace")
-        if "address already in use" not in words or start == STARTS_MAX:
-            sys.exit(f"etcd did not start:\n{words}")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        say(f"  all {RECORDS_BEFORE + RECORDS_AFTER} records sent; the longest wait was {writer.longest_wait_s:.2f} s")
+        await read_back(client, stream.id, writer)
+
+        say("recovery")
+        address = dict(zip((f"node{n}" for n in range(1, 5)), ready["nodes"], strict=True))[name]
+        dead_id = await until_recovered(client, address)
+        say(f"  done {time.monotonic() - killed_s:.0f} s after the kill")
+        status = await client.admin.status()
+        check(status.under_replicated == 0, f"{status.under_replicated} extents under-replicated")
+        extents = await client.admin.describe_extents((await client.stream(stream.id)).extent_ids)
+        left = sum(each.replica.node_id == dead_id for extent in extents for each in extent.replicas)
+        check(left == 0, f"{left} of {len(extents)} extents rely on the dead node")
+        check(all(len(extent.replicas) == 3 for extent in extents), "every extent has three replicas again")
+        await read_back(client, stream.id, writer)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and make it end if it does not."""
-    process.terminate()
-    try:
-        process.wait(timeout=STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+async def until(holds: Any, running: asyncio.Future[None], what: str) -> None:
+    async with asyncio.timeout(STEP_TIMEOUT_S):
+        while not holds():
+            if running.done():
+                running.result()
+                raise DemoFailed(f"the writer ended before {what}")
+            await asyncio.sleep(0.01)
 
 
-def show(title: str, *command: str) -> int:
-    print(f"--- {title}", flush=True)
-    process = subprocess.Popen([sys.executable, *command])
-    try:
-        code = process.wait()
-    except BaseException:
-        stop(process)
-        raise
-    print(flush=True)
-    return code
+async def node_of_tail(client: Client, stream_id: int, ready: dict[str, Any]) -> str:
+    """The name of a process that has a replica of the extent that is being written."""
+    tail = (await client.stream(stream_id)).extent_ids[-1]
+    (extent,) = await client.admin.describe_extents([tail])
+    return f"node{ready['nodes'].index(extent.replicas[0].address) + 1}"
+
+
+async def until_recovered(client: Client, address: str) -> int:
+    """Wait until the node at `address` is known to be dead and nothing relies on it; its id."""
+    shown = ""
+    async with asyncio.timeout(STEP_TIMEOUT_S):
+        while True:
+            status = await client.admin.status()
+            node = next(node for node in status.nodes if node.wire_address == address)
+            dead = node.health == sm.NODE_HEALTH_DEAD
+            words = (
+                f"  node {node.node_id} is {'dead' if dead else 'not yet declared dead'}, "
+                f"{status.under_replicated} extents under-replicated, {status.tasks} being recovered"
+            )
+            if words != shown:
+                say(words)
+                shown = words
+            if dead and not status.under_replicated and not status.tasks and not status.unconfirmed:
+                return int(node.node_id)
+            await asyncio.sleep(0.5)
+
+
+def show(folder: Path) -> None:
+    began_s = time.monotonic()
+    say("$ neve up    # etcd, 3 stream managers, 4 extent nodes")
+    with running_cluster(folder) as ready:
+        say(f"  ready after {time.monotonic() - began_s:.1f} s: managers at {', '.join(ready['managers'])}\n")
+        say("--- How fast: 3 replicas, acknowledged when on stable storage, then when in memory of all three")
+        wbench(ready["managers"], "--size", "4KiB", "--sync")
+        wbench(ready["managers"], "--size", "4KiB", "--no-sync")
+        say("\n--- How safe: a node is killed while it is written to")
+        asyncio.run(kill_a_node(ready))
+        say("\n$ neve status")
+        command = [sys.executable, "-m", "neve.tools.main", "status", "--managers", ",".join(ready["managers"])]
+        subprocess.run(command, check=False)
+        say("\n$ ^C         # neve up stops managers, nodes and etcd in order")
+    say(f"\nall as it should be, in {time.monotonic() - began_s:.0f} s")
 
 
 def main() -> int:
-    # As an exception, so that etcd is stopped and the folder removed on the way out.
+    # As an exception, so that the cluster is stopped and the folder removed on the way out.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    with tempfile.TemporaryDirectory(prefix="neve-demo-") as folder, running_etcd(Path(folder)) as endpoint:
-        election = show("Election: who may write", str(HERE / "election.py"), endpoint)
-    transports = show("Transports: one servicer, three ways to call it", str(HERE / "transports.py"))
-    if election or transports:
-        print("the demo FAILED: see above")
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(message)s")  # of the client here
+    try:
+        with tempfile.TemporaryDirectory(prefix="neve-demo-") as folder:
+            show(Path(folder))
+    except (DemoFailed, NeveError, TimeoutError) as error:
+        say(f"\nthe demo FAILED: {error or type(error).__name__}")
         return 1
-    print("all as it should be")
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -1,0 +1,107 @@
+"""What operators ask of a cluster and tell it: thin calls, answered with the messages of proto/stream_manager.proto.
+
+Neighbours: the command `neve` shows and sends these; manager_link.py finds who answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from neve.client.manager_link import ManagerLink
+from neve.proto import methods
+from neve.proto import stream_manager_pb2 as sm
+
+PAGE = 500
+
+
+class Admin:
+    """`client.admin`."""
+
+    def __init__(self, link: ManagerLink) -> None:
+        self._link = link
+
+    async def describe(self) -> sm.DescribeClusterReply:
+        """Name, leader, managers and defaults of the cluster."""
+        return await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
+
+    async def status(self) -> sm.ClusterStatusReply:
+        """Leader, nodes, how much there is, and what is in danger."""
+        return await self._link.ask_leader(methods.STREAM_MANAGER_CLUSTER_STATUS, sm.ClusterStatusRequest())
+
+    async def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[sm.NodeRecord]:
+        request = sm.ListNodesRequest(node_ids=node_ids)
+        return (await self._link.ask_leader(methods.STREAM_MANAGER_LIST_NODES, request)).nodes
+
+    async def extents(
+        self,
+        *,
+        node_id: int = 0,
+        under_replicated: bool = False,
+        open_only: bool = False,
+        with_streams: bool = False,
+    ) -> AsyncIterator[sm.ExtentInfo]:
+        """Extents by id, page by page, as of one revision."""
+        request = sm.ListExtentsRequest(
+            limit=PAGE,
+            node_id=node_id,
+            under_replicated=under_replicated,
+            open_only=open_only,
+            with_streams=with_streams,
+        )
+        while True:
+            reply = await self._link.ask(methods.STREAM_MANAGER_LIST_EXTENTS, request)
+            for extent in reply.extents:
+                yield extent
+            after_id = reply.scanned_extent_id or (reply.extents[-1].extent_id if reply.extents else 0)
+            if not reply.more or after_id <= request.after_extent_id:
+                return
+            request.after_extent_id = after_id
+            request.revision = reply.revision
+
+    async def describe_extents(
+        self, extent_ids: Sequence[int], *, with_streams: bool = False
+    ) -> Sequence[sm.ExtentInfo]:
+        request = sm.DescribeExtentsRequest(extent_ids=extent_ids, with_streams=with_streams)
+        return (await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)).extents
+
+    async def tasks(self) -> AsyncIterator[sm.RecoveryTask]:
+        """What recovery has to do, by extent id."""
+        request = sm.ListTasksRequest(limit=PAGE)
+        while True:
+            reply = await self._link.order(methods.STREAM_MANAGER_LIST_TASKS, request)
+            for task in reply.tasks:
+                yield task
+            if not reply.more or not reply.tasks:
+                return
+            request.after_extent_id = reply.tasks[-1].extent_id
+
+    async def set_node_mode(self, node_id: int, mode: sm.NodeMode, *, maintenance_s: int = 0) -> sm.NodeRecord:
+        """Normal, read-only, maintenance (for so long), draining, decommissioned."""
+        request = sm.SetNodeModeRequest(node_id=node_id, mode=mode, maintenance_s=maintenance_s)
+        return (await self._link.order(methods.STREAM_MANAGER_SET_NODE_MODE, request)).node
+
+    async def set_placement(self, region: str, *, stopped: bool) -> None:
+        """Stop placing new extents in a region, or begin again."""
+        request = sm.SetPlacementRequest(region=region, stopped=stopped)
+        await self._link.order(methods.STREAM_MANAGER_SET_PLACEMENT, request)
+
+    async def set_quota(
+        self, prefix: str, *, streams_max: int = 0, extents_max: int = 0, bytes_max: int = 0
+    ) -> sm.QuotaUsage:
+        """Bound the streams that have a label `key=value` beginning with `prefix`. Without any limit: no bound."""
+        quota = sm.Quota(prefix=prefix, streams_max=streams_max, extents_max=extents_max, bytes_max=bytes_max)
+        return (await self._link.order(methods.STREAM_MANAGER_SET_QUOTA, sm.SetQuotaRequest(quota=quota))).usage
+
+    async def quotas(self) -> Sequence[sm.QuotaUsage]:
+        return (await self._link.ask(methods.STREAM_MANAGER_LIST_QUOTAS, sm.ListQuotasRequest())).quotas
+
+    async def accept_length(self, extent_id: int, length: int, *, reason: str) -> sm.ExtentInfo:
+        """Where too few replicas can tell an extent's end: name it. What lies beyond is lost, by your word."""
+        request = sm.AcceptLengthRequest(extent_id=extent_id, length=length, reason=reason)
+        return (await self._link.order(methods.STREAM_MANAGER_ACCEPT_LENGTH, request)).extent
+
+    async def delete_extents(self, extents: Sequence[tuple[int, int]], *, revision: int) -> sm.DeleteExtentsReply:
+        """Propose extents (id, eversion) for deletion, from a snapshot at `revision`: what is referred to stays."""
+        versions = [sm.ExtentVersion(extent_id=extent_id, eversion=eversion) for extent_id, eversion in extents]
+        request = sm.DeleteExtentsRequest(extents=versions, revision=revision)
+        return await self._link.order(methods.STREAM_MANAGER_DELETE_EXTENTS, request)

@@ -1,0 +1,82 @@
+"""What the client knows of streams and extents: asked from any manager, kept while it is of use.
+
+Invariants: what is kept may be old: a replica's refusal, or the end of what is known, has it asked for again;
+            never older than what this client has seen before (`revision_min`);
+            bounded: the least recently used extents are forgotten.
+Neighbours: manager_link.py asks; reader.py and client.py use it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+
+from neve.client.manager_link import ManagerLink
+from neve.client.types import Extent, Stream
+from neve.proto import methods
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import NotFound
+
+PAGE_STREAMS = 500
+
+
+class Catalog:
+    def __init__(self, link: ManagerLink, *, extents_max: int) -> None:
+        self._link = link
+        self._extents_max = extents_max
+        self._extents: OrderedDict[int, Extent] = OrderedDict()
+
+    async def stream(self, stream: int | str, *, with_extents: bool = False) -> Stream:
+        """By id or by name; NotFound if there is none."""
+        request = sm.DescribeStreamsRequest(
+            stream_ids=[stream] if isinstance(stream, int) else [],
+            names=[stream] if isinstance(stream, str) else [],
+            with_extents=with_extents,
+            revision_min=self._link.revision_seen,
+        )
+        try:
+            reply = await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
+        except NotFound:  # a manager that follows may not have heard of it yet
+            reply = await self._link.ask_leader(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
+        self._link.note_revision(reply.revision)
+        if not reply.streams:
+            raise NotFound(kind="stream", name=str(stream))
+        for info in reply.extents:
+            self.note(info)
+        return Stream.of(reply.streams[0])
+
+    async def streams(self, labels: Mapping[str, str] | None) -> AsyncIterator[Stream]:
+        """All streams that have these labels, page by page, as of one revision."""
+        request = sm.ListStreamsRequest(limit=PAGE_STREAMS, labels=dict(labels or {}))
+        while True:
+            reply = await self._link.ask(methods.STREAM_MANAGER_LIST_STREAMS, request)
+            for info in reply.streams:
+                yield Stream.of(info)
+            after_id = reply.scanned_stream_id or (reply.streams[-1].stream_id if reply.streams else 0)
+            if not reply.more or after_id <= request.after_stream_id:
+                return
+            request.after_stream_id = after_id
+            request.revision = reply.revision
+
+    async def extent(self, extent_id: int, *, refresh: bool = False) -> Extent:
+        """An extent's replicas and end; NotFound if metadata does not have it."""
+        if not refresh and (known := self._extents.get(extent_id)) is not None:
+            self._extents.move_to_end(extent_id)
+            return known
+        request = sm.DescribeExtentsRequest(extent_ids=[extent_id], revision_min=self._link.revision_seen)
+        for asking in (self._link.ask, self._link.ask_leader):  # that there is none is for the leader to say
+            reply = await asking(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)
+            self._link.note_revision(reply.revision)
+            for info in reply.extents:
+                if info.extent_id == extent_id:
+                    return self.note(info)
+        self._extents.pop(extent_id, None)
+        raise NotFound(kind="extent", name=str(extent_id))
+
+    def note(self, info: sm.ExtentInfo) -> Extent:
+        extent = Extent.of(info)
+        self._extents[extent.id] = extent
+        self._extents.move_to_end(extent.id)
+        while len(self._extents) > self._extents_max:
+            self._extents.popitem(last=False)
+        return extent

@@ -1,0 +1,377 @@
+"""The stream client: what programs import. One for a process, for any number of streams, readers and writers.
+
+    async with Client(["127.0.0.1:3401"]) as neve:
+        stream = await neve.create_stream(name="events", replicas=3)
+        async with neve.writer(stream.id) as writer:
+            position = await writer.append(b"hello")
+        async for record in neve.read(stream.id, start=position):
+            print(record.position, record.payload)
+
+Invariants: a client has one lease, and at most one writer a stream: a second one is refused unless it takes over;
+            a writer's lock is in the metadata store, put there by the client itself (rule 1);
+            closing the client ends all that it began.
+Neighbours: manager_link.py asks managers; writer.py and reader.py do the work; sync_client.py is the twin for threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import random
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from neve.client.admin import Admin
+from neve.client.budget import Budget
+from neve.client.catalog import Catalog
+from neve.client.core_writer import WriterCore
+from neve.client.extent_reader import ExtentReader
+from neve.client.history import NodeHistory
+from neve.client.manager_link import ManagerLink
+from neve.client.memory import keep_freed_memory
+from neve.client.node_sender import NodeSenders
+from neve.client.options import DEFAULT_OPTIONS, ClientOptions
+from neve.client.reader import Reader
+from neve.client.types import Position, Record, Stream
+from neve.client.writer import Opened, Writer
+from neve.client.writer_tail import WriterTail
+from neve.meta.etcd import EtcdStore
+from neve.meta.etcd_config import EtcdConfig
+from neve.meta.lease import Lease
+from neve.meta.lock import acquire_lock
+from neve.meta.store import MetaStore
+from neve.proto import common_pb2, methods
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument, LockHeld, MetaUnavailable, NeveError, StreamSealed, WrongCluster
+from neve.rpc.pool import ChannelPool
+from neve.rpc.tls import TlsFiles
+from neve.rpc.wire.client import WireChannel
+
+log = logging.getLogger(__name__)
+
+
+class Client:
+    """`managers` are wire addresses; one that answers is enough, the others are learned.
+
+    `meta` is a connection to the metadata store, where locks are; without it the client asks the managers for its
+    address and connects when it first writes. `channels` and `rng` are for simulations.
+    """
+
+    def __init__(
+        self,
+        managers: Sequence[str],
+        *,
+        cluster: str = "main",
+        token: str = "",
+        tls: TlsFiles | None = None,
+        meta: MetaStore | None = None,
+        options: ClientOptions = DEFAULT_OPTIONS,
+        channels: ChannelPool | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if isinstance(managers, str):
+            raise InvalidArgument(what="managers", detail="a list of addresses is needed, not one text")
+        self.cluster = cluster
+        self.options = options
+        self._rng = rng or random.SystemRandom()
+        self._meta = meta
+        self._own_meta: MetaStore | None = None
+        self._channels = channels or ChannelPool(
+            lambda address: WireChannel(
+                address, cluster=cluster, limits=options.limits, token=token, tls=tls, agent="neve.client"
+            )
+        )
+        self._link = ManagerLink(self._channels, managers, options=options, rng=self._rng)
+        self._described: sm.DescribeClusterReply | None = None
+        self._writers: dict[str, Writer] = {}  # open or opening, by lock
+        self._lease: Lease | None = None
+        self._meta_lock = asyncio.Lock()
+        self._budget = Budget(options.buffer_bytes_max)
+        self._opened = self._closed = False
+        self.admin = Admin(self._link)
+
+    async def open(self) -> Self:
+        """Reach a manager, and see that it is of the right cluster. `async with` does it."""
+        loop = asyncio.get_running_loop()
+        if self.options.keep_freed_memory:
+            keep_freed_memory(self.options.buffer_bytes_max)
+        self._senders = NodeSenders(self._channels, self.options)
+        self._history = NodeHistory(loop.time, window_s=self.options.avoid_node_s)
+        self._catalog = Catalog(self._link, extents_max=self.options.extents_cached_max)
+        self._extents = ExtentReader(self._channels, self._link, self._catalog, options=self.options, rng=self._rng)
+        self._reader = Reader(self._catalog, self._extents, options=self.options)
+        self._opened = True
+        try:
+            await self._describe()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End all writers (waiting for what they hold), leave the locks, and disconnect."""
+        if self._closed:
+            return
+        self._closed = True
+        ends = await asyncio.gather(*(writer.close() for writer in self._writers.values()), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                log.warning("writer_closed_with error=%s", end)
+        if self._opened:
+            await self._extents.close()
+            self._senders.close()
+        if self._lease is not None and self._lease.alive():
+            try:
+                await self._lease.revoke()
+            except NeveError as error:
+                log.info("lease_not_revoked error=%s", error)  # it ends by itself
+        if self._own_meta is not None:
+            await self._own_meta.close()
+        await self._channels.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- streams ---------------------------------------------------------------------------------------------
+
+    async def create_stream(
+        self,
+        *,
+        name: str = "",
+        replicas: int = 0,
+        sync: bool = True,
+        extent_bytes_max: int = 0,
+        labels: Mapping[str, str] | None = None,
+        placement: str = "",
+        strict: bool = False,
+    ) -> Stream:
+        """Make a stream. 0 and "" mean the cluster's defaults; a name, if given, is unique."""
+        if replicas < 0 or extent_bytes_max < 0:
+            raise InvalidArgument(what="replicas" if replicas < 0 else "extent_bytes_max", detail="it is negative")
+        request = sm.CreateStreamRequest(
+            name=name,
+            policy=sm.StreamPolicy(
+                replicas=replicas,
+                no_sync=not sync,
+                extent_bytes_max=extent_bytes_max,
+                placement=placement,
+                strict=strict,
+            ),
+            labels=dict(labels or {}),
+        )
+        reply = await self._link.order(methods.STREAM_MANAGER_CREATE_STREAM, request)
+        self._catalog.note(reply.tail)
+        return self._noted(reply.stream)
+
+    async def stream(self, id_or_name: int | str) -> Stream:
+        """A stream by its id or its name; NotFound if there is none."""
+        return await self._catalog.stream(id_or_name)
+
+    def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
+        """All streams that have these labels."""
+        return self._catalog.streams(labels)
+
+    async def truncate(self, stream_id: int, before: Position) -> Stream:
+        """Drop every extent before the one of `before`: what is in that one stays readable."""
+        request = sm.TruncateStreamRequest(
+            stream_id=stream_id, owner=await self._owner_of(stream_id), before_extent_id=before.extent_id
+        )
+        return self._noted((await self._link.order(methods.STREAM_MANAGER_TRUNCATE_STREAM, request)).stream)
+
+    async def punch(self, stream_id: int, extent_ids: Iterable[int]) -> Stream:
+        """Take whole extents out of the stream, wherever they are in it; never the tail."""
+        request = sm.PunchHolesRequest(
+            stream_id=stream_id, owner=await self._owner_of(stream_id), extent_ids=list(extent_ids)
+        )
+        return self._noted((await self._link.order(methods.STREAM_MANAGER_PUNCH_HOLES, request)).stream)
+
+    async def seal(self, stream_id: int) -> Stream:
+        """End the stream: nothing can be appended any more. A writer of this client is flushed and ended first."""
+        request = sm.SealStreamRequest(stream_id=stream_id, owner=await self._owner_of(stream_id))
+        writer = self._writer_of(stream_id)
+        if writer is None or writer.owner is None:
+            return await self._seal(request)
+        request.extent_id, request.acknowledged_end = await writer.freeze()
+        try:
+            stream = await self._seal(request)
+        except NeveError as error:
+            await writer.abort(error)  # it has nothing left to append to
+            raise
+        await writer.abort(StreamSealed(stream_id=stream_id))
+        return stream
+
+    async def _seal(self, request: sm.SealStreamRequest) -> Stream:
+        timeout_s = self.options.roll_timeout_s
+        return self._noted(
+            (await self._link.order(methods.STREAM_MANAGER_SEAL_STREAM, request, timeout_s=timeout_s)).stream
+        )
+
+    async def delete(self, stream_id: int) -> None:
+        """Delete the stream; its extents go when nothing else refers to them. A writer of this client ends with it."""
+        request = sm.DeleteStreamRequest(stream_id=stream_id, owner=await self._owner_of(stream_id))
+        await self._link.order(methods.STREAM_MANAGER_DELETE_STREAM, request, timeout_s=self.options.roll_timeout_s)
+        writer = self._writer_of(stream_id)
+        if writer is not None:
+            await writer.abort()
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        stream_id: int,
+        *,
+        start: Position | None = None,
+        follow: bool = False,
+        end: Position | None = None,
+        copy: bool = True,
+    ) -> AsyncIterator[Record]:
+        """The records from `start` (the stream's beginning) to before `end` (what there is now).
+
+        With `follow`, new records come as they are acknowledged, until the stream is sealed. What was acknowledged
+        milliseconds ago, by a writer that neither flushed nor went on, may not be readable yet. `copy=False` gives
+        large payloads as views, which keep the memory of a whole answer alive for as long as they are held.
+        """
+        records = self._reader.read(stream_id, start=start, follow=follow, end=end, copy=copy)
+        async with aclosing(records):  # type: ignore[type-var]  # it is a generator
+            async for record in records:
+                yield record
+
+    async def read_record(self, stream_id: int, position: Position, *, copy: bool = True) -> Record:
+        """The one record at `position`, as an append or a read has told it."""
+        return await self._reader.read_record(stream_id, position, copy=copy)
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def writer(
+        self,
+        stream_id: int,
+        *,
+        sync: bool | None = None,
+        takeover: bool = False,
+        lock_timeout_s: float | None = None,
+        owner: str = "",
+    ) -> Writer:
+        """A writer, to be opened by `async with`: takes the stream's lock, fences older owners, goes on behind them.
+
+        While another live owner has the lock it is waited for, up to `lock_timeout_s`, then LockHeld; with `takeover`
+        the other one is put out at once. `sync` overrides the stream's policy: without it an acknowledged append is in
+        the page cache of all replicas. `owner` names this writer to people.
+        """
+
+        async def opener(writer: Writer, core: WriterCore) -> Opened:
+            return await self._open_writer(
+                writer,
+                core,
+                sync=sync,
+                takeover=takeover,
+                lock_timeout_s=self.options.lock_timeout_s if lock_timeout_s is None else lock_timeout_s,
+                owner=owner or f"{platform.node()}:{os.getpid()}",
+            )
+
+        share = self._budget.share(self.options.writer_bytes_max)
+        return Writer(stream_id, opener=opener, on_closed=self._forget_writer, share=share, options=self.options)
+
+    async def _open_writer(
+        self, writer: Writer, core: WriterCore, *, sync: bool | None, takeover: bool, lock_timeout_s: float, owner: str
+    ) -> Opened:
+        stream = await self._catalog.stream(writer.stream_id)
+        if stream.sealed:
+            raise StreamSealed(stream_id=stream.id)
+        mine = self._writers.get(stream.lock)
+        if mine is not None:  # one lease, so that the lock would be ours to take: but not behind the other one's back
+            if not takeover:
+                raise LockHeld(lock=stream.lock, owner=owner, detail="by another writer of this client")
+            await mine.abort()
+        self._writers[stream.lock] = writer
+        try:
+            meta = await self._connect_meta()
+            lease = await self._ensure_lease(meta)
+            described = await self._describe()
+            lock = await acquire_lock(
+                meta,
+                stream.lock,
+                owner,
+                lease,
+                root=described.meta_root.encode(),
+                takeover=takeover,
+                timeout_s=lock_timeout_s,
+            )
+            try:
+                tail = WriterTail(
+                    core,
+                    stream_id=stream.id,
+                    lock=lock,
+                    no_sync=not (stream.sync if sync is None else sync),
+                    link=self._link,
+                    senders=self._senders,
+                    history=self._history,
+                    options=self.options,
+                    rng=self._rng,
+                    on_acknowledged=writer.on_acknowledged,
+                    on_unknown=writer.on_unknown,
+                    on_settled=writer.on_settled,
+                    on_end=writer.on_end,
+                )
+                await tail.open()
+            except BaseException:
+                await lock.release()
+                raise
+        except BaseException:
+            self._forget_writer(writer)
+            raise
+        return Opened(lock, tail)
+
+    def _forget_writer(self, writer: Writer) -> None:
+        for lock, known in list(self._writers.items()):
+            if known is writer:
+                del self._writers[lock]
+
+    def _writer_of(self, stream_id: int) -> Writer | None:
+        return next((writer for writer in self._writers.values() if writer.stream_id == stream_id), None)
+
+    async def _owner_of(self, stream_id: int) -> common_pb2.Owner | None:
+        """In whose name we change a stream: our writer's, if it has one."""
+        writer = self._writer_of(stream_id)
+        return writer.owner if writer is not None else None
+
+    # --- the cluster -----------------------------------------------------------------------------------------
+
+    async def _describe(self) -> sm.DescribeClusterReply:
+        if self._described is None:
+            request = sm.DescribeClusterRequest()
+            reply = await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, request)
+            if self.cluster and reply.cluster != self.cluster:
+                raise WrongCluster(expected=reply.cluster, got=self.cluster)
+            self._link.learn(reply.managers, reply.leader.address)
+            self._described = reply
+        return self._described
+
+    async def _connect_meta(self) -> MetaStore:
+        if self._meta is not None:
+            return self._meta
+        async with self._meta_lock:
+            if self._own_meta is None:
+                endpoints = (await self._describe()).meta_endpoints
+                if not endpoints:
+                    raise MetaUnavailable(detail="the managers did not tell where the metadata store is")
+                self._own_meta = await EtcdStore.connect(EtcdConfig(tuple(endpoints)))
+            return self._own_meta
+
+    async def _ensure_lease(self, meta: MetaStore) -> Lease:
+        async with self._meta_lock:
+            if self._lease is None or not self._lease.alive():
+                self._lease = await meta.grant_lease(self.options.lease_ttl_s)
+            return self._lease
+
+    def _noted(self, info: sm.StreamInfo) -> Stream:
+        self._link.note_revision(info.mod_revision)
+        return Stream.of(info)

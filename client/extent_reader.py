@@ -1,0 +1,295 @@
+"""Reads one extent: the blocks of one answer are checked while the next answer is on its way.
+
+Invariants: bytes whose CRC does not fit are never given out: they are read elsewhere, and the replica is reported, once
+            it is certain that a block begins there;
+            at most two answers are held: the one that is being given out and the one that is being fetched;
+            what fails is tried again, at other replicas and with fresh metadata, until a deadline without progress.
+Neighbours: read_race.py fetches, core_reader.py checks, catalog.py knows replicas, reader.py goes over extents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import dataclass
+
+from neve.client.cache import BlockCache
+from neve.client.catalog import Catalog
+from neve.client.core_reader import Block, SourceHistory, parse_blocks
+from neve.client.manager_link import ManagerLink
+from neve.client.options import ClientOptions
+from neve.client.read_race import REPLY_BYTES, Race, ReadPlan, Won
+from neve.client.types import Extent, Position, Replica
+from neve.proto import extent_node_pb2 as pb
+from neve.proto import methods
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.blocks import Problem
+from neve.proto.errors import NeveError, OutOfRange, ProtocolViolation, ReplicaDamaged, RequestError
+from neve.rpc.pool import ChannelPool
+
+log = logging.getLogger(__name__)
+
+FOLLOW_SLACK_S = 2.0  # beyond the time that a node was asked to wait
+POINT_READ_BYTES = 32 << 10  # one block is asked for, and comes whole if it is larger
+REPORTS_MAX = 1_000  # bad replicas that a client remembers to have reported
+REPORT_TASKS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Checked blocks, one behind the other. `sealed`: the extent ends at `end`, for ever."""
+
+    blocks: list[Block]
+    end: int
+    sealed: bool = False
+
+
+class _Trouble:
+    """How long nothing has come, and how long to wait before the next attempt."""
+
+    def __init__(self, options: ClientOptions, rng: random.Random) -> None:
+        self._options = options
+        self._rng = rng
+        self._loop = asyncio.get_running_loop()
+        self.over()
+
+    def over(self) -> None:
+        self._since_s = self._loop.time()
+        self._delay_s = self._options.retry_delay_s_min
+
+    async def pause(self, error: NeveError) -> None:
+        """Before another attempt; raises the error when there was nothing but trouble for too long."""
+        if self._loop.time() - self._since_s + self._delay_s > self._options.read_deadline_s:
+            raise error
+        await asyncio.sleep(self._delay_s * self._rng.uniform(0.5, 1.0))
+        self._delay_s = min(2 * self._delay_s, self._options.retry_delay_s_max)
+
+
+class ExtentReader:
+    """For all reads of one client."""
+
+    def __init__(
+        self, channels: ChannelPool, link: ManagerLink, catalog: Catalog, *, options: ClientOptions, rng: random.Random
+    ) -> None:
+        self._channels = channels
+        self._link = link
+        self._catalog = catalog
+        self._options = options
+        self._rng = rng
+        self._history = SourceHistory()
+        self.cache = BlockCache(options.cache_bytes_max)
+        self._reported: dict[tuple[int, int], None] = {}
+        self._reports: dict[asyncio.Task[None], None] = {}
+        self._loop = asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        for task in self._reports:
+            task.cancel()
+        await asyncio.gather(*self._reports, return_exceptions=True)
+
+    # --- from an offset on -----------------------------------------------------------------------------------
+
+    async def chunks(self, extent_id: int, offset: int, *, follow: bool) -> AsyncGenerator[Chunk, None]:
+        """All blocks from `offset` on. The last chunk has none and says whether the extent is sealed; with `follow`
+        it is, since more is waited for until then."""
+        extent = await self._catalog.extent(extent_id)
+        trouble = _Trouble(self._options, self._rng)
+        size_bytes = self._options.read_first_bytes
+        bad: dict[Replica, Problem] = {}  # whose bytes at `offset` were wrong
+        certain = offset == 0  # that a block begins at `offset`
+        ahead: asyncio.Future[Won] | None = None
+        try:
+            while True:
+                if extent.length is not None and offset >= extent.length:
+                    if offset > extent.length:
+                        raise OutOfRange(extent_id=extent_id, offset=offset, readable=extent.length)
+                    yield Chunk([], offset, sealed=True)
+                    return
+                fetch, ahead = ahead or self._fetch(extent, offset, size_bytes, avoid=bad), None
+                try:
+                    won = await fetch
+                    _check_answer(won, offset)
+                except RequestError:
+                    raise  # the offset is none of a block
+                except NeveError as error:
+                    if extent.length is not None or not isinstance(error, OutOfRange):
+                        extent = await self._after(error, extent, trouble, bad)
+                        continue
+                    won = None  # every node has forgotten how far readers may go: nothing more now
+                if won is None or not won.reply.blocks:
+                    if won is not None and won.reply.sealed:
+                        yield Chunk([], offset, sealed=True)
+                        return
+                    if extent.length is not None:  # sealed, says metadata, and no replica has it yet
+                        waiting = OutOfRange(
+                            extent_id=extent_id, offset=offset, readable=won.reply.readable if won else 0
+                        )
+                        extent = await self._after(waiting, extent, trouble, bad)
+                        continue
+                    if not follow:
+                        yield Chunk([], offset)
+                        return
+                    ahead = await self._poll(extent, offset)
+                    if ahead is None:
+                        extent = await self._catalog.extent(extent_id, refresh=True)
+                    continue
+                reply = won.reply
+                if reply.end < reply.readable and (extent.length is None or reply.end < extent.length):
+                    size_bytes = self._options.read_bytes
+                    ahead = self._fetch(extent, reply.end, size_bytes, avoid=())
+                    await asyncio.sleep(0)  # it leaves now, and not after the checking
+                blocks, problem = parse_blocks(won.payload, offset)
+                if blocks:
+                    for replica, wrong in bad.items():  # a block does begin there: they were wrong
+                        self._report(extent_id, replica, wrong)
+                    bad = {}
+                    certain = True
+                    yield Chunk(blocks, blocks[-1].end)
+                    offset = blocks[-1].end
+                    trouble.over()
+                if problem is not None:
+                    _drop(ahead)  # where it begins was told by a replica that is not to be trusted
+                    ahead = None
+                    bad[won.replica] = problem
+                    self._history.failed(won.replica.address, self._loop.time())
+                    if certain:
+                        self._report(extent_id, won.replica, problem)
+        finally:
+            _drop(ahead)
+
+    def _fetch(
+        self,
+        extent: Extent,
+        offset: int,
+        size_bytes: int,
+        *,
+        avoid: Collection[Replica],
+        max_blocks: int = 0,
+    ) -> asyncio.Future[Won]:
+        options = self._options
+        replicas = self._history.order(extent, self._loop.time())
+        if avoid:
+            replicas = [each for each in replicas if each not in avoid]
+        if avoid and not replicas:
+            failed: asyncio.Future[Won] = self._loop.create_future()
+            detail = f"{len(avoid)} replicas have no sound block there"
+            failed.set_exception(ReplicaDamaged(extent_id=extent.id, offset=offset, detail=detail))
+            return failed
+        plan = ReadPlan(
+            extent_id=extent.id,
+            eversion=extent.eversion,
+            offset=offset,
+            max_bytes=size_bytes,
+            max_blocks=max_blocks,
+            sealed_length=extent.length,
+            timeout_s=options.read_timeout_s,
+            speculative_delay_s_min=options.speculative_delay_s_min,
+        )
+        return Race(self._channels, replicas, plan, self._history).future
+
+    async def _after(self, error: NeveError, extent: Extent, trouble: _Trouble, bad: dict[Replica, Problem]) -> Extent:
+        """Nobody had it: pause, and see what metadata says now. What was bad may be repaired meanwhile."""
+        log.info("read_failed extent_id=%d error=%s", extent.id, error)
+        await trouble.pause(error)
+        bad.clear()
+        return await self._catalog.extent(extent.id, refresh=True)
+
+    async def _poll(self, extent: Extent, offset: int) -> asyncio.Future[Won] | None:
+        """Wait at one replica until there is more, or for some time. None: look at the metadata."""
+        options = self._options
+        for replica in self._history.order(extent, self._loop.time()):
+            request = pb.ReadBlockRequest(
+                extent_id=extent.id,
+                replica=replica.message(),
+                eversion=extent.eversion,
+                offset=offset,
+                max_bytes=options.read_first_bytes,
+                follow=True,
+                wait_ms=int(options.follow_wait_s * 1000),
+            )
+            try:
+                reply = await self._channels.channel(replica.address).call(
+                    methods.EXTENT_NODE_READ_BLOCK,
+                    request,
+                    timeout_s=options.follow_wait_s + FOLLOW_SLACK_S,
+                    reply_bytes_max=options.read_first_bytes + REPLY_BYTES,
+                )
+            except OutOfRange:
+                continue  # it has restarted, and was not told yet how far readers may go
+            except NeveError as error:
+                log.info("follow_failed extent_id=%d address=%s error=%s", extent.id, replica.address, error)
+                self._history.failed(replica.address, self._loop.time())
+                continue
+            if not reply.message.blocks and not reply.message.sealed:
+                return None
+            future: asyncio.Future[Won] = self._loop.create_future()
+            future.set_result(Won(replica, reply.message, reply.attachment))
+            return future
+        await asyncio.sleep(options.retry_delay_s_max * self._rng.uniform(0.25, 0.5))
+        return None
+
+    # --- one block -------------------------------------------------------------------------------------------
+
+    async def block(self, position: Position) -> Block | None:
+        """The block at this position, from the cache or in one read; None if that needs a closer look."""
+        extent_id, offset = position
+        if (known := self.cache.get(extent_id, offset)) is not None:
+            return known
+        extent = await self._catalog.extent(extent_id)
+        try:
+            won = await self._fetch(extent, offset, POINT_READ_BYTES, avoid=(), max_blocks=1)
+        except RequestError:
+            raise
+        except NeveError as error:
+            log.debug("block_read_failed position=%s error=%s", position, error)
+            return None
+        blocks, problem = parse_blocks(won.payload, offset)
+        if problem is not None or not blocks:
+            return None
+        self.cache.put(extent_id, blocks[0])
+        return blocks[0]
+
+    # --- bad replicas ----------------------------------------------------------------------------------------
+
+    def _report(self, extent_id: int, replica: Replica, problem: Problem) -> None:
+        """Tell the manager, behind the reader and once; scrubbing finds it, too, if this gets lost."""
+        key = (extent_id, replica.node_id)
+        log.warning(
+            "bad_replica extent_id=%d node_id=%d offset=%d reason=%s",
+            *(extent_id, replica.node_id, problem.offset, problem.detail),
+        )
+        if key in self._reported or len(self._reports) >= REPORT_TASKS_MAX:
+            return
+        self._reported[key] = None
+        if len(self._reported) > REPORTS_MAX:
+            del self._reported[next(iter(self._reported))]
+        report = sm.BadReplica(
+            extent_id=extent_id,
+            replica=replica.message(),
+            offset=problem.offset,
+            reason=problem.detail,
+            reporter=f"client {self._link.client_id:016x}",
+        )
+        task = self._loop.create_task(self._send_report(report))
+        self._reports[task] = None
+        task.add_done_callback(lambda done: self._reports.pop(done, None))
+
+    async def _send_report(self, report: sm.BadReplica) -> None:
+        request = sm.ReportBadReplicaRequest(bad_replicas=[report])
+        try:
+            await self._link.order(methods.STREAM_MANAGER_REPORT_BAD_REPLICA, request)
+        except NeveError as error:
+            log.warning("bad_replica_not_reported extent_id=%d error=%s", report.extent_id, error)
+
+
+def _check_answer(won: Won, offset: int) -> None:
+    if won.reply.end - offset != len(won.payload):
+        detail = f"{len(won.payload)} bytes came for [{offset}, {won.reply.end})"
+        raise ProtocolViolation(detail=detail)
+
+
+def _drop(fetch: asyncio.Future[Won] | None) -> None:
+    if fetch is not None and not fetch.cancel() and not fetch.cancelled():
+        fetch.exception()  # seen: nobody else will look at it

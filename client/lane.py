@@ -1,0 +1,198 @@
+"""One writer's way to one replica of its tail: makes segments of what the core gives, and tells what became of them.
+
+Invariants: a lane belongs to one extent: when that is being sealed the lane is closed, and late answers say nothing;
+            a replica that failed is asked again after a pause that grows, so often as the core allows;
+            what readers may see (`committed`) goes with every segment, and alone when there is none.
+Neighbours: core_writer.py decides, node_sender.py sends, writer.py is told what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from neve.client.core_batch import Batch
+from neve.client.core_writer import Verdict, WriterCore
+from neve.client.node_sender import NodeSender, Segments, Sent
+from neve.client.options import ClientOptions
+from neve.proto import errors
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.crc import Buffer
+from neve.proto.errors import NeveError
+
+TELL_ATTEMPTS_MAX = 3
+
+
+class LaneOwner(Protocol):
+    """What a lane tells its writer."""
+
+    def on_acknowledged(self, batches: list[Batch]) -> None: ...
+
+    def on_trouble(self, lane: Lane, verdict: Verdict, error: NeveError) -> None:
+        """REPLACE, SEALED or STOP."""
+
+    def on_told(self) -> None:
+        """A replica knows how far readers may go."""
+
+
+class Lane:
+    """`template` has all of a segment but its place, its blocks and `committed`."""
+
+    __slots__ = (
+        "_closed",
+        "_core",
+        "_options",
+        "_owner",
+        "_pause",
+        "_rng",
+        "_sender",
+        "_tell",
+        "_tell_attempts",
+        "_template",
+        "node_id",
+        "replica",
+        "resends",
+        "told",
+    )
+
+    def __init__(
+        self,
+        owner: LaneOwner,
+        core: WriterCore,
+        sender: NodeSender,
+        template: pb.Segment,
+        *,
+        replica: int,
+        told: int,
+        options: ClientOptions,
+        rng: random.Random,
+    ) -> None:
+        self._owner = owner
+        self._core = core
+        self._sender = sender
+        self._template = template
+        self._options = options
+        self._rng = rng
+        self.replica = replica  # its number among the tail's
+        self.node_id = template.replica.node_id
+        self.told = told  # the highest `committed` that the replica has certainly heard
+        self.resends = 0
+        self._tell = False
+        self._tell_attempts = 0
+        self._pause: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def wake(self) -> None:
+        """There is something to send."""
+        if not self._closed and self._pause is None:
+            self._sender.wake(self)
+
+    def tell(self) -> None:
+        """Tell `committed`, alone if need be."""
+        if self.told < self._core.committed and not self._closed:
+            self._tell = True
+            self.wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._sender.forget(self)
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
+    # --- asked by the sender ---------------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        return not self._closed and self._pause is None and (self._tell or self._core.has_more(self.replica))
+
+    def take(
+        self, segments: Segments, bytes_max: int, *, at_least_one: bool
+    ) -> tuple[Sent, Sequence[Buffer], int] | None:
+        if self._closed or self._pause is not None:
+            return None
+        taken = self._core.take(self.replica, bytes_max, at_least_one=at_least_one)
+        if taken is None:
+            if self._core.full and self._core.is_drained:
+                # Not from here: the sender is in the middle of a frame, and a roll takes lanes from it.
+                asyncio.get_running_loop().call_soon(self._owner.on_acknowledged, [])
+            if not self._tell or self._core.has_more(self.replica):
+                return None
+            return self._take_alone(segments)
+        self._tell = False
+        segment = segments.add()
+        segment.CopyFrom(self._template)
+        segment.offset = taken.offset
+        segment.committed = self._core.committed
+        sizes = segment.block_sizes
+        batches = taken.batches
+        if len(batches) == 1:
+            sizes.extend(batches[0].block_sizes)
+            return taken, batches[0].buffers, batches[0].size_bytes
+        buffers: list[Buffer] = []
+        for batch in batches:
+            sizes.extend(batch.block_sizes)
+            buffers += batch.buffers
+        return taken, buffers, taken.end - taken.offset
+
+    def _take_alone(self, segments: Segments) -> tuple[int, Sequence[Buffer], int]:
+        self._tell = False
+        segment = segments.add()
+        segment.CopyFrom(self._template)
+        segment.committed = self._core.committed
+        return self._core.committed, (), 0
+
+    # --- told by the sender ----------------------------------------------------------------------------------
+
+    def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
+        if self._closed:
+            return
+        if result.HasField("error"):
+            error = errors.from_message(result.error)
+            self._on_failure(taken, error, length=result.length)
+        elif isinstance(taken, int):
+            self._tell_attempts = 0
+            self.told = max(self.told, taken)
+            self._owner.on_told()
+        elif result.end != taken.end:
+            detail = f"it answered {result.end} for a segment that ends at {taken.end}"
+            self._on_failure(taken, errors.Internal(detail=detail), length=result.length)
+        else:
+            self._owner.on_acknowledged(self._core.on_answer(taken))
+
+    def failed(self, taken: Sent, error: NeveError) -> None:
+        if not self._closed:
+            self._on_failure(taken, error, length=None)
+
+    def _on_failure(self, taken: Sent, error: NeveError, *, length: int | None) -> None:
+        if isinstance(taken, int):
+            # Nothing is lost: readers see less for a while. What is wrong with the replica, the next append finds out.
+            self._tell_attempts += 1
+            if self._tell_attempts < TELL_ATTEMPTS_MAX:
+                self._tell = True
+                self._pause_for(self._tell_attempts)
+            else:
+                self._owner.on_told()
+            return
+        verdict = self._core.on_failure(taken, error, length=length)
+        if verdict is Verdict.RESEND:
+            self.resends += 1
+            self.wake()
+        elif verdict is Verdict.RETRY:
+            self.resends += 1
+            self._pause_for(self._core.failures(self.replica))
+        elif verdict is not Verdict.NONE:
+            self._owner.on_trouble(self, verdict, error)
+
+    def _pause_for(self, failures: int) -> None:
+        if self._pause is not None:
+            return
+        delay_s = self._options.append_retry_delay_s * 2 ** (failures - 1) * self._rng.uniform(0.5, 1.0)
+        self._sender.forget(self)
+        self._pause = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self.wake()

@@ -1,0 +1,210 @@
+"""One sender for each node: its frames carry what all writers of this client have for that node.
+
+A lane is one writer's way to one replica; it has what a frame is made of, and the sender asks it when there is room
+for a frame. So nothing is queued here, and what gathers while frames are in flight goes with the next one.
+
+Invariants: a frame is cut at about `frame_bytes`, or on the loop's next turn: an idle writer waits for nothing, a busy
+            one fills its frames; at most `frames_in_flight_max` are in flight to a node;
+            segments of one lane leave in the order in which the lane gave them, and each is answered or failed once;
+            lanes take turns, so that a busy stream does not keep the others of the client waiting.
+Neighbours: lane.py implements `SegmentSource`; proto/extent_node.proto has the frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from neve.client.core_writer import Taken
+from neve.client.options import ClientOptions
+from neve.client.started import Started
+from neve.proto import extent_node_pb2 as pb
+from neve.proto import methods
+from neve.proto.crc import Buffer
+from neve.proto.errors import Cancelled, Internal, NeveError
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Channel, Reply
+
+log = logging.getLogger(__name__)
+
+REPLY_BYTES = 1024
+REPLY_BYTES_PER_SEGMENT = 512  # with an error's words
+
+# What a lane gave: batches, or `committed` alone.
+Sent = Taken | int
+
+
+class SegmentSource(Protocol):
+    """What a sender wants of a lane."""
+
+    def take(
+        self, segments: Segments, bytes_max: int, *, at_least_one: bool
+    ) -> tuple[Sent, Sequence[Buffer], int] | None:
+        """Add the next segment; what it is, its bytes and their number. None: nothing (that fits) now."""
+
+    @property
+    def has_more(self) -> bool: ...
+
+    def answered(self, taken: Sent, result: pb.SegmentResult) -> None: ...
+
+    def failed(self, taken: Sent, error: NeveError) -> None: ...
+
+
+class Segments(Protocol):
+    """The frame's list of segments, as protobuf has it."""
+
+    def add(self) -> pb.Segment: ...
+
+
+class NodeSenders:
+    """The senders of one client, by address. One turn of the loop serves all that have something to send."""
+
+    def __init__(self, channels: ChannelPool, options: ClientOptions) -> None:
+        self._channels = channels
+        self._options = options
+        self._senders: dict[str, NodeSender] = {}
+        self._due: dict[NodeSender, None] = {}
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+
+    def to(self, address: str) -> NodeSender:
+        sender = self._senders.get(address)
+        if sender is None:
+            sender = self._senders[address] = NodeSender(self, self._channels.channel(address), self._options)
+        return sender
+
+    def schedule(self, sender: NodeSender) -> None:
+        self._due[sender] = None
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        due, self._due = self._due, {}
+        for sender in due:
+            sender.pump()
+
+    def close(self) -> None:
+        for sender in self._senders.values():
+            sender.close()
+
+
+class NodeSender:
+    """Frames to one node."""
+
+    def __init__(self, senders: NodeSenders, channel: Channel, options: ClientOptions) -> None:
+        self._senders = senders
+        self._channel = channel
+        self._options = options
+        self._ready: dict[SegmentSource, None] = {}  # lanes with something to send, in turn
+        self._frames: dict[_Frame, None] = {}  # in flight
+        self.frames_sent = 0
+
+    @property
+    def address(self) -> str:
+        return self._channel.address
+
+    def wake(self, lane: SegmentSource) -> None:
+        """The lane has something to send."""
+        self._ready[lane] = None
+        if len(self._frames) < self._options.frames_in_flight_max:
+            self._senders.schedule(self)
+
+    def forget(self, lane: SegmentSource) -> None:
+        """The lane has nothing to send any more. Its segments in flight are still answered."""
+        self._ready.pop(lane, None)
+
+    def pump(self) -> None:
+        """Send frames while there is something to send and room for it."""
+        while self._ready and len(self._frames) < self._options.frames_in_flight_max:
+            frame = self._cut()
+            if frame is None:
+                return
+            self.frames_sent += 1
+            self._frames[frame] = None
+            frame.send(self._channel, self._options.append_timeout_s)
+
+    def close(self) -> None:
+        self._ready.clear()
+        for frame in list(self._frames):
+            frame.cancel()
+
+    def _cut(self) -> _Frame | None:
+        options = self._options
+        frame = _Frame(self)
+        segments, ready = frame.request.segments, self._ready
+        left_bytes = options.frame_bytes
+        while ready and left_bytes > 0 and len(frame.parts) < options.frame_segments_max:
+            lane = next(iter(ready))
+            taken = lane.take(segments, left_bytes, at_least_one=not frame.parts)
+            if taken is None:
+                if lane.has_more:
+                    break  # it does not fit any more: it is the first one of the next frame
+                del ready[lane]
+                continue
+            what, buffers, size_bytes = taken
+            frame.parts.append((lane, what))
+            frame.buffers += buffers
+            left_bytes -= size_bytes
+            del ready[lane]
+            if lane.has_more:
+                ready[lane] = None  # behind the others
+        return frame if frame.parts else None
+
+    def ended(self, frame: _Frame) -> None:
+        self._frames.pop(frame, None)
+        if self._ready:
+            self._senders.schedule(self)
+
+
+class _Frame:
+    """One AppendBlock."""
+
+    __slots__ = ("_call", "_sender", "buffers", "parts", "request")
+
+    def __init__(self, sender: NodeSender) -> None:
+        self._sender = sender
+        self._call: Started[Reply[pb.AppendBlockReply]] | None = None
+        self.request = pb.AppendBlockRequest()
+        self.parts: list[tuple[SegmentSource, Sent]] = []
+        self.buffers: list[Buffer] = []
+
+    def send(self, channel: Channel, timeout_s: float) -> None:
+        self._call = Started(
+            channel.call(
+                methods.EXTENT_NODE_APPEND_BLOCK,
+                self.request,
+                timeout_s=timeout_s,
+                attachment=self.buffers,
+                reply_bytes_max=REPLY_BYTES + REPLY_BYTES_PER_SEGMENT * len(self.parts),
+            ),
+            self._on_done,
+        )
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _on_done(self, reply: Reply[pb.AppendBlockReply] | None, error: BaseException | None) -> None:
+        self._sender.ended(self)
+        if reply is not None and len(reply.message.results) == len(self.parts):
+            for (lane, taken), result in zip(self.parts, reply.message.results, strict=True):
+                lane.answered(taken, result)
+            return
+        failure = _failure_of(error)
+        for lane, taken in self.parts:
+            lane.failed(taken, failure)
+
+
+def _failure_of(error: BaseException | None) -> NeveError:
+    if isinstance(error, NeveError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return Cancelled(detail="the client was closed")
+    if error is None:
+        return Internal(detail="the node answered with another number of results than there were segments")
+    log.error("append_failed", exc_info=error)
+    return Internal(detail=f"{type(error).__name__}: {error}")

@@ -1,0 +1,153 @@
+"""One read of some blocks: the best replica first, a second one when it is slow, the next one when it fails.
+
+Invariants: the first answer that is of use wins, and the other calls are cancelled;
+            a replica that has nothing (yet) is no failure: another one may have more;
+            every replica is asked at most once, so a race ends.
+Neighbours: reader.py starts races and checks what they bring; core_reader.py orders replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from neve.client.core_reader import SourceHistory
+from neve.client.started import Started
+from neve.client.types import Replica
+from neve.proto import extent_node_pb2 as pb
+from neve.proto import methods
+from neve.proto.errors import Internal, NeveError, OutOfRange, ReplicaMissing, RequestError
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Reply
+
+REPLY_BYTES = 4096
+SMALL_BYTES_MAX = 64 << 10
+
+
+class Won(NamedTuple):
+    """An answer, and whose it is."""
+
+    replica: Replica
+    reply: pb.ReadBlockReply
+    payload: memoryview
+
+
+class ReadPlan(NamedTuple):
+    """What is asked for. `sealed_length`: where metadata says that the extent ends, if it does."""
+
+    extent_id: int
+    eversion: int
+    offset: int
+    max_bytes: int
+    max_blocks: int
+    sealed_length: int | None
+    timeout_s: float
+    speculative_delay_s_min: float
+
+    @property
+    def size(self) -> str:
+        return "small" if self.max_bytes <= SMALL_BYTES_MAX else "large"
+
+
+class Race:
+    """Runs from its making on; `future` has what came of it. Cancel the future to end it."""
+
+    def __init__(
+        self, channels: ChannelPool, replicas: Sequence[Replica], plan: ReadPlan, history: SourceHistory
+    ) -> None:
+        self._channels = channels
+        self._replicas = list(reversed(replicas))
+        self._plan = plan
+        self._history = history
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Started[Reply[pb.ReadBlockReply]] | None] = {}  # by node id
+        self._empty: Won | None = None  # an answer that brought nothing
+        self._error: NeveError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.future: asyncio.Future[Won] = self._loop.create_future()
+        self.future.add_done_callback(self._on_future_done)
+        self._ask_next()
+        if self._replicas and not self.future.done():
+            delay_s = max(plan.speculative_delay_s_min, history.tail_s[plan.size].value)
+            self._timer = self._loop.call_later(delay_s, self._on_slow)
+
+    def _ask_next(self) -> None:
+        """Ask one more; if there is none, and none is being asked, the race is over."""
+        if self._replicas:
+            replica = self._replicas.pop()
+            self._calls[replica.node_id] = None
+            plan = self._plan
+            request = pb.ReadBlockRequest(
+                extent_id=plan.extent_id,
+                replica=replica.message(),
+                eversion=plan.eversion,
+                offset=plan.offset,
+                max_blocks=plan.max_blocks,
+                max_bytes=plan.max_bytes,
+            )
+            call = Started(
+                self._channels.channel(replica.address).call(
+                    methods.EXTENT_NODE_READ_BLOCK,
+                    request,
+                    timeout_s=plan.timeout_s,
+                    reply_bytes_max=plan.max_bytes + REPLY_BYTES,
+                ),
+                partial(self._on_done, replica, self._loop.time()),
+            )
+            if replica.node_id in self._calls:
+                self._calls[replica.node_id] = call
+            return
+        if not self._calls and not self.future.done():
+            if self._empty is not None:
+                self.future.set_result(self._empty)
+            else:
+                self.future.set_exception(self._error or ReplicaMissing(extent_id=self._plan.extent_id))
+
+    def _on_done(
+        self, replica: Replica, begun_s: float, reply: Reply[pb.ReadBlockReply] | None, error: BaseException | None
+    ) -> None:
+        self._calls.pop(replica.node_id, None)
+        if self.future.done():
+            return
+        now_s = self._loop.time()
+        if reply is not None:
+            self._history.answered(replica.address, now_s - begun_s, size=self._plan.size)
+            won = Won(replica, reply.message, reply.attachment)
+            if self._is_of_use(reply.message):
+                self.future.set_result(won)
+                return
+            if self._empty is None or reply.message.sealed:
+                self._empty = won
+        elif isinstance(error, NeveError):
+            if isinstance(error, RequestError):  # the same at every replica: it is the request that is wrong
+                self.future.set_exception(error)
+                return
+            if not isinstance(error, OutOfRange):
+                self._history.failed(replica.address, now_s)
+            if self._error is None or isinstance(self._error, OutOfRange):
+                self._error = error
+        elif not isinstance(error, asyncio.CancelledError):
+            self._error = Internal(detail=f"{type(error).__name__}: {error}")
+        self._ask_next()
+
+    def _is_of_use(self, reply: pb.ReadBlockReply) -> bool:
+        if reply.blocks > 0 or reply.sealed:
+            return True
+        return self._plan.sealed_length is not None and self._plan.offset >= self._plan.sealed_length
+
+    def _on_slow(self) -> None:
+        self._timer = None
+        if not self.future.done():
+            self._ask_next()
+
+    def _on_future_done(self, _: asyncio.Future[Won]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._replicas.clear()
+        if self._calls:
+            calls, self._calls = self._calls, {}
+            for call in calls.values():
+                if call is not None:
+                    call.cancel()

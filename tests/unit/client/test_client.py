@@ -1,0 +1,109 @@
+"""Client, writer and reader together, on real nodes in the simulation, without faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+from neve.client.types import Position
+from tests.unit.client.rig import Rig, payloads_of, read_all, run
+
+
+def test_what_was_appended_is_read_back_in_order_with_its_positions() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream(name="events", replicas=3)
+            async with neve.writer(stream.id) as writer:
+                first = await writer.append(b"hello")
+                many = await writer.append_many([b"a", b"b", b"c"])
+                pending = writer.submit(b"last")
+                await writer.flush()
+                assert pending.done()
+                positions = [first, *many, await pending]
+            records = await read_all(neve, stream.id)
+            assert [bytes(record.payload) for record in records] == [b"hello", b"a", b"b", b"c", b"last"]
+            assert [record.position for record in records] == positions
+            assert (await neve.stream("events")).id == stream.id
+            assert [record.position for record in await read_all(neve, stream.id, start=many[1])] == positions[2:]
+            assert [record.position for record in await read_all(neve, stream.id, end=many[1])] == positions[:2]
+            assert (await neve.read_record(stream.id, many[0])).payload == b"a"
+
+    run(story)
+
+
+def test_a_full_extent_is_rolled_ahead_of_time_and_nothing_is_lost_or_repeated() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            written = [b"%05d" % number + b"." * (number % 300) for number in range(400)]
+            async with neve.writer(stream.id) as writer:
+                positions = [await writer.append(payload) for payload in written[:200]]
+                positions += await writer.append_many(written[200:])
+                assert writer.stats.rolls >= 5
+                assert writer.stats.resent_bytes == 0
+            made_ahead = rig.manager.calls.count("prepare_extent")
+            assert made_ahead >= 5
+            assert rig.manager.prepared == {}  # each was used
+            records = await read_all(neve, stream.id)
+            assert [bytes(record.payload) for record in records] == written
+            assert [record.position for record in records] == positions
+            assert len({position.extent_id for position in positions}) >= 5
+
+    run(story, extent_bytes_max=10_000)
+
+
+def test_a_record_larger_than_a_block_and_than_an_extent_comes_back_whole() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            large = bytes(range(256)) * 100
+            async with neve.writer(stream.id) as writer:
+                await writer.append(b"before")
+                position = await writer.append(large)
+                mixed = await writer.append_many([b"x", large, b"y"])
+            records = await read_all(neve, stream.id)
+            assert [bytes(record.payload) for record in records] == [b"before", large, b"x", large, b"y"]
+            assert records[1].position == position
+            assert [record.position for record in records[2:]] == list(mixed)
+            assert (await neve.read_record(stream.id, position)).payload == large
+
+    run(story, extent_bytes_max=5_000)
+
+
+def test_a_follower_sees_records_as_they_come_over_extents_until_the_stream_is_sealed() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve, rig.client("reader") as other:
+            stream = await neve.create_stream()
+            seen: list[bytes] = []
+
+            async def follow() -> None:
+                async for record in other.read(stream.id, follow=True):
+                    seen.append(bytes(record.payload))  # noqa: PERF401 - it is looked at meanwhile
+
+            following = asyncio.ensure_future(follow())
+            written = [b"%03d" % number + b"." * 200 for number in range(60)]
+            async with neve.writer(stream.id) as writer:
+                for payload in written:
+                    await writer.append(payload)
+                    await asyncio.sleep(0.02)
+                assert len(seen) >= len(written) - 3  # the last ones are told a few milliseconds later
+                await neve.seal(stream.id)
+            await following
+            assert seen == written
+
+    run(story, extent_bytes_max=3_000)
+
+
+def test_a_second_open_goes_on_in_the_same_extent_with_a_higher_token() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            async with neve.writer(stream.id) as writer:
+                first = await writer.append(b"one")
+                token = writer.token
+            async with neve.writer(stream.id) as writer:
+                assert writer.token > token
+                second = await writer.append(b"two")
+            assert second == Position(first.extent_id, first.offset + 11)
+            assert await payloads_of(neve, stream.id) == [b"one", b"two"]
+
+    run(story)

@@ -1,0 +1,28 @@
+"""A coroutine that runs without a task: its ends, and the races between them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from neve.client.started import Started
+
+
+async def test_a_cancel_after_the_awaited_future_was_done_ends_it_once_and_steps_it_no_more() -> None:
+    loop = asyncio.get_running_loop()
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    awaited: asyncio.Future[int] = loop.create_future()
+    ends: list[tuple[int | None, BaseException | None]] = []
+
+    async def work() -> int:
+        return await awaited
+
+    started = Started(work(), lambda result, error: ends.append((result, error)))
+    awaited.set_result(1)  # its callback is on its way
+    started.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(ends) == 1
+    assert isinstance(ends[0][1], asyncio.CancelledError)
+    assert not unhandled
