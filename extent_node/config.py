@@ -1,7 +1,10 @@
 """What can be set about an extent node: a TOML file, and `--set key=value` over it.
 
 cluster = "main"
-disks = ["/data/disk1", "/data/disk2"]      # empty folders become disks of this node
+disks = [                                    # a folder, or better: a folder and the uuid of the disk that belongs there
+    {folder = "/data/disk1", uuid = "6d0c3f0e-6f2b-4a57-9d0e-2f6d3f1f8a11"},
+    "/data/disk2",
+]
 journal = "/data/journal"
 managers = ["10.0.0.1:3401"]                # without any, `node_id` must be given
 [listen]
@@ -12,6 +15,7 @@ dirty_bytes_hard = "1 GiB"
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,14 +49,36 @@ class Logging:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskEntry:
+    """A disk of the node. With its uuid another disk in the folder, or none, is refused by name, and the node starts
+    without it; the folder is then never formatted. `neve inspect FOLDER` and the node's log say what the uuid is."""
+
+    folder: Path
+    uuid: str = ""
+
+    def __post_init__(self) -> None:
+        if self.uuid:
+            try:
+                canonical = str(uuid.UUID(self.uuid))
+            except ValueError:
+                raise ValueError(f"{self.uuid!r} is not a uuid") from None
+            object.__setattr__(self, "uuid", canonical)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     cluster: str
-    disks: list[Path]
+    disks: list[DiskEntry]
     journal: Path
     node_id: int = 0  # 0: as the disks say, or as the manager gives
     managers: list[str] = field(default_factory=list)
     manager_token: str = ""  # what this node shows to the managers and to other nodes
-    format_empty_disks: bool = True
+    # Whether a node with nothing but empty folders formats them by itself. Not given: yes, unless `node_id` is. A node
+    # without a configured id gets a new one from the manager, and nothing that an earlier one had is expected of it.
+    # With a configured id such folders may be a device that was wiped or is not mounted, and formatting them would make
+    # this node answer "never existed" for replicas that it had: it takes the operator's word, by this key or by
+    # --format-disk.
+    format_empty_disks: bool | None = None
     listen: FrontConfig = field(default_factory=FrontConfig)
     advertise_wire: str = ""  # what others dial; empty: where we listen
     advertise_grpc: str = ""
@@ -72,8 +98,11 @@ class NodeConfig:
             raise ValueError("cluster must not be empty")
         if not self.disks:
             raise ValueError("disks must name at least one folder")
-        if len({disk.resolve() for disk in self.disks}) < len(self.disks):
+        if len({disk.folder.resolve() for disk in self.disks}) < len(self.disks):
             raise ValueError("disks names a folder twice")
+        uuids = [disk.uuid for disk in self.disks if disk.uuid]
+        if len(set(uuids)) < len(uuids):
+            raise ValueError("disks names a uuid twice")
         if not self.managers and not self.node_id:
             raise ValueError("either managers or node_id is needed: a node without a manager must be told its id")
         for name in ("threads", "heartbeat_s", "report_interval_s", "copies_max", "copy_bytes_per_s_max"):
@@ -85,11 +114,17 @@ class NodeConfig:
             except InvalidArgument as error:
                 raise ValueError(f"managers: {error.detail}") from error
 
+    @property
+    def formats_by_itself(self) -> bool:
+        return not self.node_id if self.format_empty_disks is None else self.format_empty_disks
+
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> tuple[NodeConfig, StoreConfig]:
     """The node's configuration and its store's; InvalidArgument names what is wrong. The store has no node id yet."""
     table = config.read_table(path, assignments)
     store_table = table.pop("store", {})
+    if isinstance(table.get("disks"), list):  # a folder alone is short for a table
+        table["disks"] = [{"folder": disk} if isinstance(disk, str) else disk for disk in table["disks"]]
     node = config.build(NodeConfig, table)
     if not isinstance(store_table, dict):
         raise InvalidArgument(what="config key store", detail=f"must be a table, not {store_table!r}")
@@ -99,10 +134,10 @@ def load(path: Path | None, assignments: Sequence[str] = ()) -> tuple[NodeConfig
     identity = {
         "cluster": node.cluster,
         "node_id": node.node_id,
-        "disks": [{"folder": str(disk)} for disk in node.disks],
+        "disks": [{"folder": str(disk.folder), "expected_uuid": disk.uuid} for disk in node.disks],
         "journal_folder": str(node.journal),
     }
     return node, config.build(StoreConfig, {**store_table, **identity}, "store")
 
 
-__all__ = ["DiskConfig", "Location", "NodeConfig", "load"]
+__all__ = ["DiskConfig", "DiskEntry", "Location", "NodeConfig", "load"]

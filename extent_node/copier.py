@@ -138,14 +138,14 @@ class Copier:
             raise wrong
         known = self._tasks.get(request.task_id)
         if known is not None and known.request.extent_id != request.extent_id:
-            detail = f"task {request.task_id} is for extent {known.request.extent_id:016x}"
+            detail = f"task {request.task_id} is for extent {known.request.extent_id}"
             raise InvalidArgument(what="task_id", detail=detail)
         if known is not None and self._still_holds(known):
             return
         other = self._running.get(request.extent_id)
         if other is not None:
             detail = f"task {other.request.task_id} runs"
-            raise AlreadyExists(kind="copy of extent", name=f"{request.extent_id:016x}", detail=detail)
+            raise AlreadyExists(kind="copy of extent", name=str(request.extent_id), detail=detail)
         if len(self._running) >= self._tasks_max:
             raise Overloaded(what="copy tasks", detail=f"{len(self._running)} run")
         decision = self._store.copies.decide(request)
@@ -216,10 +216,10 @@ class Copier:
         except asyncio.CancelledError:
             status.state = State.FAILED
             status.error.CopyFrom(errors.to_message(ShuttingDown()))
-            log.info("copy_stopped task=%d extent_id=%016x", request.task_id, request.extent_id)
+            log.info("copy_stopped task=%d extent_id=%d", request.task_id, request.extent_id)
             raise
         except Exception as error:  # the task's own loop: whatever it was, the manager hears of it
-            log.exception("copy_broken task=%d extent_id=%016x", request.task_id, request.extent_id)
+            log.exception("copy_broken task=%d extent_id=%d", request.task_id, request.extent_id)
             self._failed(task, Internal(detail=f"{type(error).__name__}: {error}"))
         else:
             assert found.state.seal is not None
@@ -228,7 +228,7 @@ class Copier:
             status.replica.CopyFrom(found.state.ref())
             status.seal.length, status.seal.eversion, status.seal.digest = seal.length, seal.eversion, seal.digest
             self.counters.tasks_done += 1
-            log.info("copy_done task=%d extent_id=%016x length=%d", request.task_id, request.extent_id, seal.length)
+            log.info("copy_done task=%d extent_id=%d length=%d", request.task_id, request.extent_id, seal.length)
         finally:
             del self._running[request.extent_id]
             self._forget_oldest()
@@ -237,7 +237,7 @@ class Copier:
         task.status.state = State.FAILED
         task.status.error.CopyFrom(errors.to_message(error))
         self.counters.tasks_failed += 1
-        log.error("copy_failed task=%d extent_id=%016x error=%s", task.request.task_id, task.request.extent_id, error)
+        log.error("copy_failed task=%d extent_id=%d error=%s", task.request.task_id, task.request.extent_id, error)
 
     def _forget_oldest(self) -> None:
         finished = [task_id for task_id, task in self._tasks.items() if task.status.state != State.RUNNING]
@@ -311,7 +311,7 @@ class Copier:
             # Every block is right and the whole is not: blocks of something else. No source can be told from another
             # unless all came from one.
             detail = f"the digest of what was copied is {digest.hex()}, the seal's is {task.digest.hex()}"
-            log.error("copy_digest_wrong extent_id=%016x sources=%s", request.extent_id, sorted(task.used))
+            log.error("copy_digest_wrong extent_id=%d sources=%s", request.extent_id, sorted(task.used))
             if len(task.used) == 1:
                 self._report(task, task.used.pop(), offset=0, reason=detail)
             if first < count - 1:
@@ -421,7 +421,7 @@ class Copier:
     def _note_failure(self, task: _Task, draft: Draft, number: int, failure: _SourceFailed) -> None:
         source = task.request.sources[number]
         log.warning(
-            "copy_source_failed task=%d extent_id=%016x source=%s offset=%d error=%s",
+            "copy_source_failed task=%d extent_id=%d source=%s offset=%d error=%s",
             task.request.task_id,
             task.request.extent_id,
             source.address,

@@ -57,7 +57,7 @@ from neve.extent_node.core_control import (
     doubt_after_failed_sync,
     doubt_on_start,
 )
-from neve.extent_node.core_state import Existing, ReadOnly, Refuse, ReplicaState, Tombstone, wrong_replica
+from neve.extent_node.core_state import Existing, Quarantined, ReadOnly, Refuse, ReplicaState, Tombstone, wrong_replica
 
 __all__ = [
     "Append",
@@ -78,6 +78,7 @@ __all__ = [
     "Persist",
     "PersistToken",
     "Quarantine",
+    "Quarantined",
     "ReadOnly",
     "Readable",
     "Ready",

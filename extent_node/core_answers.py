@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from neve.extent_node.core_state import Existing, Refuse, ReplicaState, Tombstone, wrong_replica
+from neve.extent_node.core_state import Existing, Quarantined, Refuse, ReplicaState, Tombstone, wrong_replica
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import (
@@ -68,13 +68,19 @@ def decide_read_range(
 
 def present(
     existing: Existing, *, wanted: common_pb2.Replica, extent_id: int
-) -> ReplicaState | ReplicaMissing | ReplicaDeleted | WrongReplica:
+) -> ReplicaState | ReplicaMissing | ReplicaDeleted | ReplicaDamaged | WrongReplica:
     """The replica that a request names, or the error that says why it is not here."""
     if existing is None:
         return ReplicaMissing(extent_id=extent_id)
+    if isinstance(existing, Quarantined):
+        return in_quarantine(extent_id)
     if isinstance(existing, Tombstone):
         return ReplicaDeleted(extent_id=extent_id, detail=f"by an order of eversion {existing.eversion}")
     return wrong_replica(existing, wanted) or existing
+
+
+def in_quarantine(extent_id: int) -> ReplicaDamaged:
+    return ReplicaDamaged(extent_id=extent_id, offset=0, detail="it turned out wrong and is in quarantine")
 
 
 def answer_kind(existing: Existing) -> pb.LengthAnswer.Kind:
@@ -83,6 +89,8 @@ def answer_kind(existing: Existing) -> pb.LengthAnswer.Kind:
         return Kind.NEVER_EXISTED
     if isinstance(existing, Tombstone):
         return Kind.DELETED
+    if isinstance(existing, Quarantined):
+        return Kind.DAMAGED
     if existing.doubt is not None:
         return Kind.DOUBTFUL
     return Kind.LENGTH if existing.damaged_at is None else Kind.DAMAGED
@@ -142,6 +150,7 @@ __all__ = [
     "answer_kind",
     "decide_read",
     "decide_read_range",
+    "in_quarantine",
     "length_answer",
     "present",
     "replica_info",

@@ -78,6 +78,28 @@ _NOT_COMPARED = Compared(end=0, differs_at=None)
 
 def decide_append(state: ReplicaState, segment: pb.Segment, body: Buffer) -> AppendDecision:
     """The next step for a segment whose blocks are `body`. An empty one only tells `committed`."""
+    # Nearly every append is this one: decided at once. Whatever differs in anything goes the long way.
+    meta, replica, offset, size_bytes = state.meta, segment.replica, segment.offset, len(body)
+    if (
+        offset == state.length
+        and size_bytes
+        and state.seal is None
+        and not state.fenced
+        and state.doubt is None
+        and state.damaged_at is None
+        and state.read_only is None
+        and segment.token == state.token
+        and segment.eversion == meta.eversion
+        and replica.incarnation == meta.incarnation
+        and replica.disk_uuid == meta.disk_uuid
+        and replica.node_id == meta.node_id
+        and segment.extent_id == meta.extent_id
+        and (end := offset + size_bytes) <= meta.extent_bytes_max
+        and blocks.has_sizes(body, segment.block_sizes)
+    ):
+        if segment.no_sync:
+            return Append(offset, 0, size_bytes, end, segment.committed, not state.unsynced, 0)
+        return Append(offset, 0, size_bytes, end, segment.committed, False, end)
     return decide_compared(state, segment, body, _NOT_COMPARED)
 
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 
 from neve.extent_node.attributes import Doubt, Seal
 from neve.extent_node.blocks import Problem, ProblemKind
-from neve.extent_node.core_state import Existing, ReadOnly, Refuse, ReplicaState, Tombstone, wrong_replica
+from neve.extent_node.core_answers import in_quarantine
+from neve.extent_node.core_state import (
+    Existing,
+    Quarantined,
+    ReadOnly,
+    Refuse,
+    ReplicaState,
+    Tombstone,
+    wrong_replica,
+)
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import (
     AlreadyExists,
@@ -47,6 +56,8 @@ def decide_create(existing: Existing, request: pb.CreateExtentRequest) -> MakeRe
         return Refuse(InvalidArgument(what="extent_bytes_max", detail="0: an extent needs room"))
     if existing is None:
         return MakeReplica()
+    if isinstance(existing, Quarantined):
+        return Refuse(in_quarantine(existing.extent_id))  # this order is late; only a copy may take its place
     if isinstance(existing, Tombstone):
         # Whatever its eversion: ids are not used again, so this order was given before the delete (rule 22).
         return Refuse(
@@ -54,7 +65,7 @@ def decide_create(existing: Existing, request: pb.CreateExtentRequest) -> MakeRe
         )
     difference = _difference(existing, request)
     if difference:
-        name = f"{existing.extent_id:016x}"
+        name = str(existing.extent_id)
         return Refuse(AlreadyExists(kind="replica of extent", name=name, detail=f"the one here {difference}"))
     if existing.read_only is not None:
         return Refuse(ReplicaReadOnly(extent_id=existing.extent_id, detail=existing.read_only.value))
@@ -275,7 +286,7 @@ class NothingToDelete:
 def decide_delete(existing: Existing, request: pb.DeleteExtentRequest) -> MoveToTrash | NothingToDelete | Refuse:
     """An order carries an eversion and removes only a replica at or below it (rule 24)."""
     tombstone = Tombstone(request.extent_id, request.eversion)
-    if existing is None:
+    if existing is None or isinstance(existing, Quarantined):  # what is in quarantine stays there, for a person
         return NothingToDelete(tombstone)
     if isinstance(existing, Tombstone):
         return NothingToDelete(tombstone if tombstone.eversion > existing.eversion else None)

@@ -3,7 +3,7 @@
 The order comes from the manager, after etcd has the seal. It is decided when it comes, and again when the copy is
 whole: whatever happened to the extent meanwhile then counts.
 
-    nothing here                       make one
+    nothing here, or in quarantine     make one
     a tombstone, older than the order  make one: the node was chosen again, after the delete
     a tombstone, as new or newer       refuse: the order was given before the delete and is late
     not sealed: short, doubtful, …     replace it (rule 20: shorter replicas are filled)
@@ -23,7 +23,7 @@ from enum import Enum
 
 from neve.extent_node.attributes import Seal
 from neve.extent_node.blocks import DIGEST_BYTES
-from neve.extent_node.core_state import Existing, Refuse, ReplicaState, Tombstone
+from neve.extent_node.core_state import Existing, Quarantined, Refuse, ReplicaState, Tombstone
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import Conflict, EversionMismatch, InvalidArgument, ReplicaDeleted
 
@@ -85,7 +85,7 @@ def check_copy(request: pb.StartCopyRequest) -> InvalidArgument | None:
 
 
 def decide_copy(existing: Existing, request: pb.StartCopyRequest) -> CopyDecision:
-    if existing is None:
+    if existing is None or isinstance(existing, Quarantined):
         return MakeCopy()
     if isinstance(existing, Tombstone):
         # Ids are not used again and eversions only rise: an order above the tombstone was given after the delete, by a

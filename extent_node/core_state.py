@@ -120,16 +120,23 @@ class ReplicaState:
 
     def note_committed(self, committed: int) -> None:
         """Never above the length: readers get nothing that is not here. Never back: they have seen it (rule 9, G4)."""
-        self.committed = max(self.committed, min(committed, self.length))
+        committed = committed if committed < self.length else self.length  # min and max are calls, and this is hot
+        if committed > self.committed:
+            self.committed = committed
 
     def note_journaled(self, end: int) -> None:
         """An entry for bytes up to `end` was handed to the journal; it rested on `may_journal`."""
-        self.journaled_end = max(self.journaled_end, min(end, self.length))
+        end = end if end < self.length else self.length
+        if end > self.journaled_end:
+            self.journaled_end = end
 
     def note_durable(self, end: int) -> None:
         """Bytes [0, end) are on stable storage. A seal may have cut below `end` since that sync began."""
-        self.durable_end = max(self.durable_end, min(end, self.length))
-        self.journaled_end = max(self.journaled_end, self.durable_end)
+        end = end if end < self.length else self.length
+        if end > self.durable_end:
+            self.durable_end = end
+            if end > self.journaled_end:
+                self.journaled_end = end
 
     def note_journal_lost(self) -> None:
         """The journal's unsynced entries are not going to be durable: the next byte may not rest on them."""
@@ -202,7 +209,15 @@ class Tombstone:
     eversion: int  # of the order that deleted it
 
 
-Existing = ReplicaState | Tombstone | None  # what a node has of an extent; None: nothing was ever here
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A replica was here and turned out wrong: its bytes are aside, for a person. Not "never existed": it may have held
+    acknowledged bytes, so that an empty one in its place would answer a length that is a lie (G8)."""
+
+    extent_id: int
+
+
+Existing = ReplicaState | Tombstone | Quarantined | None  # what a node has of an extent; None: nothing was ever here
 
 
 @dataclass(frozen=True, slots=True)

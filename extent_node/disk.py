@@ -1,12 +1,13 @@
 """A disk: one folder with a label, a lock, extents and what surrounds them.
 
     disk.json        what it is: uuid, cluster, node, format, and the journal that its extents depend on
-    boot.json        the boot id under which it was used last, and whether that use ended cleanly
+    boot.json        the boot and the mounting under which it was used last, and whether that use ended cleanly
     lock             held by the process that uses it
     extents/ab/      <16 hex digits>.ext and .idx; ab are the last two digits of the id
     tmp/             files being made; emptied at start
     trash/           deleted replicas, until their delay is over: <id>-<incarnation>-<ms>.ext
-    quarantine/      replicas that turned out wrong; for a person to look at, never removed here
+    quarantine/      replicas that turned out wrong: <id>-<incarnation>-<ms>.ext; for a person to look at, never removed
+                     here. While one is here its extent is answered as damaged, and made again by a copy only
     tombstones/      <id>.<eversion>.<ms>: empty files; the name is all they say, so that they cannot be torn
 
 Invariants: a disk that is wiped, swapped, foreign, locked or of an unknown format is refused by name, never used (T32);
@@ -80,6 +81,17 @@ class Boot:
 
     boot_id: str
     clean: bool  # everything was synced, and every open replica ended with a whole block
+    mount_id: str = ""  # empty, as an earlier build wrote it: counts as another mounting
+    # Disks of this node, by short id, that failed when the journal's label could not be written to say so.
+    distrusted: tuple[int, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "boot_id": self.boot_id,
+            "clean": self.clean,
+            "mount_id": self.mount_id,
+            "distrusted": [f"{disk:016x}" for disk in self.distrusted],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,7 @@ def format_disk(
     fs.fsync_dir(folder)
     _probe_attributes(fs, folder)
     label = DiskLabel(str(disk_uuid), cluster, node_id, journal_uuid)
-    write_label(fs, folder, BOOT, {"boot_id": fs.boot_id(), "clean": True})
+    write_label(fs, folder, BOOT, Boot(fs.boot_id(), clean=True, mount_id=fs.mount_id(folder)).fields())
     write_label(fs, folder, LABEL, label.fields())  # last: without it there is no disk
     log.info("disk_formatted folder=%s disk=%s node_id=%d", folder, label.uuid, node_id)
     return label.uuid
@@ -151,7 +163,7 @@ class Disk:
         self.fs = fs
         self.folder = folder
         self.label = label
-        self.short_id = int.from_bytes(uuid.UUID(label.uuid).bytes[:8], "little")
+        self.short_id = short_id(label.uuid)
         self.marks = marks
         self.state = DiskState.WRITABLE
         self.reason = ""
@@ -209,16 +221,26 @@ class Disk:
     # --- boot ------------------------------------------------------------------------------------------------
 
     def last_boot(self) -> Boot | None:
-        """Of the use before this one; None if it cannot be told, which counts as another boot and an unclean stop."""
+        """Of the use before this one; None if it cannot be told: another boot, then, and an unclean stop."""
         try:
             fields = read_label(self.fs, self.folder, BOOT)
         except LabelDamaged as error:
             log.error("boot_label_damaged disk=%s error=%s", self.uuid, error)
             return None
-        return None if fields is None else Boot(fields["boot_id"], fields["clean"])
+        if fields is None:
+            return None
+        distrusted = tuple(int(disk, 16) for disk in fields.get("distrusted", ()))
+        return Boot(fields["boot_id"], fields["clean"], fields.get("mount_id", ""), distrusted)
 
-    def store_boot(self, *, clean: bool) -> None:
-        write_label(self.fs, self.folder, BOOT, {"boot_id": self.fs.boot_id(), "clean": clean})
+    def kept_page_cache(self, last: Boot | None) -> bool:
+        """Whether bytes that the use before this one never synced are still seen: the same boot and mounting."""
+        if last is None or last.boot_id != self.fs.boot_id():
+            return False
+        return last.mount_id == self.fs.mount_id(self.folder)
+
+    def store_boot(self, *, clean: bool, distrusted: tuple[int, ...] = ()) -> None:
+        boot = Boot(self.fs.boot_id(), clean, self.fs.mount_id(self.folder), distrusted)
+        write_label(self.fs, self.folder, BOOT, boot.fields())
 
     def name_journal(self, journal_uuid: str) -> None:
         """From now on the extents here depend on this journal."""
@@ -322,6 +344,14 @@ class Disk:
     def move_to_quarantine(self, extent_id: int, incarnation: int, now_ms: int) -> None:
         self._move_aside(extent_id, QUARANTINE, f"{extent_id:016x}-{incarnation:016x}-{now_ms}.ext")
 
+    def quarantined_ids(self) -> Iterator[int]:
+        """Extents of which something is in quarantine; one may come several times."""
+        for name in self.fs.list_dir(os.path.join(self.folder, QUARANTINE)):
+            stem = name.partition("-")[0]
+            extent_id = _parse_extent_name(f"{stem}.ext")
+            if extent_id is not None:
+                yield extent_id
+
     def _move_aside(self, extent_id: int, folder_name: str, name: str) -> None:
         folder = os.path.join(self.folder, folder_name)
         self.fs.rename(self.extent_path(extent_id), os.path.join(folder, name))
@@ -341,6 +371,20 @@ class Disk:
                 self.fs.unlink(os.path.join(folder, name))
                 purged += 1
         return purged
+
+
+def short_id(disk_uuid: str) -> int:
+    """What stands for a disk in the journal: the first half of its uuid. Also takes that half alone."""
+    digits = disk_uuid.replace("-", "").strip()
+    if len(digits) not in (16, 32):
+        raise ValueError(f"{disk_uuid!r} is neither a disk's uuid nor the first half of one")
+    return int.from_bytes(bytes.fromhex(digits)[:8], "little")
+
+
+def short_name(disk: int) -> str:
+    """A short id as the first half of the uuid, for people."""
+    digits = disk.to_bytes(8, "little").hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:]}"
 
 
 def read_disk_label(fs: FileSystem, folder: str, *, expected_uuid: str = "") -> DiskLabel:

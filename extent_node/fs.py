@@ -19,6 +19,8 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
+from neve.extent_node import mounts
+
 Buffer = bytes | bytearray | memoryview
 
 _FALLOC_FL_KEEP_SIZE = 0x01
@@ -89,6 +91,10 @@ class FileSystem(Protocol):
     def usage(self, path: str) -> Usage: ...
     def boot_id(self) -> str:
         """Changes whenever the machine may have lost its page cache."""
+        ...
+
+    def mount_id(self, path: str) -> str:
+        """Changes, within a boot, whenever the file system that holds `path` may have lost its page cache."""
         ...
 
 
@@ -200,6 +206,9 @@ class RealFileSystem:
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
+
+    def mount_id(self, path: str) -> str:
+        return mounts.mount_id(path)
 
 
 IOV_MAX = 1024

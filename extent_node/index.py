@@ -70,6 +70,8 @@ class BlockIndex:
         first = self.find(offset)
         if first is None:
             return None
+        if max_blocks == 1:
+            return offset + int(self.sizes[first]), 1
         last = self.count if max_blocks == 0 else min(self.count, first + max_blocks)
         if max_bytes:
             # A block fits if its end does, and its end is the next one's offset.

@@ -7,6 +7,8 @@ blocks needs no commit of the file system's own journal (measured: 0.2 ms agains
 Invariants: a record is written only for bytes below which everything is durable or journaled (rule 10);
             a segment is used again only after every extent with records in it, on every disk, has them in its own file
             on stable storage (T25), and segments are freed in the order in which they were filled;
+            a segment with records of a disk that failed or is not here is kept, and the label says so, until that disk
+            is back or given up by the operator; kept ones are bounded, and without a free one appends go in place;
             after a write or sync of the journal failed it is `failed` for the rest of the process: nothing is written,
             nothing is promised any more, and who waited gets the error (T23);
             one process has the folder, by a lock file.
@@ -21,6 +23,7 @@ import uuid
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from neve.extent_node.fs import Buffer, FileSystem
 from neve.extent_node.journal_format import (
@@ -40,6 +43,7 @@ from neve.extent_node.journal_label import (
     SEGMENTS_MAX_DEFAULT,
     JournalLabel,
     JournalRefused,
+    Kept,
     make_segment,
     read_journal_label,
     slot_path,
@@ -53,8 +57,7 @@ class JournalFailed(Exception):
     """A write or sync of the journal failed earlier: it takes nothing more in this process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """Bytes of one extent, to be journaled. `holder` stands for the replica until its own file has them durably."""
 
     holder: Hashable
@@ -77,6 +80,7 @@ class Segment:
     number: int = 0
     position: int = FIRST_POSITION
     holders: dict[Hashable, int] = field(default_factory=dict)  # the end that each one's own file must reach
+    stranded: dict[int, None] = field(default_factory=dict)  # disks that failed with records in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Journal:
         self._current: Segment | None = None
         self._filled: deque[Segment] = deque()  # oldest first
         self._ready: deque[Segment] = deque()  # numbered in the order of their use
+        self._set_aside: list[Segment] = []  # kept since the start
         self._number_next = label.fresh_from
         self._unsynced: list[Segment] = []
 
@@ -127,16 +132,20 @@ class Journal:
             lock_fd = fs.lock(os.path.join(folder, LOCK))
         except BlockingIOError:
             raise JournalRefused(f"{folder} is locked: another process runs on this journal") from None
-        return cls(fs, folder, label, lock_fd, segments_max=max(segments_max, label.slots))
+        return cls(fs, folder, label, lock_fd, segments_max=max(segments_max, label.slots - len(label.kept)))
 
     # --- life ------------------------------------------------------------------------------------------------
 
-    def start(self, *, number_seen_max: int) -> None:
-        """Begin afresh above every number ever seen; blocks. All that was replayed must be durable in place by now."""
+    def start(self, *, number_seen_max: int, kept: Sequence[Kept] = ()) -> None:
+        """Begin afresh above every number ever seen; blocks. All that was replayed must be durable in place by now, and
+        what could not be replayed is in segments that are kept."""
         self._number_next = max(self.label.fresh_from, number_seen_max + 1)
         # The label first: from here on the old records are over, and no later start replays or misses them.
-        self._write_label(replace(self.label, fresh_from=self._number_next, in_use=True))
+        self._write_label(replace(self.label, fresh_from=self._number_next, in_use=True, kept=tuple(kept)))
+        slots_kept = [entry.slot for entry in kept]
         for slot in range(self.label.slots):
+            if slot in slots_kept:
+                continue
             path = slot_path(self.folder, slot)
             if self.fs.stat(path) is None:  # found missing by the replay, which has said what follows from it
                 make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
@@ -149,9 +158,10 @@ class Journal:
         self._write_label(replace(self.label, fresh_from=self._number_next, in_use=False))
 
     def close(self) -> None:
-        segments = [*self._filled, *self._ready, *([self._current] if self._current else [])]
+        segments = [*self._filled, *self._ready, *self._set_aside, *([self._current] if self._current else [])]
         for segment in segments:
             self.fs.close(segment.fd)
+        self._set_aside.clear()
         self._filled.clear()
         self._ready.clear()
         self._current = None
@@ -216,13 +226,13 @@ class Journal:
 
     def _write_run(self, segment: Segment, entries: Sequence[Entry], first: int) -> int:
         """All entries from `first` on that fit in this segment, by one write."""
-        position = segment.position
+        position, segment_bytes = segment.position, self.label.segment_bytes
         buffers: list[Buffer] = []
         needed_from = self.needed_from
-        taken = 0
-        for entry in entries[first:]:
-            end = position + record_bytes(entry.payload_bytes) + RECORD_HEADER_BYTES
-            if end > self.label.segment_bytes:
+        taken, holders = 0, segment.holders
+        for entry in entries[first:] if first else entries:
+            end = position + record_bytes(entry.payload_bytes)
+            if end + RECORD_HEADER_BYTES > segment_bytes:
                 break
             buffers += encode_record(
                 entry.payload,
@@ -236,12 +246,14 @@ class Journal:
                 incarnation=entry.incarnation,
                 offset=entry.offset,
             )
-            position += record_bytes(entry.payload_bytes)
+            position = end
             taken += 1
         write_all(self.fs, segment.fd, b"".join(buffers), segment.position)
         segment.position = position
         for entry in entries[first : first + taken]:
-            segment.holders[entry.holder] = max(entry.end, segment.holders.get(entry.holder, 0))
+            end = entry.offset + entry.payload_bytes
+            if end > holders.get(entry.holder, 0):
+                holders[entry.holder] = end
         self._mark_unsynced(segment)
         return taken
 
@@ -299,20 +311,38 @@ class Journal:
         for segment in self._segments_in_use():
             segment.holders.pop(holder, None)
 
+    def strand(self, holder: Hashable, disk: int) -> None:
+        """The holder's disk has failed, or its file takes no more: what is here of it must stay for a later start."""
+        for segment in self._segments_in_use():
+            if segment.holders.pop(holder, None) is not None:
+                segment.stranded[disk] = None
+
     def holders(self, *, filled_only: bool) -> list[Hashable]:
         """Who keeps segments from being freed, oldest first; each once."""
         segments = list(self._filled) if filled_only else self._segments_in_use()
         return list(dict.fromkeys(holder for segment in segments for holder in segment.holders))
 
     def take_free(self) -> Segment | None:
-        """The oldest filled segment if nobody needs it; for `prepare` in a thread, then `add_ready`."""
+        """The oldest filled segment if nobody here needs it; for a thread: `keep` if a disk that failed needs it, or
+        else `prepare`, then `add_ready`."""
         if self.failed or not self._filled or self._filled[0].holders:
             return None
         if self._filled[0] in self._unsynced:
             return None  # records of the next segment may promise that this one's end is durable
         segment = self._filled.popleft()
-        segment.number = 0
+        if not segment.stranded:
+            segment.number = 0
         return segment
+
+    def keep(self, segment: Segment) -> None:
+        """Set a taken segment aside for the disks that failed; blocks. OSError: give it back by `put_back`."""
+        assert segment.stranded, segment
+        entry = Kept(segment.number, segment.slot, segment.position, tuple(segment.stranded))
+        self._write_label(replace(self.label, kept=(*self.label.kept, entry)))
+        self._set_aside.append(segment)  # not closed: a sync of it may be under way
+
+    def put_back(self, segment: Segment) -> None:
+        self._filled.appendleft(segment)
 
     def prepare(self, segment: Segment) -> None:
         """Give a free segment its next number, durably; blocks. Its old records are over by that number."""
@@ -335,7 +365,9 @@ class Journal:
 
     @property
     def may_grow(self) -> bool:
-        return not self.failed and self.label.slots < self.segments_max
+        """Kept segments do not take the place of others, up to twice the bound for all of them."""
+        live = self.label.slots - len(self.label.kept)
+        return not self.failed and live < self.segments_max and self.label.slots < 2 * self.segments_max
 
     def grow(self) -> Segment:
         """One more segment file, ready for `add_ready`; blocks."""
@@ -358,7 +390,7 @@ class Journal:
     # --- disks that are not to be believed -------------------------------------------------------------------
 
     def distrust(self, disk: int) -> None:
-        """Remember durably that this disk failed, or that its records are given up; blocks."""
+        """Remember durably that this disk failed, or was given up; blocks."""
         if disk not in self.label.distrusted_disks:
             self._write_label(replace(self.label, distrusted_disks=(*self.label.distrusted_disks, disk)))
 

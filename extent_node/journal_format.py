@@ -16,6 +16,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import google_crc32c
+
 from neve.proto.crc import Buffer, crc32c
 
 FORMAT_VERSION = 1
@@ -28,7 +30,8 @@ END_MAGIC = b"NVJE"
 _HEADER = struct.Struct("<4sIIIQQ16s")
 # magic, crc, payload bytes, position, segment number, durable through, needed from, disk, extent, incarnation, offset
 _RECORD = struct.Struct("<4sIIIQQQQQQQ")
-_CRC_FROM = 8  # the checksum covers what stands behind itself
+CRC_FROM = 8  # the checksum covers what stands behind itself
+_MAGIC_AND_CRC, _COVERED = struct.Struct("<4sI"), struct.Struct("<IIQQQQQQQ")  # a record's header in two parts
 
 RECORD_HEADER_BYTES = _RECORD.size
 ALIGN_BYTES = 8
@@ -38,6 +41,9 @@ FIRST_POSITION = 4096
 SEGMENT_BYTES_MIN = FIRST_POSITION + 4096
 
 assert RECORD_HEADER_BYTES % ALIGN_BYTES == 0
+assert _MAGIC_AND_CRC.size + _COVERED.size == RECORD_HEADER_BYTES
+
+_PADDING = [bytes(-size_bytes % ALIGN_BYTES) for size_bytes in range(ALIGN_BYTES)]  # by the payload's size modulo that
 
 
 def lsn_of(segment_number: int, position: int) -> int:
@@ -94,7 +100,7 @@ class SegmentHeader:
 
 def encode_header(header: SegmentHeader, journal_uuid: bytes) -> bytes:
     fields = (FORMAT_VERSION, 0, header.number, header.needed_from, journal_uuid)
-    body = _HEADER.pack(HEADER_MAGIC, 0, *fields)[_CRC_FROM:]
+    body = _HEADER.pack(HEADER_MAGIC, 0, *fields)[CRC_FROM:]
     return _HEADER.pack(HEADER_MAGIC, crc32c(body, crc_seed(journal_uuid)), *fields)
 
 
@@ -105,7 +111,7 @@ def decode_header(data: Buffer, journal_uuid: bytes) -> SegmentHeader | None:
     magic, crc, version, _, number, needed_from, uuid = _HEADER.unpack_from(data)
     if magic != HEADER_MAGIC or version != FORMAT_VERSION or uuid != journal_uuid:
         return None
-    if crc != crc32c(bytes(data[_CRC_FROM : _HEADER.size]), crc_seed(journal_uuid)):
+    if crc != crc32c(bytes(data[CRC_FROM : _HEADER.size]), crc_seed(journal_uuid)):
         return None
     return SegmentHeader(int(number), int(needed_from))
 
@@ -124,34 +130,36 @@ def encode_record(
     offset: int,
 ) -> list[Buffer]:
     """The record as buffers to write, header first, padding last."""
-    size_bytes = sum(len(piece) for piece in payload)
-    fields = (size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset)
-    header = _RECORD.pack(RECORD_MAGIC, 0, *fields)
-    crc = crc32c(header[_CRC_FROM:], seed)
+    size_bytes = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
+    covered = _COVERED.pack(
+        size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset
+    )
+    crc = google_crc32c.extend(seed, covered)
     for piece in payload:
         crc = crc32c(piece, crc)
-    padding = bytes(-size_bytes % ALIGN_BYTES)
-    return [_RECORD.pack(RECORD_MAGIC, crc, *fields), *payload, padding]
+    return [_MAGIC_AND_CRC.pack(RECORD_MAGIC, crc), covered, *payload, _PADDING[size_bytes % ALIGN_BYTES]]
 
 
 def encode_end(*, seed: int, position: int, segment_number: int, durable_through: int, needed_from: int) -> bytes:
     """The record that says: this segment ends here, the chain goes on in the next one."""
     fields = (0, position, segment_number, durable_through, needed_from, 0, 0, 0, 0)
     header = _RECORD.pack(END_MAGIC, 0, *fields)
-    return _RECORD.pack(END_MAGIC, crc32c(header[_CRC_FROM:], seed), *fields)
+    return _RECORD.pack(END_MAGIC, crc32c(header[CRC_FROM:], seed), *fields)
 
 
-def decode_record(data: Buffer, position: int, seed: int) -> Record | None:
-    """The record at this position of a segment; None if there is no valid one."""
-    if position + RECORD_HEADER_BYTES > len(data):
+def decode_record(data: Buffer, position: int, seed: int, *, data_from: int = 0) -> Record | None:
+    """The record at this position of a segment, of which `data` are the bytes from `data_from` on; None if there is no
+    valid one."""
+    at = position - data_from
+    if at + RECORD_HEADER_BYTES > len(data):
         return None
-    magic, crc, payload_bytes, *fields = _RECORD.unpack_from(data, position)
+    magic, crc, payload_bytes, *fields = _RECORD.unpack_from(data, at)
     if magic not in (RECORD_MAGIC, END_MAGIC) or fields[0] != position:
         return None
-    end = position + RECORD_HEADER_BYTES + payload_bytes
+    end = at + RECORD_HEADER_BYTES + payload_bytes
     if end > len(data):
         return None
-    if crc32c(memoryview(data)[position + _CRC_FROM : end], seed) != crc:
+    if crc32c(memoryview(data)[at + CRC_FROM : end], seed) != crc:
         return None
     return Record(magic == END_MAGIC, payload_bytes, *fields)
 
@@ -197,7 +205,11 @@ def scan_segment(data: Buffer, journal_uuid: bytes) -> SegmentScan:
 
 def walk_records(data: Buffer, segment_number: int, seed: int) -> Iterator[Record]:
     """The unbroken run of this segment's records, the end record included."""
-    position = FIRST_POSITION
+    return walk_records_from(data, FIRST_POSITION, segment_number, seed)
+
+
+def walk_records_from(data: Buffer, position: int, segment_number: int, seed: int) -> Iterator[Record]:
+    """The same, of the records from a position on."""
     while True:
         record = decode_record(data, position, seed)
         if record is None or record.segment_number != segment_number:

@@ -34,6 +34,24 @@ class JournalRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment that some disks still need and that is not used again before they have its records, or are given up."""
+
+    number: int
+    slot: int
+    end_position: int  # behind its last record: an unbroken run that ends before has lost some
+    disks: tuple[int, ...]  # short ids
+
+    def fields(self) -> dict[str, Any]:
+        disks = [f"{disk:016x}" for disk in self.disks]
+        return {"number": self.number, "slot": self.slot, "end": self.end_position, "disks": disks}
+
+
+def _kept(fields: dict[str, Any]) -> Kept:
+    return Kept(fields["number"], fields["slot"], fields["end"], tuple(int(disk, 16) for disk in fields["disks"]))
+
+
+@dataclass(frozen=True, slots=True)
 class JournalLabel:
     """`journal.json`."""
 
@@ -47,6 +65,7 @@ class JournalLabel:
     # Disks whose records were given up, or that failed under us: page cache and journal prove nothing for their open
     # replicas, which become doubtful when the disk is back.
     distrusted_disks: tuple[int, ...] = ()  # short ids
+    kept: tuple[Kept, ...] = ()  # whatever `fresh_from` and `in_use` say
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -59,6 +78,7 @@ class JournalLabel:
             "fresh_from": self.fresh_from,
             "in_use": self.in_use,
             "distrusted_disks": [f"{disk:016x}" for disk in self.distrusted_disks],
+            "kept": [kept.fields() for kept in self.kept],
         }
 
 
@@ -133,4 +153,5 @@ def read_journal_label(fs: FileSystem, folder: str) -> JournalLabel:
         fresh_from=fields["fresh_from"],
         in_use=fields["in_use"],
         distrusted_disks=tuple(int(disk, 16) for disk in fields["distrusted_disks"]),
+        kept=tuple(_kept(entry) for entry in fields.get("kept", ())),
     )

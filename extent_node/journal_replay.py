@@ -2,11 +2,16 @@
 
 The chain begins at the oldest record that may still be needed and goes on, record by record and segment by segment, to
 the first place without a valid one. That place is the end, unless a valid record elsewhere promises that what stood
-there was durable: then it is a hole (rule 13).
+there was durable, or what stands there proves it (journal_damage.py): then something is missing (rule 13).
+
+Records behind the end are given, too. They are whole and were sent by their extents' writers, so that they do no harm
+if nobody was told of them, and a bit that flipped in one record must not hide those of other extents behind it.
+
+Segments that are kept for disks which were not here come before the chain, with the records of those disks only.
 
 Invariants: nothing here writes; memory is bounded by one segment, however long the chain;
-            records behind the end are given only if there is a hole: otherwise nobody was ever told of them.
-Neighbours: `store_replay` applies the records to replicas and decides what a hole means for them.
+            a payload that is given is what was written.
+Neighbours: `store_replay` applies the records to replicas and decides what is missing for them.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neve.extent_node.fs import FileSystem
+from neve.extent_node.journal_damage import find_damage
 from neve.extent_node.journal_format import (
+    FIRST_POSITION,
     Record,
     SegmentScan,
     crc_seed,
@@ -23,9 +30,8 @@ from neve.extent_node.journal_format import (
     lsn_of,
     scan_segment,
     segment_of,
-    walk_records,
 )
-from neve.extent_node.journal_label import JournalLabel, slot_path
+from neve.extent_node.journal_label import JournalLabel, Kept, slot_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +49,40 @@ class Chain:
         self._label = label
         self._journal_uuid = journal_uuid
         self._found: dict[int, _Found] = {}  # by segment number
+        self._kept: dict[int, Kept] = {}  # by segment number, those that can be read
         self.first_number = label.fresh_from
         self.end_lsn = 0
         self.number_seen_max = label.fresh_from - 1
         self.hole = ""  # what is missing, in words; empty: nothing is
+        self.damaged: list[Record] = []  # records that stood there and cannot be read
+        self.broken_disks: dict[int, str] = {}  # short id → which of the segments kept for it has lost records
         self._scan()
 
     def _scan(self) -> None:
-        if not self._label.in_use:
-            return  # the last process stopped cleanly: whatever is in the segments, nobody depends on it
         promised = needed_from = 0
         missing = []
+        kept_by_slot = {kept.slot: kept for kept in self._label.kept}
         for slot in range(self._label.slots):
-            data = _read_segment(self._fs, self._folder, slot, self._label.segment_bytes)
-            if data is None:
-                missing.append(slot)
+            kept = kept_by_slot.get(slot)
+            if kept is None and not self._label.in_use:
+                continue  # the last process stopped cleanly: whatever is in it, nobody depends on it
+            data = self._read(slot)
+            scan = None if data is None else scan_segment(data, self._journal_uuid)
+            if kept is not None:
+                self._look_at_kept(kept, scan)
+            if scan is None:
+                if kept is None:
+                    missing.append(slot)
                 continue
-            scan = scan_segment(data, self._journal_uuid)
             if scan.number is None:
                 continue
             self.number_seen_max = max(self.number_seen_max, scan.number)
-            if scan.number >= self._label.fresh_from:
+            if scan.number >= self._label.fresh_from and self._label.in_use:
                 self._found[scan.number] = _Found(slot, scan)
                 promised = max(promised, scan.durable_through)
                 needed_from = max(needed_from, scan.needed_from)
+        if not self._label.in_use:
+            return
         self.first_number = max(self._label.fresh_from, segment_of(needed_from))
         self.end_lsn = self._follow()
         if missing:
@@ -74,6 +90,17 @@ class Chain:
         elif promised > self.end_lsn:
             number, position = segment_of(self.end_lsn), self.end_lsn & 0xFFFFFFFF
             self.hole = f"no valid record in segment {number} at {position}, though later ones say that one was durable"
+        else:
+            self._look_for_damage()
+
+    def _look_at_kept(self, kept: Kept, scan: SegmentScan | None) -> None:
+        self.number_seen_max = max(self.number_seen_max, kept.number)
+        if scan is not None and scan.number == kept.number:
+            self._kept[kept.number] = kept
+            if scan.end_position >= kept.end_position:
+                return
+        for disk in kept.disks:
+            self.broken_disks[disk] = f"segment {kept.number} in {slot_path(self._folder, kept.slot)}"
 
     def _follow(self) -> int:
         """Where the unbroken chain ends."""
@@ -84,28 +111,51 @@ class Chain:
             number += 1
         return lsn_of(number, 0)
 
+    def _look_for_damage(self) -> None:
+        """Nothing promises more than the chain has. What stands at its end may prove it all the same."""
+        seed = crc_seed(self._journal_uuid)
+        for number, found in self._found.items():
+            if number < segment_of(self.end_lsn) or found.scan.ended:
+                continue
+            data = self._read(found.slot)
+            if data is None:
+                continue
+            for damage in find_damage(data, found.scan.end_position, number, seed):
+                if damage.record is None:
+                    self.hole = (
+                        f"a record of segment {number} at {damage.position} is damaged, and it is not known whose"
+                    )
+                elif not damage.record.is_end:
+                    self.damaged.append(damage.record)
+
+    # --- for the replay --------------------------------------------------------------------------------------
+
     def records(self) -> Iterator[tuple[Record, memoryview]]:
         """Each record with its payload, in the order of writing. A payload lives until the next one is asked for."""
         seed = crc_seed(self._journal_uuid)
-        for number in sorted(self._found):
-            if number < self.first_number:
-                continue
-            if lsn_of(number, 0) > self.end_lsn and not self.hole:
-                return
-            data = _read_segment(self._fs, self._folder, self._found[number].slot, self._label.segment_bytes)
+        in_chain = [number for number in self._found if number >= self.first_number]
+        for number in sorted({*in_chain, *self._kept}):
+            whole = number in in_chain
+            data = self._read(self._found[number].slot if whole else self._kept[number].slot)
             if data is None:
                 continue
             view = memoryview(data)
-            position = 0
-            for record in walk_records(data, number, seed):
-                position = record.end_position
-                if not record.is_end:
+            for record in find_records(data, FIRST_POSITION, seed):
+                if record.segment_number != number or record.is_end:
+                    continue
+                if whole or record.disk in self._kept[number].disks:
                     yield record, view[record.payload_position : record.payload_position + record.payload_bytes]
-            if self.hole:
-                # Bytes that were acknowledged may stand behind the hole; each is checked against its extent anyway.
-                for record in find_records(data, max(position, 1), seed):
-                    if record.segment_number == number and not record.is_end:
-                        yield record, view[record.payload_position : record.payload_position + record.payload_bytes]
+
+    def keep(self, number: int, disks: tuple[int, ...]) -> Kept:
+        """The entry by which this segment, which is here, stays for those disks."""
+        found = self._found.get(number)
+        if found is not None:
+            return Kept(number, found.slot, found.scan.end_position, disks)
+        earlier = self._kept[number]
+        return Kept(number, earlier.slot, earlier.end_position, disks)
+
+    def _read(self, slot: int) -> bytes | None:
+        return _read_segment(self._fs, self._folder, slot, self._label.segment_bytes)
 
 
 def read_chain(fs: FileSystem, folder: str, label: JournalLabel, journal_uuid: bytes) -> Chain:

@@ -1,9 +1,12 @@
 """Before a node starts: which folders are its disks and its journal, what its id is, and what may be formatted.
 
-Invariants: folders are formatted by themselves only for a node that has nothing at all yet. An empty folder beside
-            disks or a journal that exist may be a disk that was wiped, or one that is not mounted: it is refused by
-            name, and becomes a new disk only by the operator's word (`--format-disk`) (T32). The same holds for the
-            journal (`--format-journal`): a new one in place of one that is not mounted would cost what is in it.
+Invariants: folders are formatted by themselves only for a node of which nothing says that it existed: all folders are
+            empty, no disk's uuid is configured, and neither is its id, unless the operator says so
+            (`format_empty_disks`). Otherwise an empty folder may be a disk that was wiped, or one that is not mounted:
+            it is refused by name, and becomes a new disk only by the operator's word (`--format-disk`) (T32). The same
+            holds for the journal (`--format-journal`): a new one in place of one that is not mounted would cost what is
+            in it;
+            a folder whose disk is known by its uuid is never formatted: the node starts without it and says so.
 Neighbours: `disk.py` and `journal_label.py` format; `server.py` calls this first.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 import os
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from neve.extent_node import disk as disks
@@ -58,21 +61,29 @@ def settled_node_id(found: Found, configured: int) -> int:
     return next(iter(claims.values()), 0)
 
 
-def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str]) -> list[str]:
-    """Folders that may be formatted; DiskRefused names one that may not be and has no label."""
+def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], expected: Mapping[str, str]) -> list[str]:
+    """Folders that may be formatted; DiskRefused names one that may not be and has no label. `expected`: folder → uuid
+    of the disk that belongs there; without its label it is left to the store, which starts without it."""
     for folder in by_word:
         if folder in found.labelled:
             raise DiskRefused(f"{folder} is a disk already: it is not formatted again")
         if folder not in found.unlabelled:
             raise DiskRefused(f"{folder} is not one of the configured disks")
-    brand_new = not found.labelled and found.journal_node_id is None
-    if automatic and brand_new:
-        return list(found.unlabelled)
-    for folder in found.unlabelled:
-        if folder not in by_word:
+        if expected.get(folder):
             raise DiskRefused(
-                f"{folder} has no {disks.LABEL}, and this node has been used before: the disk was wiped or is not "
-                f"mounted. Mount it; or, to use the folder as a new disk, start once with --format-disk {folder}"
+                f"disk {expected[folder]} is configured for {folder}: a new one has another uuid. Remove the uuid from "
+                "the configuration first; what is lost with the old disk is recovered elsewhere"
+            )
+    unknown = [folder for folder in found.unlabelled if not expected.get(folder)]
+    brand_new = not found.labelled and found.journal_node_id is None and not any(expected.values())
+    if automatic and brand_new:
+        return unknown
+    for folder in unknown:
+        if folder not in by_word:
+            why = "this node has been used before" if not brand_new else "nothing says that this node is a new one"
+            raise DiskRefused(
+                f"{folder} has no {disks.LABEL}, and {why}: the disk was wiped or is not mounted. Mount it; or, to use "
+                f"the folder as a new disk, start once with --format-disk {folder}"
             )
     return list(by_word)
 
@@ -90,17 +101,25 @@ async def prepare(
     journal_segment_bytes: int,
     ask_for_id: Callable[[], Awaitable[int]],
     rng: random.Random,
+    expected_uuids: Mapping[str, str] | None = None,
 ) -> int:
     """Make the folders ready and return the node's id; asks the manager for one if nobody knows it yet."""
+    expected = expected_uuids or {}
     found = look(fs, disk_folders, journal_folder)
-    to_format = disks_to_format(found, automatic=automatic, by_word=by_word)
-    node_id = settled_node_id(found, configured_node_id) or await ask_for_id()
+    to_format = disks_to_format(found, automatic=automatic, by_word=by_word, expected=expected)
+    node_id = settled_node_id(found, configured_node_id)
+    if not node_id and any(expected.values()):
+        raise DiskRefused(
+            "which node is this? No disk and no journal is here to say it, and the configuration names disks of a node "
+            "that was used before: mount them, or set node_id"
+        )
+    node_id = node_id or await ask_for_id()
     if found.journal_node_id is None:
-        if not (format_journal_by_word or (automatic and not found.labelled)):
+        if not (format_journal_by_word or (automatic and not found.labelled and not any(expected.values()))):
             raise DiskRefused(
-                f"{journal_folder} has no {journals.LABEL}, and this node has disks that depend on a journal: mount "
-                "its folder; or, if it is lost, start once with --format-journal, and replicas that may have depended "
-                "on it will be doubtful"
+                f"{journal_folder} has no {journals.LABEL}, and this node may have disks that depend on a journal: "
+                "mount its folder; or, if it is lost or this node is a new one, start once with --format-journal, and "
+                "replicas that may have depended on it will be doubtful"
             )
         journal_uuid = format_journal(
             fs,

@@ -15,10 +15,11 @@ import asyncio
 import errno
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from neve.extent_node import attributes, index, scan
 from neve.extent_node.attributes import Doubt, Meta, Seal
+from neve.extent_node.commit_queue import CommitQueue
 from neve.extent_node.core import ReadOnly, ReplicaState
 from neve.extent_node.disk import Disk, DiskState
 from neve.extent_node.fs import Buffer, FileSystem
@@ -113,7 +114,7 @@ class Replica:
         self.in_place_end = state.durable_end  # on stable storage in the file itself, without the journal
         self.allocated_bytes = 0
         self.gone = False  # deleted or quarantined: whoever waited for the lock finds nothing
-        self.commit: object | None = None  # commit.py's, while appends wait for durability
+        self.commit: CommitQueue | None = None  # commit.py's, while appends wait for durability
         self.followers: list[asyncio.Future[None]] | None = None
 
     def __repr__(self) -> str:
@@ -172,15 +173,13 @@ class Replica:
 
     def write(self, body: Buffer) -> None:
         """Append `body` to the file; OSError leaves the replica as it was, or read-only. Does not note the length."""
-        offset = self.state.length
-        view = memoryview(body)
+        fs, fd, offset, left = self.disk.fs, self.fd, self.state.length, body
         try:
-            while view:
-                written = self.fs.pwrite(self.fd, [view], offset)
+            while (written := fs.pwrite(fd, [left], offset)) < len(left):
                 if written <= 0:
                     raise OSError(errno.EIO, "a write made no progress")
                 offset += written
-                view = view[written:]
+                left = memoryview(left)[written:]
         except OSError:
             self._remove_unfinished()
             raise
@@ -282,6 +281,9 @@ def make_replica(disk: Disk, meta: Meta, *, preallocate_bytes: int) -> Replica:
         fs.fsync_dir(disk.extent_folder(meta.extent_id))
     except BaseException:
         fs.close(fd)
+        for name in (aside, path):  # the store does not know it: it would be in the way of a repeated Create
+            with suppress(OSError):
+                fs.unlink(name)
         raise
     replica = Replica(disk, ReplicaState(meta), verified=True)
     replica.fd = fd
@@ -302,7 +304,7 @@ def load_state(disk: Disk, extent_id: int) -> tuple[ReplicaState, int]:
     decoded = attributes.decode_all({name: value for name, value in values.items() if value is not None})
     meta = decoded.meta
     if meta.extent_id != extent_id:
-        raise attributes.BadAttribute(attributes.META, f"it is of extent {meta.extent_id:016x}")
+        raise attributes.BadAttribute(attributes.META, f"it is of extent {meta.extent_id}")
     if meta.disk_uuid != disk.uuid or meta.node_id != disk.label.node_id:
         raise attributes.BadAttribute(attributes.META, f"it was made on disk {meta.disk_uuid} of node {meta.node_id}")
     return ReplicaState.restore(decoded, file_bytes=size_bytes), size_bytes

@@ -129,7 +129,7 @@ class Scrubber:
             # The disk is failing or full of waiting calls: its state says so, and its replicas are recovered elsewhere.
             now.read_errors += isinstance(error, DiskFailed)
             self.counters.read_errors += isinstance(error, DiskFailed)
-            log.warning("scrub_not_read extent_id=%016x error=%s", extent_id, error)
+            log.warning("scrub_not_read extent_id=%d error=%s", extent_id, error)
             return
         now.bytes_read += audit.bytes_read
         self.counters.bytes_read += audit.bytes_read
@@ -152,7 +152,7 @@ class Scrubber:
                 await self._store.quarantine(extent_id, incarnation=incarnation, reason=finding.reason)
             except NeveError as error:
                 # Known to be damaged, it is not served; a copy will replace it where it stands.
-                log.error("scrub_not_quarantined extent_id=%016x error=%s", extent_id, error)
+                log.error("scrub_not_quarantined extent_id=%d error=%s", extent_id, error)
         self._on_bad(
             BadReplica(
                 extent_id=extent_id,

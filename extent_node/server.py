@@ -18,7 +18,6 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from prometheus_client import CollectorRegistry
 
 from neve.extent_node.config import NodeConfig, load
 from neve.extent_node.copier import Copier
-from neve.extent_node.disk import DiskRefused
+from neve.extent_node.disk import DiskRefused, short_id
 from neve.extent_node.fs import FileSystem, RealFileSystem
 from neve.extent_node.journal_label import SEGMENT_BYTES_DEFAULT, JournalRefused
 from neve.extent_node.metrics import NodeMetrics, StoreCollector
@@ -45,6 +44,7 @@ from neve.extent_node.servicer import ExtentNodeServicer
 from neve.extent_node.store import Store
 from neve.extent_node.store_config import StoreConfig
 from neve.extent_node.store_start import NoUsableDisk
+from neve.extent_node.threads import Threads
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
@@ -70,8 +70,9 @@ class ExtentNode:
         fs: FileSystem,
         *,
         rng: random.Random,
-        format_disks: Sequence[str],
-        format_journal: bool,
+        format_disks: Sequence[str] = (),
+        format_journal: bool = False,
+        give_up_disks: Sequence[str] = (),
     ) -> None:
         self._config = config
         self._store_config = store_config
@@ -79,6 +80,7 @@ class ExtentNode:
         self._rng = rng
         self._format_disks = format_disks
         self._format_journal = format_journal
+        self._give_up_disks = give_up_disks
         self._tasks: list[asyncio.Task[None]] = []
         self._exit = contextlib.AsyncExitStack()
         self.node_id = 0
@@ -107,15 +109,16 @@ class ExtentNode:
         self.node_id = await prepare(
             self._fs,
             cluster=config.cluster,
-            disk_folders=[str(disk) for disk in config.disks],
+            disk_folders=[str(disk.folder) for disk in config.disks],
             journal_folder=str(config.journal),
             configured_node_id=config.node_id,
-            automatic=config.format_empty_disks,
+            automatic=config.formats_by_itself,
             by_word=self._format_disks,
             format_journal_by_word=self._format_journal,
             journal_segment_bytes=SEGMENT_BYTES_DEFAULT,
             ask_for_id=lambda: first_id(link, registration, rng=self._rng, timeout_s=FIRST_ID_TIMEOUT_S),
             rng=self._rng,
+            expected_uuids={str(disk.folder): disk.uuid for disk in config.disks if disk.uuid},
         )
         registration.node_id = self.node_id
         await self._start_store()
@@ -129,7 +132,7 @@ class ExtentNode:
         )
 
     async def _start_store(self) -> None:
-        pool = ThreadPoolExecutor(self._config.threads, thread_name_prefix="store")
+        pool = Threads(self._config.threads, name="store")
         self._exit.callback(pool.shutdown)
         self.store = Store(
             replace(self._store_config, node_id=self.node_id),
@@ -138,7 +141,7 @@ class ExtentNode:
             rng=self._rng,
             wall_clock_ms=lambda: time.time_ns() // 1_000_000,
         )
-        await self.store.start()
+        await self.store.start(give_up_disks=self._give_up_disks)
         self._exit.push_async_callback(self.store.stop, clean=True)
 
     async def _start_services(
@@ -230,7 +233,12 @@ class ExtentNode:
 
 
 async def serve(
-    config: NodeConfig, store_config: StoreConfig, *, format_disks: Sequence[str], format_journal: bool
+    config: NodeConfig,
+    store_config: StoreConfig,
+    *,
+    format_disks: Sequence[str],
+    format_journal: bool,
+    give_up_disks: Sequence[str],
 ) -> None:
     """Run a node until the process is told to stop."""
     node = ExtentNode(
@@ -240,6 +248,7 @@ async def serve(
         rng=random.SystemRandom(),
         format_disks=format_disks,
         format_journal=format_journal,
+        give_up_disks=give_up_disks,
     )
     stop = asyncio.ensure_future(until_told_to_stop())
     start = asyncio.ensure_future(node.start())
@@ -258,6 +267,12 @@ async def serve(
     await node.stop()
 
 
+def _disk_name(text: str) -> str:
+    """A disk's uuid, or the first half of one, as the log has it."""
+    short_id(text)  # ValueError: argparse says what is wrong
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="neve-extent-node", description="Run an extent node of Neve.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; extent_node/config.py lists the keys")
@@ -266,6 +281,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--format-disk", action="append", default=[], metavar="FOLDER", help="make this empty folder a new disk"
     )
     parser.add_argument("--format-journal", action="store_true", help="make a new journal in place of a lost one")
+    parser.add_argument(
+        "--give-up-disk",
+        action="append",
+        default=[],
+        type=_disk_name,
+        metavar="UUID",
+        help="forget what the journal still holds for this disk, because the disk is lost: acknowledged bytes that are "
+        "nowhere else on this node. If the disk comes back its open replicas are doubtful",
+    )
     options = parser.parse_args(arguments)
     try:
         config, store_config = load(options.config, options.set)
@@ -274,7 +298,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     set_up_logging(as_json=config.log.json, level=config.log.level)
     try:
-        uvloop.run(serve(config, store_config, format_disks=options.format_disk, format_journal=options.format_journal))
+        uvloop.run(
+            serve(
+                config,
+                store_config,
+                format_disks=options.format_disk,
+                format_journal=options.format_journal,
+                give_up_disks=options.give_up_disk,
+            )
+        )
     except (DiskRefused, JournalRefused, NoUsableDisk, NeveError, TimeoutError, OSError) as error:
         print(f"neve-extent-node: cannot run: {error or type(error).__name__}", file=sys.stderr)
         return 1

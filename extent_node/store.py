@@ -2,7 +2,7 @@
 
     store = Store(config, fs, pool=pool, rng=rng, wall_clock_ms=clock)
     await store.start()
-    results = await store.append(request.segments, call.attachment)
+    reply = await store.append(request.segments, call.attachment)
     await store.stop(clean=True)
 
 Invariants: every answer rests on what is durable where the protocol says so; see the module of each operation;
@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import bisect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from neve.extent_node import core, store_append, store_control
 from neve.extent_node.bandwidth import Pacer
-from neve.extent_node.disk import DiskState
+from neve.extent_node.disk import DiskState, short_id
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_audit import Audit, audit
@@ -36,6 +36,7 @@ from neve.extent_node.store_read import RangeResult, Reader, ReadResult
 from neve.extent_node.store_start import start, stop_cleanly
 from neve.extent_node.store_state import StoreState
 from neve.extent_node.store_verify import verify_all
+from neve.extent_node.threads import Threads
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import NeveError
@@ -53,7 +54,7 @@ class Store:
         config: StoreConfig,
         fs: FileSystem,
         *,
-        pool: Executor | None,
+        pool: Executor | Threads | None,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -68,10 +69,11 @@ class Store:
 
     # --- life ------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, *, give_up_disks: Sequence[str] = ()) -> None:
         """Open disks and journal, replay, then serve. Raises what says why the node cannot run at all:
-        `store_start.NoUsableDisk`, `journal_label.JournalRefused`, or OSError."""
-        await start(self._state)
+        `store_start.NoUsableDisk`, `journal_label.JournalRefused`, or OSError. `give_up_disks`: by uuid, or its first
+        half; what the journal still has for them is given up."""
+        await start(self._state, give_up_disks={short_id(disk) for disk in give_up_disks})
         self._verifier = self._state.spawn(verify_all(self._state))
         self._daemons = {
             self._verifier,
@@ -112,9 +114,14 @@ class Store:
         self._state.check_running()
         return await self._state.finish(store_control.create(self._state, request))
 
-    async def append(self, segments: Sequence[pb.Segment], attachment: memoryview) -> list[pb.SegmentResult]:
+    def append(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Awaitable[pb.AppendBlockReply]:
         """One result for each segment, in their order."""
-        return await store_append.append(self._state, segments, attachment)
+        return store_append.append(self._state, segments, attachment)
+
+    def read_now(self, request: pb.ReadBlockRequest) -> ReadResult | None:
+        """The answer if it can be given without waiting for anything; else None, and `read` waits."""
+        self._state.check_running()
+        return self._reader.read_now(request)
 
     async def read(self, request: pb.ReadBlockRequest) -> ReadResult:
         self._state.check_running()

@@ -14,30 +14,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from neve.extent_node import core
-from neve.extent_node.commit import AppendCall
+from neve.extent_node import blocks, core
+from neve.extent_node.commit_queue import AppendCall
 from neve.extent_node.disk import DiskState
-from neve.extent_node.replica import Replica
+from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.store_state import StoreState
 from neve.extent_node.store_verify import ensure_verified
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import Conflict, InvalidArgument, NeveError, Overloaded, ReplicaMissing
+from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Overloaded, ReplicaMissing
 
 _ANY = common_pb2.Replica()
+_WRITABLE = DiskState.WRITABLE  # a look at a member of an enumeration costs more than a call
 
 
-async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> list[pb.SegmentResult]:
+async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> pb.AppendBlockReply:
     """One result for each segment, in their order. The attachment must not change until this returns."""
+    segments = segments[:]  # a list: protobuf's own sequences are slow to go over
     bodies = _split(segments, attachment)
     store.check_running()
     if store.dirty.is_full:
         await store.dirty.wait_for_room()
     call = AppendCall(len(segments))
-    for number, (segment, body) in enumerate(zip(segments, bodies, strict=True)):
-        _begin(store, segment, body, call, number)
-    await call.wait()
-    return [_result(store, segment, call, number) for number, segment in enumerate(segments)]
+    extent_ids = [segment.extent_id for segment in segments]
+    for number, extent_id in enumerate(extent_ids):
+        _begin(store, extent_id, segments[number], bodies[number], call, number)
+    if call.pending:
+        await call.wait()
+    return _reply(store, extent_ids, call)
 
 
 def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memoryview]:
@@ -45,7 +49,7 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memor
     bodies = []
     start = 0
     for segment in segments:
-        end = start + sum(segment.block_sizes)
+        end = start + blocks.sum_sizes(segment.block_sizes)
         bodies.append(attachment[start:end])
         start = end
     if start != len(attachment):
@@ -54,37 +58,44 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memor
     return bodies
 
 
-def _result(store: StoreState, segment: pb.Segment, call: AppendCall, number: int) -> pb.SegmentResult:
-    found = store.replicas.get(segment.extent_id)
-    length = found.state.length if found is not None else 0
-    error = call.errors[number]
-    if error is not None:
-        store.counters.append_refusals += 1
-        return pb.SegmentResult(length=length, error=errors.to_message(error))
-    return pb.SegmentResult(end=call.ends[number], length=length)
+def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb.AppendBlockReply:
+    reply = pb.AppendBlockReply()
+    add_result, replicas = reply.results.add, store.replicas
+    for extent_id, end, error in zip(extent_ids, call.ends, call.errors, strict=True):
+        found = replicas.get(extent_id)
+        length = found.state.length if found is not None else 0
+        if error is None:
+            add_result(end=end, length=length)
+        else:
+            store.counters.append_refusals += 1
+            add_result(length=length, error=errors.to_message(error))
+    return reply
 
 
-def _begin(store: StoreState, segment: pb.Segment, body: memoryview, call: AppendCall, number: int) -> None:
+def _begin(
+    store: StoreState, extent_id: int, segment: pb.Segment, body: memoryview, call: AppendCall, number: int
+) -> None:
     """Carry the segment out as far as that needs no waiting; the rest goes on in a task, in the replica's line."""
-    found = store.replicas.get(segment.extent_id)
+    found = store.replicas.get(extent_id)
     if found is None:
-        missing = core.present(store.existing(segment.extent_id), wanted=_ANY, extent_id=segment.extent_id)
-        call.errors[number] = missing if isinstance(missing, NeveError) else ReplicaMissing(extent_id=segment.extent_id)
+        missing = core.present(store.existing(extent_id), wanted=_ANY, extent_id=extent_id)
+        call.errors[number] = missing if isinstance(missing, NeveError) else ReplicaMissing(extent_id=extent_id)
         return
-    if found.lock.is_free and found.verified:
-        if found.disk.state is not DiskState.WRITABLE or found.state.read_only is not None:
+    if found.verified and found.lock.is_free:
+        if found.disk.state is not _WRITABLE or found.state.read_only is not None:
             found.follow_disk()
         decision = core.decide_append(found.state, segment, body)
-        if isinstance(decision, core.Refuse):
+        if type(decision) is core.Append:
+            if not decision.mark_unsynced:
+                call.errors[number] = _carry_out(store, found, decision, body, call, number)
+                return
+        elif isinstance(decision, core.Refuse):
             call.errors[number] = decision.error
-            return
-        if isinstance(decision, core.Append) and not decision.mark_unsynced:
-            call.errors[number] = _carry_out(store, found, decision, body, call, number)
             return
     if found.lock.waiting >= store.config.append_waiters_max:
         call.errors[number] = Overloaded(what="requests that wait for one replica")
         return
-    call.expect()
+    call.pending += 1
     # The place in the line is taken now: the next segment for this extent must come behind this one.
     place = found.lock.enqueue()
     store.spawn(_append_in_turn(store, found, place, segment, body, call, number))
@@ -94,28 +105,24 @@ def _carry_out(
     store: StoreState, found: Replica, decision: core.Append, body: memoryview, call: AppendCall, number: int
 ) -> NeveError | None:
     """Write and note, on the loop. If the answer must wait for durability, the call is told to expect it."""
+    piece: memoryview | None = None
     if decision.write_bytes:
-        error = _write(store, found, body[decision.skip_bytes :])
+        piece = body[decision.skip_bytes :] if decision.skip_bytes else body
+        error = _write(store, found, piece)
         if error is not None:
             return error
     _note(store, found, decision)
     call.ends[number] = decision.end
     if decision.durable_to:
-        call.expect()
-        _wait_durable(store, found, decision, body, call, number)
+        call.pending += 1
+        store.committer.wait_durable(found, decision.durable_to, call, number, decision.write_offset, piece)
     return None
-
-
-def _wait_durable(
-    store: StoreState, found: Replica, decision: core.Append, body: memoryview, call: AppendCall, number: int
-) -> None:
-    piece = body[decision.skip_bytes :] if decision.write_bytes else None
-    store.committer.wait_durable(found, decision.durable_to, call, number, offset=decision.write_offset, piece=piece)
 
 
 def _write(store: StoreState, found: Replica, body: memoryview) -> NeveError | None:
     try:
-        found.open()
+        if found.fd == NO_FD:
+            found.open()
         found.write(body)
     except OSError as error:
         store.counters.write_failures += 1
@@ -127,9 +134,10 @@ def _note(store: StoreState, found: Replica, decision: core.Append) -> None:
     state = found.state
     if decision.write_bytes:
         state.note_appended(decision.write_offset + decision.write_bytes)
-        store.counters.appends += 1
-        store.counters.appended_bytes += decision.write_bytes
-        store.dirty.update(found)
+        counters = store.counters
+        counters.appends += 1
+        counters.appended_bytes += decision.write_bytes
+        store.dirty.add(found, decision.write_bytes)
         step = store.config.preallocate_bytes
         if step and state.length + step // 2 > found.allocated_bytes:
             _preallocate(store, found, step)
@@ -154,12 +162,17 @@ async def _append_in_turn(
             decision = await _accept(store, found, segment, body)
             call.ends[number] = decision.end
             if decision.durable_to:
-                _wait_durable(store, found, decision, body, call, number)
+                piece = body[decision.skip_bytes :] if decision.write_bytes else None
+                store.committer.wait_durable(found, decision.durable_to, call, number, decision.write_offset, piece)
                 return
     except NeveError as error:
         call.settle(number, error)
     except OSError as error:
         call.settle(number, store.disk_error(found.disk, found.extent_id, error))
+    except Exception as error:
+        # A bug: the caller, who waits for all of its segments, must not wait for ever. The task's end is logged.
+        call.settle(number, Internal(detail=f"{type(error).__name__}: {error}"))
+        raise
     else:
         call.settle(number, None)
 

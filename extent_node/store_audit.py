@@ -88,7 +88,7 @@ async def audit(store: StoreState, extent_id: int, pacer: Pacer) -> Audit:
         look = await _look(store, found, seal, end, pacer)
         read += look.bytes_read
         if look.finding is None:
-            log.warning("audit_not_repeatable extent_id=%016x disk=%s", extent_id, found.disk.uuid)
+            log.warning("audit_not_repeatable extent_id=%d disk=%s", extent_id, found.disk.uuid)
     about = replace(about, bytes_read=read)
     if look.finding is not None:
         if not await store.finish(_confirm(store, found, seal, end, look)):
@@ -193,7 +193,7 @@ def _index_is_right(found: Replica, seal: Seal, result: scan.Scan) -> bool:
     try:
         value = read_exactly(fs, fd, 0, fs.fstat(fd).size_bytes)
     except OSError as error:
-        log.warning("index_unreadable extent_id=%016x error=%s", found.extent_id, error)
+        log.warning("index_unreadable extent_id=%d error=%s", found.extent_id, error)
         return False
     finally:
         fs.close(fd)
@@ -214,7 +214,7 @@ async def _try_again(
         except FileNotFoundError:
             raise
         except OSError as error:
-            log.warning("audit_read_failed extent_id=%016x disk=%s error=%s", found.extent_id, found.disk.uuid, error)
+            log.warning("audit_read_failed extent_id=%d disk=%s error=%s", found.extent_id, found.disk.uuid, error)
             await asyncio.sleep(READ_AGAIN_S)
             store.check_disk(found)
     try:
@@ -242,7 +242,7 @@ async def _confirm(store: StoreState, found: Replica, seal: Seal | None, end: in
             return False
         if look.by_name and not await _is_still_wrong(store, found, seal):
             return False
-        log.error("replica_damaged extent_id=%016x reason=%s", found.extent_id, look.finding.reason)
+        log.error("replica_damaged extent_id=%d reason=%s", found.extent_id, look.finding.reason)
         state.note_damaged(min(look.finding.offset, state.length))
         if seal is None and state.doubt is None:
             # An open one stays: it takes no more appends, so that its writer has it sealed, and a copy replaces it. The
@@ -278,7 +278,7 @@ async def _rebuild_index(store: StoreState, found: Replica, look: _Look) -> bool
             await store.run(found.write_index, seal, look.result)
         except OSError as error:
             # Derived data: a disk that is too full for it still serves the extent.
-            log.warning("index_not_written extent_id=%016x error=%s", found.extent_id, error)
+            log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)
             return False
-        log.warning("index_rebuilt extent_id=%016x blocks=%d", found.extent_id, len(look.result.sizes))
+        log.warning("index_rebuilt extent_id=%d blocks=%d", found.extent_id, len(look.result.sizes))
         return True

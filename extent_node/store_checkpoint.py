@@ -1,6 +1,7 @@
 """Behind the journal: syncs extents in place, frees and makes journal segments, looks at disks, empties the trash.
 
-Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (T25);
+Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (T25); one with
+            records of a disk that failed is set aside instead, so that the ring turns on without it;
             at most `checkpoint_syncs_max` extents are synced at a time, and a failing disk stops only its own;
             every loop goes on after an error, which is logged and counted.
 Neighbours: `commit` wakes it when the journal is short of segments, `store_dirty` when too many bytes are dirty.
@@ -11,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from neve.extent_node.disk import Disk, DiskState
+from neve.extent_node.disk import Disk, DiskState, short_name
+from neve.extent_node.journal import Segment
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_state import StoreState
 
@@ -54,6 +56,10 @@ async def free_segments(store: StoreState) -> None:
     async with store.label_lock:
         try:
             while (segment := journal.take_free()) is not None:
+                if segment.stranded:
+                    if not await _keep(store, segment):
+                        return
+                    continue
                 await store.run(journal.prepare, segment)
                 journal.add_ready(segment)
                 store.counters.segments_recycled += 1
@@ -71,11 +77,25 @@ async def free_segments(store: StoreState) -> None:
                     store.journal_failed()
 
 
+async def _keep(store: StoreState, segment: Segment) -> bool:
+    """Set a segment aside that a failed disk needs; False if that cannot be written down now."""
+    try:
+        await store.run(store.journal.keep, segment)
+    except OSError as error:
+        log.warning("segment_not_kept number=%d error=%s", segment.number, error)
+        store.journal.put_back(segment)
+        return False
+    log.warning("segment_kept number=%d disks=%s", segment.number, [short_name(disk) for disk in segment.stranded])
+    return True
+
+
 async def run_housekeeping(store: StoreState) -> None:
     """For ever: how full the disks are, and what may leave the trash."""
     loop = asyncio.get_running_loop()
     purge_at_s = loop.time()
     while True:
+        for disk in list(store.distrust_pending)[:1]:
+            await store.finish(store.distrust(disk))  # it writes down all of them
         for disk in list(store.disks.values()):
             await _look_at_disk(store, disk, purge=loop.time() >= purge_at_s)
         if loop.time() >= purge_at_s:

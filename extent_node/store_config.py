@@ -64,6 +64,8 @@ class StoreConfig:
             raise ValueError("a node needs at least one disk")
         if self.dirty_bytes_soft > self.dirty_bytes_hard:
             raise ValueError("dirty_bytes_soft is above dirty_bytes_hard")
+        if self.verify_tasks < 1:
+            raise ValueError("verify_tasks must be above 0")
 
 
 @dataclass(slots=True)

@@ -29,8 +29,8 @@ from neve.proto.errors import (
     ExtentSealed,
     NeveError,
     Overloaded,
+    ReplicaDamaged,
     ReplicaDeleted,
-    ReplicaMissing,
     WrongReplica,
 )
 
@@ -138,6 +138,8 @@ async def _persist(
     request: pb.RaiseTokenRequest | pb.FenceRequest,
     decide: Callable[[core.ReplicaState], core.Persist | core.Ready | core.Refuse],
 ) -> pb.LengthAnswer:
+    # A Create or a copy that is under way counts as here: "never existed" would be taken back a moment later.
+    await _wait_for_name(store, request.extent_id)
     found = store.replicas.get(request.extent_id)
     if found is None:
         return core.length_answer(store.existing(request.extent_id))
@@ -169,6 +171,7 @@ async def _carry_out_persist(store: StoreState, found: Replica, decision: core.P
 
 
 async def seal(store: StoreState, request: pb.SealExtentRequest) -> pb.SealExtentReply:
+    await _wait_for_name(store, request.extent_id)
     found = store.replicas.get(request.extent_id)
     if found is None:
         raise _absent(store, request.extent_id)
@@ -198,7 +201,7 @@ async def _verify_and_seal(store: StoreState, found: Replica, request: pb.SealEx
     result = await scan_replica(store, found, end=request.seal.length)
     decision = core.decide_verified(found.state, request, problem=result.problem, digest=result.digest)
     if isinstance(decision, core.NotConfirmed):
-        log.error("replica_damaged extent_id=%016x problem=%s", found.extent_id, result.problem)
+        log.error("replica_damaged extent_id=%d problem=%s", found.extent_id, result.problem)
         found.state.note_damaged(decision.length)
         return pb.SealExtentReply(confirmed=False, length=decision.length)
     if isinstance(decision, core.Quarantine):
@@ -217,7 +220,7 @@ async def _verify_and_seal(store: StoreState, found: Replica, request: pb.SealEx
     await store.run_on(found, found.forget_doubt)
     found.close()
     found.wake_followers()
-    log.info("replica_sealed extent_id=%016x length=%d", found.extent_id, decision.seal.length)
+    log.info("replica_sealed extent_id=%d length=%d", found.extent_id, decision.seal.length)
     return _confirmed(found)
 
 
@@ -228,7 +231,7 @@ async def _write_index(store: StoreState, found: Replica, made: Seal, result: Sc
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         # Derived data: on a full disk the seal goes on without it, and the first read makes it anew.
-        log.warning("index_not_written extent_id=%016x error=%s", found.extent_id, error)
+        log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)
 
 
 def _confirmed(found: Replica) -> pb.SealExtentReply:
@@ -290,12 +293,12 @@ async def quarantine(store: StoreState, extent_id: int, incarnation: int, reason
     async with store.turn(found):
         if found.gone:
             return False
-        await _quarantine(store, found, ReplicaMissing(extent_id=extent_id, detail=f"quarantined: {reason}"))
+        await _quarantine(store, found, ReplicaDamaged(extent_id=extent_id, offset=0, detail=f"quarantined: {reason}"))
         return True
 
 
 async def _quarantine(store: StoreState, found: Replica, error: NeveError) -> None:
-    log.error("replica_quarantined extent_id=%016x disk=%s reason=%s", found.extent_id, found.disk.uuid, error)
+    log.error("replica_quarantined extent_id=%d disk=%s reason=%s", found.extent_id, found.disk.uuid, error)
     try:
         await store.run(
             found.disk.move_to_quarantine, found.extent_id, found.state.meta.incarnation, store.wall_clock_ms()
@@ -303,6 +306,7 @@ async def _quarantine(store: StoreState, found: Replica, error: NeveError) -> No
     except OSError as failure:
         raise store.disk_error(found.disk, found.extent_id, failure) from failure
     store.counters.quarantines += 1
+    store.quarantined[found.extent_id] = None
     _remove(store, found, error)
 
 
@@ -316,6 +320,7 @@ def _remove(store: StoreState, found: Replica, error: NeveError) -> None:
     store.committer.abandon(found, error)
     store.dirty.forget(found)
     store.journal.drop(found)
+    store.stalled.pop(found, None)
     found.close()
     found.wake_followers()
 

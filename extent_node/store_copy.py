@@ -149,7 +149,7 @@ class Draft:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # Derived data: the first read makes it anew.
-            log.warning("index_not_written extent_id=%016x error=%s", self.meta.extent_id, error)
+            log.warning("index_not_written extent_id=%d error=%s", self.meta.extent_id, error)
             if fs.stat(self.index_path + ".new") is not None:
                 fs.unlink(self.index_path + ".new")
         self.finished = made
@@ -317,13 +317,13 @@ class Copies:
         store.replicas[request.extent_id] = made
         store.names_changed = True
         disk.extents += 1
-        log.info("replica_copied extent_id=%016x disk=%s length=%d", request.extent_id, disk.uuid, draft.length)
+        log.info("replica_copied extent_id=%d disk=%s length=%d", request.extent_id, disk.uuid, draft.length)
         return made
 
     async def _move_aside(self, old: Replica, decision: core_copy.ReplaceBy) -> None:
         store, disk, extent_id = self._store, old.disk, old.extent_id
         log.warning(
-            "replica_replaced extent_id=%016x disk=%s to=%s reason=%s",
+            "replica_replaced extent_id=%d disk=%s to=%s reason=%s",
             extent_id,
             disk.uuid,
             decision.aside.value,
@@ -333,11 +333,12 @@ class Copies:
         try:
             await store.run(move, extent_id, old.state.meta.incarnation, store.wall_clock_ms())
         except FileNotFoundError:
-            log.error("replica_file_gone extent_id=%016x disk=%s", extent_id, disk.uuid)  # nothing is in the way
+            log.error("replica_file_gone extent_id=%d disk=%s", extent_id, disk.uuid)  # nothing is in the way
         except OSError as error:
             raise store.disk_error(disk, extent_id, error) from error
         if decision.aside is Aside.QUARANTINE:
             store.counters.quarantines += 1
+            store.quarantined[extent_id] = None
 
     def _forget(self, old: Replica, length: int) -> None:
         """It is not a replica of this node any more."""
@@ -350,9 +351,10 @@ class Copies:
         store.committer.abandon(old, ExtentSealed(extent_id=old.extent_id, length=length))
         store.dirty.forget(old)
         store.journal.drop(old)
+        store.stalled.pop(old, None)
         old.wake_followers()
         try:
             old.close()
             self._files.forget(old)
         except OSError as error:
-            log.warning("replica_not_closed extent_id=%016x error=%s", old.extent_id, error)  # its disk has failed
+            log.warning("replica_not_closed extent_id=%d error=%s", old.extent_id, error)  # its disk has failed

@@ -85,7 +85,7 @@ class SealedFiles:
             raise self._store.disk_error(found.disk, found.extent_id, error) from error
         except ReplicaDamaged as error:
             found.state.note_damaged(error.offset)
-            log.error("replica_damaged extent_id=%016x offset=%d", found.extent_id, error.offset)
+            log.error("replica_damaged extent_id=%d offset=%d", found.extent_id, error.offset)
             raise
         if found.gone:
             found.fs.close(opened.fd)
@@ -149,12 +149,12 @@ def _rebuild_index(found: Replica, fd: int, seal: Seal) -> BlockIndex:
         raise ReplicaDamaged(extent_id=found.extent_id, offset=offset, detail=str(result.problem))
     if result.digest != seal.digest:
         raise ReplicaDamaged(extent_id=found.extent_id, offset=0, detail="its digest is not the seal's")
-    log.warning("index_rebuilt extent_id=%016x blocks=%d", found.extent_id, len(result.sizes))
+    log.warning("index_rebuilt extent_id=%d blocks=%d", found.extent_id, len(result.sizes))
     try:
         return found.write_index(seal, result)
     except OSError as error:
         # Derived data: the disk may be full or read-only, and the read goes on without the file.
-        log.warning("index_not_written extent_id=%016x error=%s", found.extent_id, error)
+        log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)
         return index.from_scan(found.extent_id, seal, result)
 
 

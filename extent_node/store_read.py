@@ -10,7 +10,9 @@ Neighbours: core says how far; store_files.py has the sealed extents.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from neve.extent_node import blocks, core
 from neve.extent_node.fs import Buffer
@@ -26,15 +28,14 @@ from neve.proto.errors import InvalidArgument, NeveError, Overloaded, ReplicaDam
 HOT_TAIL_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(NamedTuple):
     """An answer to ReadBlock. The buffers may be views of a mapping: they live as long as they are held."""
 
     end: int
     readable: int
     sealed: bool
     blocks: int
-    payload: list[Buffer] = field(default_factory=list)
+    payload: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +59,43 @@ class Reader:
         if bounds.serve_end == request.offset and not bounds.sealed:
             await self._follow(found, request)
 
+    def read_now(self, request: pb.ReadBlockRequest) -> ReadResult | None:
+        """What `read` answers if that is a warm range of a sealed extent that is open; else None."""
+        found = self._store.replicas.get(request.extent_id)
+        if found is None or found.state.seal is None or (opened := self._files.get(found)) is None:
+            return None
+        bounds, found = self._bounds(request)
+        offset = request.offset
+        if bounds.serve_end == offset:
+            return None
+        end, count = self._run_of_blocks(found, opened, request, bounds, self._max_bytes(request))
+        if not opened.is_warm(offset, end):
+            return None
+        self._count(end - offset)
+        return ReadResult(end, bounds.readable, True, count, [opened.view[offset:end]])
+
     async def read(self, request: pb.ReadBlockRequest) -> ReadResult:
         if request.follow:
             await self.follow(request)
         bounds, found = self._bounds(request)
         if bounds.serve_end == request.offset:
             return ReadResult(request.offset, bounds.readable, bounds.sealed, 0)
-        max_bytes = min(request.max_bytes or self._store.config.read_bytes_max, self._store.config.read_bytes_max)
+        max_bytes = self._max_bytes(request)
         if bounds.sealed:
             result = await self._read_sealed(found, request, bounds, max_bytes)
         else:
             result = await self._read_open(found, request, bounds, max_bytes)
-        self._store.counters.reads += 1
-        self._store.counters.read_bytes += result.end - request.offset
+        self._count(result.end - request.offset)
         return result
+
+    def _max_bytes(self, request: pb.ReadBlockRequest) -> int:
+        limit = self._store.config.read_bytes_max
+        return min(request.max_bytes or limit, limit)
+
+    def _count(self, size_bytes: int) -> None:
+        counters = self._store.counters
+        counters.reads += 1
+        counters.read_bytes += size_bytes
 
     def _bounds(self, request: pb.ReadBlockRequest) -> tuple[core.Readable, Replica]:
         """How far this read may go now."""
@@ -96,16 +120,22 @@ class Reader:
         self, found: Replica, request: pb.ReadBlockRequest, bounds: core.Readable, max_bytes: int
     ) -> ReadResult:
         opened = await self._opened(found)
+        end, count = self._run_of_blocks(found, opened, request, bounds, max_bytes)
+        if not opened.is_warm(request.offset, end):
+            await self._files.warm(found, opened, request.offset, end)
+        return ReadResult(end, bounds.readable, True, count, [opened.view[request.offset : end]])
+
+    def _run_of_blocks(
+        self, found: Replica, opened: SealedFile, request: pb.ReadBlockRequest, bounds: core.Readable, max_bytes: int
+    ) -> tuple[int, int]:
+        """(end, blocks) of the whole blocks that answer it."""
         max_bytes = min(max_bytes, bounds.serve_end - request.offset)  # damage may be known further up
         run = opened.blocks.blocks_from(request.offset, max_blocks=request.max_blocks, max_bytes=max_bytes)
         if run is None:
             raise InvalidArgument(what="offset", detail=f"no block begins at {request.offset}")
-        end, count = run
-        if end > bounds.serve_end:
+        if run[0] > bounds.serve_end:
             raise ReplicaDamaged(extent_id=found.extent_id, offset=bounds.serve_end)
-        if not opened.is_warm(request.offset, end):
-            await self._files.warm(found, opened, request.offset, end)
-        return ReadResult(end, bounds.readable, True, count, [opened.view[request.offset : end]])
+        return run
 
     async def read_range(self, request: pb.ReadRangeRequest) -> RangeResult:
         """Raw bytes for a copy (rule 22)."""

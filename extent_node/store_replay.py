@@ -8,14 +8,17 @@ Invariants: nothing is written beyond a gap, to a sealed replica, or to another 
             a valid block is never replaced by other bytes: that is damage, and the replica becomes doubtful;
             equal bytes are written again: a sync that failed just before the end may have left them in the page cache
             as clean, and the sync that follows would then not write them (T23);
-            everything applied is synced before the journal begins afresh, by the caller.
-Neighbours: `journal_replay` gives the records, `store_start` calls this and makes doubts durable.
+            everything applied is synced before the journal begins afresh;
+            a record that could not be applied, because its disk is not here, fails or is full, is given up by nobody
+            but the operator: its segment is kept.
+Neighbours: `journal_replay` gives the records, `store_start` calls this and makes durable what follows from it.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from neve.extent_node import blocks
@@ -42,28 +45,49 @@ class Target:
 @dataclass(slots=True)
 class Replay:
     targets: dict[Replica, Target] = field(default_factory=dict)
-    missing_disks: set[int] = field(default_factory=set)  # short ids: their records are given up
+    kept: dict[int, dict[int, None]] = field(default_factory=dict)  # segment number → short ids of disks that need it
+    stalled: dict[Replica, str] = field(default_factory=dict)  # no room for its records; why
+    failed: dict[Disk, str] = field(default_factory=dict)  # while its records were applied; why
+    numbers: dict[Disk, dict[int, None]] = field(default_factory=dict)  # segments with records of this disk
     records: int = 0
     bytes_written: int = 0
     skipped: int = 0
 
+    def keep(self, record: Record) -> None:
+        self.kept.setdefault(record.segment_number, {})[record.disk] = None
 
-def replay(chain: Chain, disks: Mapping[int, Disk], replicas: Mapping[int, Replica]) -> Replay:
-    """Apply all records and sync every replica that had one; blocks."""
+    def note_failed(self, disk: Disk, error: OSError) -> None:
+        """All of its records stay: what was written of them is not synced."""
+        self.failed.setdefault(disk, f"{type(error).__name__}: {error}")
+        for number in self.numbers.get(disk, ()):
+            self.kept.setdefault(number, {})[disk.short_id] = None
+
+
+def replay(
+    chain: Chain, disks: Mapping[int, Disk], replicas: Mapping[int, Replica], *, given_up: Set[int] = frozenset()
+) -> Replay:
+    """Apply all records and sync every replica that had one; blocks. `given_up`: disks whose records nobody needs."""
     result = Replay()
     for record, payload in chain.records():
-        disk = disks.get(record.disk)
-        if disk is None:
-            result.missing_disks.add(record.disk)
+        if record.disk in given_up:
+            result.skipped += 1
             continue
+        disk = disks.get(record.disk)
+        if disk is None or disk in result.failed:
+            result.keep(record)
+            continue
+        result.numbers.setdefault(disk, {})[record.segment_number] = None
         found = replicas.get(record.extent_id)
         if found is None or not _is_for(record, found, disk):
             result.skipped += 1
-            continue
-        result.records += 1
-        _apply(result, record, payload, found)
+        elif found in result.stalled:
+            result.keep(record)
+        else:
+            result.records += 1
+            _apply(result, record, payload, found)
     for found, target in result.targets.items():
-        _sync(found, target)
+        if found.disk not in result.failed and found not in result.stalled:
+            _sync(result, found, target)
     return result
 
 
@@ -72,18 +96,20 @@ def _is_for(record: Record, found: Replica, disk: Disk) -> bool:
 
 
 def _apply(result: Replay, record: Record, payload: memoryview, found: Replica) -> None:
-    target = result.targets.get(found)
     try:
+        found.open()
+        target = result.targets.get(found)
         if target is None:
-            found.open()
             target = result.targets[found] = Target(valid_end=_valid_end(found, record.offset))
         target.durable_end = max(target.durable_end, record.offset + record.payload_bytes)
         if not target.problem:
             target.problem = _apply_to(result, record, payload, found, target)
     except OSError as error:
-        if target is None:
-            target = result.targets[found] = Target(valid_end=0)
-        target.problem = f"its records could not be replayed: {error}"
+        result.keep(record)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            result.stalled[found] = f"{type(error).__name__}: {error}"
+        else:
+            result.note_failed(found.disk, error)
 
 
 def _apply_to(result: Replay, record: Record, payload: memoryview, found: Replica, target: Target) -> str:
@@ -122,16 +148,16 @@ def _valid_end(found: Replica, start: int) -> int:
     return end
 
 
-def _sync(found: Replica, target: Target) -> None:
+def _sync(result: Replay, found: Replica, target: Target) -> None:
     found.known_durable_end = target.durable_end
     if target.problem:
-        log.error("replay_refused extent_id=%016x problem=%s", found.extent_id, target.problem)
+        log.error("replay_refused extent_id=%d problem=%s", found.extent_id, target.problem)
         return
     try:
         found.sync_data()
         size_bytes = found.fs.fstat(found.fd).size_bytes
     except OSError as error:
-        target.problem = f"it could not be synced after the replay: {error}"
+        result.note_failed(found.disk, error)
         return
     if size_bytes > found.state.length:
         found.state.note_appended(size_bytes)

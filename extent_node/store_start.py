@@ -1,4 +1,4 @@
-"""Start and stop: which disks, replicas and doubts there are, the journal's replay, and the marks of a clean end.
+"""Start and stop: the order of things, the journal's replay, and the marks of a clean end.
 
 The order of a start, each step durable before the next one (rules 10-13):
 
@@ -6,24 +6,23 @@ The order of a start, each step durable before the next one (rules 10-13):
     → doubts that the journal leaves → begin the journal afresh → serve
 
 Invariants: a start that dies at any point is repeated from the beginning by the next one, and forgets no doubt;
-            one disk's trouble is that disk's: the node starts with the others;
+            one disk's trouble is that disk's: the node starts with the others, and the journal keeps what it has of it;
             "clean" is stored only after everything is synced and every open replica is known to end with a whole block.
-Neighbours: `disk`, `journal`, `store_replay`; core decides on doubt.
+Neighbours: `store_load` reads the disks, `store_replay` applies the journal.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Set
 
-from neve.extent_node import core
-from neve.extent_node.attributes import BadAttribute, Doubt
-from neve.extent_node.core import Tombstone
-from neve.extent_node.disk import Disk, DiskRefused, DiskState
+from neve.extent_node.attributes import Doubt
+from neve.extent_node.disk import Disk, DiskRefused, DiskState, short_id, short_name
 from neve.extent_node.journal import Journal
-from neve.extent_node.journal_replay import read_chain
-from neve.extent_node.replica import Replica, load_state
+from neve.extent_node.journal_label import Kept
+from neve.extent_node.journal_replay import Chain, read_chain
+from neve.extent_node.replica import Replica
+from neve.extent_node.store_load import DiskScan, adopt, load_disk
 from neve.extent_node.store_replay import Replay, replay
 from neve.extent_node.store_state import StoreState
 from neve.proto.errors import NeveError
@@ -35,21 +34,8 @@ class NoUsableDisk(Exception):
     """None of the configured disks can be used; the message has a line for each."""
 
 
-@dataclass(slots=True)
-class DiskScan:
-    """What was found on a disk."""
-
-    disk: Disk
-    replicas: list[Replica] = field(default_factory=list)
-    tombstones: dict[int, int] = field(default_factory=dict)  # extent id → eversion
-    bad: list[tuple[int, str]] = field(default_factory=list)  # files that are no replica, and why
-    same_boot: bool = False
-    clean: bool = False
-    trusted: bool = True
-    journal_uuid: str = ""  # the journal that its extents depend on
-
-
-async def start(store: StoreState) -> None:
+async def start(store: StoreState, *, give_up_disks: Set[int] = frozenset()) -> None:
+    """`give_up_disks`: short ids; what the journal has of them is not kept any longer, by the operator's word."""
     config = store.config
     opened = await store.run(_open_disks, store)
     try:
@@ -59,6 +45,7 @@ async def start(store: StoreState) -> None:
             disk.close()
         raise
     store.use_journal(journal)
+    await store.run(_settle_distrust, store, opened, give_up_disks)
     scans = []
     for disk in opened:
         scanned = await store.run(_load_or_refuse, store, disk)
@@ -68,20 +55,28 @@ async def start(store: StoreState) -> None:
     if not scans:
         journal.close()
         raise NoUsableDisk("; ".join(f"{folder}: {reason}" for folder, reason in store.refused))
-    _adopt(store, scans)
+    await store.run(adopt, store, scans)
     chain = await store.run(read_chain, store.fs, config.journal_folder, journal.label, journal.uuid_bytes)
-    usable = {scan.disk.short_id: scan.disk for scan in scans if scan.journal_uuid == journal.label.uuid}
-    result = await store.run(replay, chain, usable, store.replicas)
-    await store.run(_settle_replay, store, scans, result, chain.hole)
-    await store.run(lambda: journal.start(number_seen_max=chain.number_seen_max))
+    usable = {
+        scan.disk.short_id: scan.disk
+        for scan in scans
+        if scan.journal_uuid == journal.label.uuid and scan.disk.state is not DiskState.OFFLINE
+    }
+    # A disk that named another journal until now: what this one has of it is of an earlier time.
+    foreign = {scan.disk.short_id for scan in scans if scan.journal_uuid != journal.label.uuid}
+    result = await store.run(lambda: replay(chain, usable, store.replicas, given_up=give_up_disks | foreign))
+    await store.run(_settle_replay, store, scans, result, chain)
+    kept = _kept(chain, result)
+    await store.run(lambda: journal.start(number_seen_max=chain.number_seen_max, kept=kept))
     log.info(
-        "store_started node_id=%d disks=%d replicas=%d replayed_records=%d replayed_bytes=%d hole=%r",
+        "store_started node_id=%d disks=%d replicas=%d replayed_records=%d replayed_bytes=%d hole=%r kept=%d",
         config.node_id,
         len(store.disks),
         len(store.replicas),
         result.records,
         result.bytes_written,
         chain.hole,
+        len(kept),
     )
 
 
@@ -125,6 +120,23 @@ def _open_journal(store: StoreState) -> Journal:
     )
 
 
+def _settle_distrust(store: StoreState, opened: list[Disk], give_up_disks: Set[int]) -> None:
+    """What disks say of others that failed, and what the operator gives up, goes to the journal's label; blocks.
+
+    Before any disk is read: reading one replaces its boot label.
+    """
+    told = set(give_up_disks)
+    for disk in opened:
+        try:
+            boot = disk.last_boot()
+        except OSError as error:
+            log.error("boot_label_unreadable disk=%s error=%s", disk.uuid, error)  # it is refused in a moment
+            continue
+        told.update(boot.distrusted if boot is not None else ())
+    for disk_id in sorted(told):
+        store.journal.distrust(disk_id)
+
+
 def _load_or_refuse(store: StoreState, disk: Disk) -> DiskScan | None:
     """A disk that fails while it is read is left out."""
     try:
@@ -136,147 +148,75 @@ def _load_or_refuse(store: StoreState, disk: Disk) -> DiskScan | None:
         return None
 
 
-# --- one disk ------------------------------------------------------------------------------------------------
+# --- the journal ---------------------------------------------------------------------------------------------
 
 
-def load_disk(disk: Disk, journal: Journal, now_ms: int) -> DiskScan:
-    """Read all replicas, finish what a crash left undone, make doubts and then the boot id durable; blocks."""
-    boot = disk.last_boot()
-    scan = DiskScan(
-        disk,
-        same_boot=boot is not None and boot.boot_id == disk.fs.boot_id(),
-        clean=boot is not None and boot.clean,
-        trusted=disk.short_id not in journal.label.distrusted_disks,
-        journal_uuid=disk.label.journal_uuid,
-    )
-    scan.clean = scan.clean and scan.trusted
-    disk.empty_tmp()
-    if not scan.clean:
-        disk.sync_tombstones()
-    scan.tombstones = _newest_tombstones(disk)
-    for found in scan_disk(disk, scan):
-        tombstone = scan.tombstones.get(found.extent_id)
-        if tombstone is not None and tombstone >= found.state.eversion_now:
-            log.warning("delete_finished extent_id=%016x disk=%s", found.extent_id, disk.uuid)
-            disk.move_to_trash(found.extent_id, found.state.meta.incarnation, now_ms)
-        else:
-            scan.replicas.append(found)
-    for extent_id, reason in scan.bad:
-        log.error("replica_unreadable extent_id=%016x disk=%s reason=%s", extent_id, disk.uuid, reason)
-        disk.move_to_quarantine(extent_id, 0, now_ms)
-    journal_is_ours = scan.journal_uuid == journal.label.uuid
-    for found in scan.replicas:
-        _doubt_on_start(found, scan, journal_is_ours=journal_is_ours)
-    journal.trust([disk.short_id])
-    if not journal_is_ours:
-        log.error("journal_changed disk=%s from=%s to=%s", disk.uuid, scan.journal_uuid, journal.label.uuid)
-        disk.name_journal(journal.label.uuid)
-    disk.store_boot(clean=False)
-    disk.extents = len(scan.replicas)
-    return scan
-
-
-def _newest_tombstones(disk: Disk) -> dict[int, int]:
-    newest: dict[int, int] = {}
-    for extent_id, eversion in disk.tombstones():
-        newest[extent_id] = max(eversion, newest.get(extent_id, 0))
-    return newest
-
-
-def scan_disk(disk: Disk, scan: DiskScan) -> Iterator[Replica]:
-    """Every replica by its attributes and size; files that are none go to `scan.bad`. Bytes are not read; blocks."""
-    for extent_id in disk.extent_ids():
-        try:
-            state, size_bytes = load_state(disk, extent_id)
-        except BadAttribute as error:
-            scan.bad.append((extent_id, str(error)))
-            continue
-        # After a power cut, what can be read of a seal is durable; after a kill it may not be.
-        verified = scan.clean or (state.seal is not None and not scan.same_boot)
-        found = Replica(disk, state, verified=verified)
-        if scan.clean and state.seal is None:
-            state.note_durable(state.length)
-            found.in_place_end = state.length
-        if state.seal is not None and size_bytes > state.seal.length:
-            # A crash came between the seal and the cut: those bytes are none of the extent's.
-            found.open()
-            found.cut(state.seal.length)
-            found.close()
-        yield found
-
-
-def _doubt_on_start(found: Replica, scan: DiskScan, *, journal_is_ours: bool) -> None:
-    """Set `doubtful` where rules 12 and 13 say so, durable when this returns."""
-    state = found.state
-    if state.seal is not None:
-        return
-    was = state.doubt
-    reason = core.doubt_on_start(state, page_cache_kept=scan.same_boot and scan.trusted, stopped_cleanly=scan.clean)
-    if not scan.trusted:
-        # It failed under us: in the same boot the page cache may show what is not on the disk; later, records of the
-        # journal may have been given up. Either way no length of an open replica proves anything.
-        reason = Doubt.SYNC_FAILED if scan.same_boot else Doubt.POWER_CUT
-    elif not journal_is_ours and not scan.clean:
-        reason = reason or was or Doubt.DAMAGE
-    lost_power = not scan.same_boot and not scan.clean
-    if reason is None and not (was is not None and lost_power):
-        return
-    # Also one that can be read already: the start that set it may have died before its fsync.
-    found.open()
-    found.persist_doubt(reason or was or Doubt.POWER_CUT)
-    state.doubt = reason or was
-    log.warning("replica_doubtful extent_id=%016x disk=%s", found.extent_id, scan.disk.uuid)
-
-
-# --- all disks -----------------------------------------------------------------------------------------------
-
-
-def _adopt(store: StoreState, scans: list[DiskScan]) -> None:
-    for scan in scans:
-        for extent_id, eversion in scan.tombstones.items():
-            known = store.tombstones.get(extent_id)
-            if known is None or known.eversion < eversion:
-                store.tombstones[extent_id] = Tombstone(extent_id, eversion)
-        for found in scan.replicas:
-            twin = store.replicas.get(found.extent_id)
-            if twin is not None and _rank(twin) >= _rank(found):
-                _set_aside(store, found)
-                continue
-            if twin is not None:
-                _set_aside(store, twin)
-            store.replicas[found.extent_id] = found
-    store.unsealed = sum(found.state.seal is None for found in store.replicas.values())
-
-
-def _rank(found: Replica) -> tuple[bool, int, int]:
-    return found.state.seal is not None, found.state.eversion_now, found.state.length
-
-
-def _set_aside(store: StoreState, found: Replica) -> None:
-    """Two replicas of one extent on one node, by an operator who moved files: the lesser one is not served."""
-    log.error("replica_twice extent_id=%016x disk=%s is ignored", found.extent_id, found.disk.uuid)
-    found.disk.extents -= 1
-    found.close()
-
-
-def _settle_replay(store: StoreState, scans: list[DiskScan], result: Replay, hole: str) -> None:
+def _settle_replay(store: StoreState, scans: list[DiskScan], result: Replay, chain: Chain) -> None:
     """Make durable what the replay could not bring back; blocks. After this the journal may begin afresh."""
     counters = store.counters
     counters.replayed_records += result.records
     counters.replayed_bytes += result.bytes_written
     counters.skipped_records += result.skipped
-    doubted = {found for found, target in result.targets.items() if target.problem}
-    if hole:
-        log.error("journal_hole %s: open replicas become doubtful", hole)
-        uuid = store.journal.label.uuid
-        for scan in scans:
-            if not scan.clean and scan.journal_uuid == uuid:
-                doubted.update(found for found in scan.replicas if found.state.seal is None)
+    for disk, reason in result.failed.items():
+        disk.note_failed(reason)
+    for disk in store.disks.values():
+        if disk.state is DiskState.OFFLINE:
+            store.journal.distrust(disk.short_id)
+    for found, reason in result.stalled.items():
+        log.error("replay_stalled extent_id=%d reason=%s", found.extent_id, reason)
+        found.verified = False
+        found.disk.note_full(reason)
+        store.stalled[found] = reason
+    doubted = dict.fromkeys(found for found, target in result.targets.items() if target.problem)
+    doubted.update(dict.fromkeys(_damaged(store, scans, chain)))
     for found in doubted:
-        _doubt_or_distrust(store, found)
-    for disk in result.missing_disks:
-        log.error("journal_records_given_up disk=%016x: it is not here", disk)
+        if found.disk.state is not DiskState.OFFLINE:
+            _doubt_or_distrust(store, found)
+    _distrust_absent(store, scans, chain)
+
+
+def _damaged(store: StoreState, scans: list[DiskScan], chain: Chain) -> list[Replica]:
+    """Whose records are lost. If nobody can tell, it may be any open replica whose disk depends on this journal."""
+    lost: list[Replica] = []
+    if chain.hole:
+        log.error("journal_hole %s: open replicas become doubtful", chain.hole)
+    for scan in scans:
+        if scan.clean or scan.journal_uuid != store.journal.label.uuid:
+            continue
+        broken = chain.broken_disks.get(scan.disk.short_id)
+        if broken:
+            log.error("journal_hole disk=%s %s has lost records: open replicas become doubtful", scan.disk.uuid, broken)
+        if chain.hole or broken:
+            lost += [found for found in scan.replicas if found.state.seal is None and not found.gone]
+    for record in chain.damaged:
+        found = store.replicas.get(record.extent_id)
+        log.error("journal_record_damaged extent_id=%d lsn=%d", record.extent_id, record.lsn)
+        if found is not None and found.state.seal is None and found.state.meta.incarnation == record.incarnation:
+            lost.append(found)
+    return lost
+
+
+def _distrust_absent(store: StoreState, scans: list[DiskScan], chain: Chain) -> None:
+    """Disks that are not here now and of which the journal has lost something: they are doubted when they are back."""
+    here = {scan.disk.short_id for scan in scans}
+    lost = {record.disk for record in chain.damaged} | set(chain.broken_disks)
+    if chain.hole:
+        lost |= {short_id(wanted.expected_uuid) for wanted in store.config.disks if wanted.expected_uuid}
+        lost |= {disk for kept in store.journal.label.kept for disk in kept.disks}
+    for disk in sorted(lost - here):
         store.journal.distrust(disk)
+
+
+def _kept(chain: Chain, result: Replay) -> list[Kept]:
+    kept = [chain.keep(number, tuple(disks)) for number, disks in sorted(result.kept.items())]
+    for disk in sorted({disk for entry in kept for disk in entry.disks}):
+        log.error(
+            "journal_records_kept disk=%s: mount that disk and restart; or, if it is lost, start once with "
+            "--give-up-disk %s",
+            short_name(disk),
+            short_name(disk),
+        )
+    return kept
 
 
 def _doubt_or_distrust(store: StoreState, found: Replica) -> None:
@@ -300,13 +240,16 @@ async def stop_cleanly(store: StoreState) -> None:
     for found in list(store.replicas.values()):
         if found.state.seal is None and clean[found.disk]:
             clean[found.disk] = await _stop_replica(store, found)
-    if not all(clean.values()) or store.refused:
+    for disk in list(store.distrust_pending)[:1]:
+        await store.distrust(disk)
+    if not all(clean.values()):
         log.warning("stop_not_clean disks=%s", [disk.uuid for disk, is_clean in clean.items() if not is_clean])
     else:
         await store.run(store.journal.retire)
+    distrusted = tuple(disk.short_id for disk in store.distrust_pending)
     for disk, is_clean in clean.items():
         if is_clean:
-            await store.run(lambda disk=disk: disk.store_boot(clean=True))
+            await store.run(lambda disk=disk: disk.store_boot(clean=True, distrusted=distrusted))
 
 
 async def _stop_replica(store: StoreState, found: Replica) -> bool:
@@ -321,7 +264,7 @@ async def _stop_replica(store: StoreState, found: Replica) -> bool:
         if found.state.unsynced and found.state.doubt is None:
             await store.sync_attributes(found, found.clear_unsynced)
     except (OSError, NeveError) as error:
-        log.error("replica_not_synced extent_id=%016x error=%s", found.extent_id, error)
+        log.error("replica_not_synced extent_id=%d error=%s", found.extent_id, error)
         return False
     read_only = found.state.read_only  # again: a sync that was under way may have failed
     return read_only is None or read_only.can_sync

@@ -2,7 +2,8 @@
 
 Invariants: everything here is touched by the loop's thread only; threads get a replica or the journal for one call;
             a change of a replica runs in a task of the store's own: a caller that gives up does not stop it half-way;
-            a disk's failure is remembered in the journal's label before the journal gives up that disk's records.
+            a disk's failure is remembered: in the journal's label, or in the labels of disks, or tried again;
+            what the journal has of a disk that failed stays there: only the operator gives it up.
 Neighbours: store.py is the door; `store_append`, `store_control`, `store_read`, `store_start` do the work.
 """
 
@@ -18,13 +19,14 @@ from typing import Any, TypeVar
 
 from neve.extent_node import core, replica
 from neve.extent_node.commit import Committer
-from neve.extent_node.core import ReadOnly, Tombstone
+from neve.extent_node.core import Quarantined, ReadOnly, Tombstone
 from neve.extent_node.disk import Disk, DiskState
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal import Journal
 from neve.extent_node.replica import Replica, SyncFailed
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
+from neve.extent_node.threads import Threads
 from neve.proto.errors import DiskFailed, NeveError, Overloaded, ReplicaReadOnly, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class StoreState:
         config: StoreConfig,
         fs: FileSystem,
         *,
-        pool: Executor | None,
+        pool: Executor | Threads | None,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -51,6 +53,9 @@ class StoreState:
         self.refused: list[tuple[str, str]] = []  # folders that are not used, and why
         self.replicas: dict[int, Replica] = {}  # by extent id
         self.tombstones: dict[int, Tombstone] = {}
+        self.quarantined: dict[int, None] = {}  # extents of which something is in quarantine
+        self.stalled: dict[Replica, str] = {}  # acknowledged bytes wait in the journal for room on the disk; why
+        self.distrust_pending: dict[Disk, None] = {}  # failed, and the journal's label could not be written to say so
         self.names_changed = True  # since somebody sorted the extent ids
         self.unsealed = 0  # replicas that are not sealed: each may keep a descriptor
         self.journal: Journal
@@ -82,9 +87,11 @@ class StoreState:
 
     # --- threads and tasks -----------------------------------------------------------------------------------
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
+    def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """A blocking call, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        if isinstance(self._pool, Threads):
+            return self._pool.run(function, *args)
+        return asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     async def run_on(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
         """A blocking call that uses the replica's descriptor, which stays open for it."""
@@ -123,7 +130,11 @@ class StoreState:
 
     def existing(self, extent_id: int) -> core.Existing:
         found = self.replicas.get(extent_id)
-        return found.state if found is not None else self.tombstones.get(extent_id)
+        if found is not None:
+            return found.state
+        if extent_id in self.quarantined and extent_id not in self.tombstones:
+            return Quarantined(extent_id)
+        return self.tombstones.get(extent_id)
 
     @asynccontextmanager
     async def turn(self, found: Replica, place: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
@@ -187,7 +198,7 @@ class StoreState:
         """An fsync or fdatasync of its file failed: in this process the file is never written or synced again (T23)."""
         self.counters.sync_failures += 1
         found.state.note_read_only(ReadOnly.SYNC_FAILED)
-        log.error("replica_sync_failed extent_id=%016x disk=%s error=%s", found.extent_id, found.disk.uuid, error)
+        log.error("replica_sync_failed extent_id=%d disk=%s error=%s", found.extent_id, found.disk.uuid, error)
         answer = self.disk_error(found.disk, found.extent_id, error)
         self.dirty.forget(found)
         self.spawn(self._doubt_after_failed_sync(found))
@@ -202,39 +213,48 @@ class StoreState:
             try:
                 await self.run_on(found, found.persist_doubt, doubt)
             except OSError as error:
-                log.error("replica_doubt_not_stored extent_id=%016x error=%s", found.extent_id, error)
-                if not await self._distrust(found.disk):
-                    return
+                log.error("replica_doubt_not_stored extent_id=%d error=%s", found.extent_id, error)
+                await self.distrust(found.disk)
             else:
                 found.state.note_doubt(doubt)
                 self.counters.replicas_doubted += 1
-        # Its own file will never take the records that only the journal has; what was lost can be told now.
-        self.journal.drop(found)
+        # Its own file takes nothing more in this process: what only the journal has stays there for the next start.
+        self.journal.strand(found, found.disk.short_id)
+        self.checkpoint_wanted.set()
 
     async def _give_up_disk(self, disk: Disk) -> None:
         """It failed: fail whoever waits for it, and let the journal go on without it."""
-        lost = [found for found in self.replicas.values() if found.disk is disk]
-        for found in lost:
+        for found in [found for found in self.replicas.values() if found.disk is disk]:
             found.follow_disk()
             error = DiskFailed(extent_id=found.extent_id, disk=disk.uuid, detail=disk.reason)
             self.committer.abandon(found, error)
             self.dirty.forget(found)
             found.wake_followers()
-        if await self._distrust(disk):
-            for found in lost:
-                self.journal.drop(found)
-            self.checkpoint_wanted.set()
+            self.journal.strand(found, disk.short_id)
+        self.checkpoint_wanted.set()
+        await self.distrust(disk)
 
-    async def _distrust(self, disk: Disk) -> bool:
+    async def distrust(self, disk: Disk) -> None:
         """When this disk is used again its open replicas will be doubtful (rule 12)."""
+        self.distrust_pending[disk] = None
+        async with self.label_lock:
+            pending = tuple(self.distrust_pending)
+            try:
+                for failed in pending:
+                    await self.run(self.journal.distrust, failed.short_id)
+                    del self.distrust_pending[failed]
+            except OSError as error:
+                # The housekeeper tries again. Meanwhile any label that can be written will do, that of the failed disk,
+                # too; if none can, its device is gone, and comes back by being mounted anew, which the start sees.
+                log.error("journal_label_not_written disk=%s error=%s", disk.uuid, error)
+                for other in list(self.disks.values()):
+                    await self._tell_by_boot_label(other, tuple(failed.short_id for failed in pending))
+
+    async def _tell_by_boot_label(self, disk: Disk, distrusted: tuple[int, ...]) -> None:
         try:
-            async with self.label_lock:
-                await self.run(self.journal.distrust, disk.short_id)
+            await self.run(lambda: disk.store_boot(clean=False, distrusted=distrusted))
         except OSError as error:
-            # Its records stay in the journal then: nothing is given up that could not be told.
-            log.error("journal_label_not_written disk=%s error=%s", disk.uuid, error)
-            return False
-        return True
+            log.error("boot_label_not_written disk=%s error=%s", disk.uuid, error)
 
     def journal_failed(self) -> None:
         """Whatever only the journal holds must go in place while the page cache has it."""

@@ -12,7 +12,9 @@ Invariants: only a block cut short by the end of the file, above what is known t
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterator
 
 from neve.extent_node import core, scan
 from neve.extent_node.attributes import Doubt
@@ -20,7 +22,7 @@ from neve.extent_node.blocks import Problem, ProblemKind
 from neve.extent_node.replica import Replica
 from neve.extent_node.scan import SCAN_CHUNK_BYTES, Scan
 from neve.extent_node.store_state import StoreState
-from neve.proto.errors import ReplicaMissing
+from neve.proto.errors import DiskFull, ReplicaMissing
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,10 @@ async def ensure_verified(store: StoreState, found: Replica) -> None:
         raise ReplicaMissing(extent_id=found.extent_id, detail="it was deleted or quarantined just now")
     if found.verified:
         return
+    if found in store.stalled:
+        # Neither its length nor a doubt is answered: the bytes are in the journal, and the next start brings them back.
+        detail = f"acknowledged bytes wait in the journal; make room and restart the node: {store.stalled[found]}"
+        raise DiskFull(extent_id=found.extent_id, disk=found.disk.uuid, detail=detail)
     store.open(found)
     try:
         if found.state.seal is not None:
@@ -58,12 +64,12 @@ async def _verify_open(store: StoreState, found: Replica) -> None:
         problem = Problem(result.valid_length, ProblemKind.WRONG_HEADER, detail)
     tail = core.decide_tail(problem=problem, known_durable_end=found.known_durable_end)
     if isinstance(tail, core.CutTail):
-        log.warning("torn_tail_cut extent_id=%016x from=%d to=%d", found.extent_id, found.state.length, tail.length)
+        log.warning("torn_tail_cut extent_id=%d from=%d to=%d", found.extent_id, found.state.length, tail.length)
         store.counters.tails_cut += 1
         await store.sync_attributes(found, found.cut, tail.length)
         store.committer.note_cut(found, tail.length)
     elif isinstance(tail, core.DoubtTail):
-        log.error("replica_damaged extent_id=%016x problem=%s", found.extent_id, problem)
+        log.error("replica_damaged extent_id=%d problem=%s", found.extent_id, problem)
         found.state.note_damaged(min(tail.damaged_at, found.state.length))
         await doubt(store, found, found.state.doubt or Doubt.DAMAGE)
     else:
@@ -97,11 +103,17 @@ async def verify_all(store: StoreState) -> None:
     Of a sealed one no byte is read, only its seal made durable: until then a list may show a seal that a power cut
     would take back. Whoever asks for the seal itself gets the answer after that fsync.
     """
-    for found in sorted(store.replicas.values(), key=lambda found: found.state.seal is not None):
+    waiting = iter(sorted(store.replicas.values(), key=lambda found: found.state.seal is not None))
+    await asyncio.gather(*(_verify_some(store, waiting) for _ in range(store.config.verify_tasks)))
+
+
+async def _verify_some(store: StoreState, waiting: Iterator[Replica]) -> None:
+    """One after the other, of those that the others have left."""
+    for found in waiting:
         if found.verified or found.gone:
             continue
         try:
             async with store.turn(found):
                 await ensure_verified(store, found)
         except Exception as error:  # noqa: BLE001 - one replica's trouble is its own; its state says what it is
-            log.warning("replica_not_verified extent_id=%016x error=%s", found.extent_id, error)
+            log.warning("replica_not_verified extent_id=%d error=%s", found.extent_id, error)

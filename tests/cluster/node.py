@@ -33,12 +33,13 @@ class NodeProcess:
         self.log: list[str] = []
         self.wire = self.grpc = self.status = ""
 
-    async def start(self, settings: Sequence[str] = ()) -> None:
+    async def start(self, settings: Sequence[str] = (), *, flags: Sequence[str] = ()) -> None:
         """Until it serves; RuntimeError with its log if it does not."""
         disks = ", ".join(f'"{disk}"' for disk in self._disks)
         assignments = [
             f"cluster={CLUSTER}",
             f"node_id={self._node_id}",
+            "format_empty_disks=true",  # these folders are the test's own
             f"disks=[{disks}]",
             f"journal={self.folder / 'journal'}",
             "listen.wire=127.0.0.1:0",
@@ -49,7 +50,7 @@ class NodeProcess:
         arguments = [word for assignment in assignments for word in ("--set", assignment)]
         self.log.clear()
         self._process = await asyncio.create_subprocess_exec(
-            *dying_with_parent(sys.executable, "-m", "neve.extent_node", *arguments),
+            *dying_with_parent(sys.executable, "-m", "neve.extent_node", *arguments, *flags),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )

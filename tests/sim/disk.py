@@ -1,12 +1,13 @@
 """A file system in memory that keeps what is synced apart from what is not, and fails where it is told to.
 
-Two ends of a process:
+Three ends of a process:
     crash()      it was killed: the page cache stays, descriptors and locks are gone
     power_cut()  everything not synced is lost, or by chance kept, lost or torn, each change on its own; a new boot id
+    remount()    as a power cut, of one folder that is a disk: the machine and its other folders go on
 
 Faults: `stop_at` ends the process before, after or in the middle of a step; `fail` returns an errno; a failed fsync
-behaves as Linux does (the pages are seen, count as clean, and are not on the disk); short writes; `flip`; `wipe`; a
-capacity for each folder that is a disk.
+behaves as Linux does (the pages are seen, count as clean, and by chance some of them are on the disk); short writes;
+`flip`; `wipe`; a capacity for each folder that is a disk.
 
 Invariants: fdatasync makes data and size durable, fsync also attributes, fsync_dir names, nothing else does;
             one seed and the same calls give the same disk;
@@ -58,6 +59,7 @@ class SimFileSystem:
         self._faults = Faults()
         self._capacities: dict[str, int] = {}
         self._boot_id = self._draw_boot_id()
+        self._mounts: dict[str, int] = {}  # folders that were mounted anew, and how often
 
     # --- what tests do to it ---------------------------------------------------------------------------------
 
@@ -105,6 +107,20 @@ class SimFileSystem:
                 node.entries = dict(node.durable_entries)
         self._boot_id = self._draw_boot_id()
         self.log.append(f"-- power cut, {mode}")
+
+    def remount(self, path: str, mode: nodes.PowerCutMode = "lose_all") -> None:
+        """The folder's device went and came back, in the same boot; what was not synced on it went with it."""
+        self.crash()
+        disk = self._tree.folder(path)
+        inside = [node for node in nodes.reachable(disk, durable=False) if isinstance(node, Folder)]
+        self._names.cut_power(self.rng, mode, inside)
+        for node in nodes.reachable(disk):
+            if isinstance(node, File):
+                node.cut_power(self.rng, mode)
+            else:
+                node.entries = dict(node.durable_entries)
+        self._mounts[clean(path)] = self._mounts.get(clean(path), 0) + 1
+        self.log.append(f"-- remount {path}, {mode}")
 
     def flip(self, path: str, byte: int, bit: int) -> None:
         """Damage one bit of a file, on the medium and in the cache."""
@@ -196,12 +212,12 @@ class SimFileSystem:
 
     def fdatasync(self, fd: int) -> None:
         file = self._opened_file(fd)
-        with self._faults.call("fdatasync", self._path(fd), changes=True, on_fault=file.fail_sync):
+        with self._faults.call("fdatasync", self._path(fd), changes=True, on_fault=lambda: file.fail_sync(self.rng)):
             file.sync_data()
 
     def fsync(self, fd: int) -> None:
         file = self._opened_file(fd)
-        with self._faults.call("fsync", self._path(fd), changes=True, on_fault=file.fail_sync):
+        with self._faults.call("fsync", self._path(fd), changes=True, on_fault=lambda: file.fail_sync(self.rng)):
             file.sync_data()
             file.sync_xattrs()
 
@@ -330,6 +346,14 @@ class SimFileSystem:
     def boot_id(self) -> str:
         with self._faults.call("boot_id", "", changes=False):
             return self._boot_id
+
+    def mount_id(self, path: str) -> str:
+        with self._faults.call("mount_id", path, changes=False):
+            self._tree.node(path)
+            at = clean(path)
+            while at not in self._mounts and at != "/":
+                at = posixpath.dirname(at)
+            return f"{at}:{self._mounts.get(at, 0)}"
 
     # --- inside ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-PowerCutMode = Literal["lose_all", "random"]
+# "attributes": what a file system may do that writes its own journal before the data of files: all changes of
+# attributes are kept, and no byte.
+PowerCutMode = Literal["lose_all", "random", "attributes"]
+
+SECTOR_BYTES = 512  # what a disk writes whole or not at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,11 @@ class File:
             _apply_xattr(self.durable_xattrs, change)
         self._dirty_xattrs.clear()
 
-    def fail_sync(self) -> None:
-        """As Linux does: the pages count as clean. Seen until the power goes, and no later sync writes them."""
+    def fail_sync(self, rng: random.Random) -> None:
+        """As Linux does: the pages count as clean. Seen until the power goes, and no later sync writes them. Those that
+        were written before the one that failed, or beside it, are on the disk."""
+        if rng.random() < 0.5:
+            self._write_some(rng)
         self._dirty.clear()
 
     def flip(self, offset: int, bit: int) -> None:
@@ -87,11 +94,10 @@ class File:
 
     def cut_power(self, rng: random.Random, mode: PowerCutMode) -> None:
         if mode == "random":
-            for change in self._dirty:
-                self._survive(change, rng)
-            for xattr in self._dirty_xattrs:
-                if rng.random() < 0.5:
-                    _apply_xattr(self.durable_xattrs, xattr)
+            self._write_some(rng)
+        for xattr in self._dirty_xattrs:
+            if mode == "attributes" or (mode == "random" and rng.random() < 0.5):
+                _apply_xattr(self.durable_xattrs, xattr)
         self._dirty.clear()
         self._dirty_xattrs.clear()
         self.content = bytearray(self.durable_content)
@@ -99,19 +105,34 @@ class File:
         self.preallocated_bytes = 0
         self.locked_by = None
 
-    def _survive(self, change: Write | Resize, rng: random.Random) -> None:
-        """Kept, lost, torn, or, of a write beyond the end, only its size: the bytes then read as zeros."""
-        fate = rng.choice(("kept", "lost", "torn", "size"))
+    def _write_some(self, rng: random.Random) -> None:
+        """Each change that is not durable becomes so, or not, or a part of it."""
+        seen = bytearray(self.durable_content)
+        for change in self._dirty:
+            seen = _applied(seen, change)
+            self._survive(change, seen, rng)
+
+    def _survive(self, change: Write | Resize, seen: bytearray, rng: random.Random) -> None:
+        """Kept, lost, torn, sector by sector in any order, or, of a write beyond the end, only its size: bytes that are
+        missing then read as zeros. A sector is written with all that was `seen` in it, what came before included."""
+        fate = rng.choice(("kept", "lost", "torn", "sectors", "size"))
         if fate == "lost":
             return
-        if isinstance(change, Write) and fate == "torn":
-            change = Write(change.offset, change.data[: rng.randrange(len(change.data) + 1)])
-        elif isinstance(change, Write) and fate == "size":
+        if isinstance(change, Resize):
+            self.durable_content = _applied(self.durable_content, change)
+        elif fate == "size":
             end = change.offset + len(change.data)
-            if end <= len(self.durable_content):
-                return
-            change = Resize(end)
-        self.durable_content = _applied(self.durable_content, change)
+            if end > len(self.durable_content):
+                self.durable_content = _applied(self.durable_content, Resize(end))
+        elif fate == "torn":
+            end = change.offset + rng.randrange(len(change.data) + 1)
+            start = change.offset - change.offset % SECTOR_BYTES
+            if end > change.offset:
+                self.durable_content = _applied(self.durable_content, Write(start, bytes(seen[start:end])))
+        else:
+            for start, end in _sectors(change):
+                if fate == "kept" or rng.random() < 0.5:
+                    self.durable_content = _applied(self.durable_content, Write(start, bytes(seen[start:end])))
 
 
 class Folder:
@@ -205,13 +226,19 @@ class Names:
                     self._settle(part)
         self._forget_settled()
 
-    def cut_power(self, rng: random.Random, mode: PowerCutMode) -> None:
+    def cut_power(self, rng: random.Random, mode: PowerCutMode, folders: list[Folder] | None = None) -> None:
+        """In all folders, or in those."""
+        cut = [
+            change
+            for change in self._pending
+            if folders is None or any(part.folder is folder for part in change.parts for folder in folders)
+        ]
         if mode == "random":
-            for change in self._pending:
+            for change in cut:
                 if rng.random() < 0.5:
                     for part in change.parts:
                         self._settle(part)
-        self._pending.clear()
+        self._pending = [change for change in self._pending if not any(change is other for other in cut)]
 
     def forget(self, folder: Folder) -> None:
         """Whatever was to change in this folder is void."""
@@ -255,6 +282,15 @@ def split(path: str) -> list[str]:
 
 def failure(code: int, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
+
+
+def _sectors(write: Write) -> Iterator[tuple[int, int]]:
+    """Each sector that the write touches, from its beginning to its end or the write's."""
+    end = write.offset + len(write.data)
+    start = write.offset - write.offset % SECTOR_BYTES
+    while start < end:
+        yield start, min(start + SECTOR_BYTES, end)
+        start += SECTOR_BYTES
 
 
 def _set_entry(part: NamePart) -> None:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+THREAD_DELAY_S_MAX = 0.001  # before and after a call in a thread
 EPOCH_S = 1_000_000.0  # far from 0, so that code which mistakes "never" for time 0 is seen
 
 
@@ -92,6 +93,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         self.rng = random.Random(seed)
         self._trace = hashlib.blake2b(digest_size=16)
         self._thread_id_own = threading.get_ident()
+        self._thread_rng = random.Random(f"threads {seed}")  # of its own: it must not shift what others draw
         self._numbers = itertools.count(1)
         self.set_task_factory(lambda loop, coro, **options: _SimTask(coro, loop=self, **options))
         # A timer due within the resolution runs now; without this, rounding in `now + timeout` could
@@ -133,21 +135,33 @@ class SimLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Runs the call at once, in this thread, and completes on a later turn of the loop."""
+        """Runs the call in this thread, after a delay, and gives its outcome after another one, both by the seed: calls
+        that are under way at the same time begin and end in any order. Each runs in one piece."""
         future: asyncio.Future[T] = self.create_future()
 
-        def finish() -> None:
+        def run() -> None:
             if future.cancelled():
                 return
             try:
                 result = func(*args)
             except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the awaiting task
+                self.call_later(self._thread_delay_s(), finish, None, error)
+            else:
+                self.call_later(self._thread_delay_s(), finish, result, None)
+
+        def finish(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
-        self.call_soon(finish)
+        self.call_later(self._thread_delay_s(), run)
         return future
+
+    def _thread_delay_s(self) -> float:
+        return self._thread_rng.choice((0.0, self._thread_rng.uniform(0.0, THREAD_DELAY_S_MAX)))
 
     def _add_reader(self, *_: Any) -> Any:
         raise NotSimulated("a socket was opened under simulation: use neve.rpc.sim")

@@ -136,6 +136,25 @@ async def test_blocking_work_runs_inline_and_its_errors_arrive() -> None:
     assert await asyncio.to_thread(lambda: "inline") == "inline"
 
 
+def test_calls_in_threads_that_are_under_way_together_begin_and_end_in_any_order_by_the_seed() -> None:
+    async def story() -> tuple[str, ...]:
+        seen: list[str] = []
+
+        async def call(name: str) -> None:
+            await asyncio.get_running_loop().run_in_executor(None, seen.append, f"{name} runs")
+            seen.append(f"{name} is back")
+
+        await asyncio.gather(call("a"), call("b"))
+        return tuple(seen)
+
+    stories = [sim_loop.run(story(), seed=seed) for seed in range(40)]
+    assert stories == [sim_loop.run(story(), seed=seed) for seed in range(40)]
+    assert {seen[0] for seen in stories} == {"a runs", "b runs"}
+    # Between the end of a call and what follows from it the other one runs.
+    assert any(seen[:2] == ("a runs", "b runs") for seen in stories)
+    assert any(seen[:2] == ("a runs", "a is back") for seen in stories)
+
+
 @pytest.mark.sim
 async def test_sockets_and_subprocesses_are_refused() -> None:
     with pytest.raises(sim_loop.NotSimulated):

@@ -7,11 +7,12 @@ each process on it is one `run` of a coroutine on a fresh deterministic loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -96,13 +97,13 @@ class Machine:
         mutex = self.fs._faults._mutex
         return copy.deepcopy(self, {id(mutex): threading.RLock()})
 
-    def run(self, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[[Store], Coroutine[Any, Any, T]], *, give_up_disks: Sequence[str] = ()) -> T:
         """One process: start a store, do the work, and end without a word, as a killed process does."""
 
         async def process() -> T:
             self.processes += 1
             store = make_store(self.fs, self.config, seed=self.processes)
-            await store.start()
+            await store.start(give_up_disks=give_up_disks)
             return await work(store)
 
         return sim_loop.run(self._until_stopped(process()), real_limit_s=REAL_LIMIT_S)
@@ -115,6 +116,15 @@ class Machine:
             if not task.done() and self.fs._faults._stopped:
                 raise SimulatedCrash("the process has ended")
         return task.result()
+
+    def take_disk_away(self, number: int) -> None:
+        """It is not mounted: its folder is not there."""
+        self.fs.rename(f"/disk{number}", f"/away{number}")
+        self.fs.fsync_dir("/")
+
+    def bring_disk_back(self, number: int) -> None:
+        self.fs.rename(f"/away{number}", f"/disk{number}")
+        self.fs.fsync_dir("/")
 
     def restart(self, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """A new process after the old one was killed."""
@@ -160,9 +170,18 @@ def segment(
     return message, b"".join(made)
 
 
+def _name_replica(store: Store, message: pb.Segment) -> None:
+    """About every other segment names its replica, as a client's do: so both ways to decide on an append are taken."""
+    if message.offset % 2 == 0 and not message.HasField("replica"):
+        with contextlib.suppress(errors.NeveError):
+            message.replica.CopyFrom(describe(store, message.extent_id).replica)
+
+
 async def append_all(store: Store, *segments: tuple[pb.Segment, bytes]) -> list[pb.SegmentResult]:
+    for message, _ in segments:
+        _name_replica(store, message)
     attachment = memoryview(b"".join(body for _, body in segments))
-    return await store.append([message for message, _ in segments], attachment)
+    return list((await store.append([message for message, _ in segments], attachment)).results)
 
 
 async def append(store: Store, extent_id: int, offset: int, *blocks: bytes, **how: Any) -> pb.SegmentResult:

@@ -59,6 +59,43 @@ def test_many_blocks_are_the_same_as_one_by_one(payloads: list[bytes]) -> None:
     assert encoded.size_bytes == sum(encoded.block_sizes)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(blocks._VECTOR_BLOCKS_MIN - 1, blocks._VECTOR_BLOCKS_MIN + 3),
+    size_bytes=st.sampled_from([0, 1, 7, 256, 4096, blocks.JOIN_BYTES_MAX]),
+    other=st.sampled_from(["none", "longer", "bytearray"]),
+    block_type=st.sampled_from(BlockType),
+)
+def test_many_blocks_of_one_size_are_the_same_as_one_by_one(
+    count: int, size_bytes: int, other: str, block_type: BlockType
+) -> None:
+    rng = random.Random(count * size_bytes)
+    payloads: list[bytes | bytearray] = [rng.randbytes(size_bytes) for _ in range(count)]
+    if other == "longer":
+        payloads[count // 2] = rng.randbytes(size_bytes + 1)
+    elif other == "bytearray":
+        payloads[-1] = bytearray(payloads[-1])
+    encoded = blocks.encode_blocks(payloads, block_type=block_type)
+    made = b"".join(encoded.buffers)
+    assert made == b"".join(blocks.encode_block(payload, block_type) for payload in payloads)
+    assert encoded.block_sizes == [HEADER_BYTES + len(payload) for payload in payloads]
+    assert encoded.size_bytes == len(made) == blocks.sum_sizes(encoded.block_sizes)
+    assert blocks.has_sizes(made, encoded.block_sizes)
+
+
+@given(payload=st.binary(max_size=40), sizes=st.lists(st.integers(0, 60), max_size=3), flip=st.integers(0, 63))
+def test_has_sizes_says_what_check_sizes_finds(payload: bytes, sizes: list[int], flip: int) -> None:
+    block = bytearray(blocks.encode_block(payload))
+    block[flip // 8] ^= 1 << flip % 8
+    for candidate in (sizes, [len(block)]):
+        try:
+            blocks.check_sizes(block, candidate)
+        except InvalidArgument:
+            assert not blocks.has_sizes(block, candidate)
+        else:
+            assert blocks.has_sizes(block, candidate)
+
+
 def test_large_payloads_are_passed_on_uncopied_and_small_ones_joined() -> None:
     large = bytes(blocks.JOIN_BYTES_MAX + 1)
     encoded = blocks.encode_blocks([b"a", large[:-1], large, b"c", b"d"])

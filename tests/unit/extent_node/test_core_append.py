@@ -6,6 +6,7 @@ The oracle works on words ("the offset is above"), the code on numbers: agreeing
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -128,6 +129,23 @@ def test_every_combination_of_state_and_segment_is_decided_as_rule_4_says() -> N
         assert found is oracle(case), (case, decision)
         outcomes.add(found)
     assert len(outcomes) == 14  # every kind of outcome occurs
+
+
+def test_what_is_decided_at_once_is_what_the_long_way_decides() -> None:
+    cases = [case for case in all_cases() if case.place != "inside" or case.room]
+    plain = [case for case in cases if oracle(case) is Append and case.identity == "right" and case.place == "at"]
+    assert len(plain) == 1  # the one that is decided at once
+    for case in (*plain, *random.Random(0).sample(cases, 2000)):
+        for no_sync, unsynced in itertools.product((False, True), repeat=2):
+            state, segment, body = set_up(case)
+            segment.no_sync, state.unsynced = no_sync, unsynced
+            at_once = core.decide_append(state, segment, body)
+            long_way = core.decide_compared(state, segment, body, core.Compared(end=0, differs_at=None))
+            if isinstance(long_way, Refuse):
+                assert isinstance(at_once, Refuse)
+                assert at_once.error.facts() == long_way.error.facts()
+            else:
+                assert at_once == long_way, case
 
 
 def segment_at(offset: int, size_bytes: int = SIZE, **changes: Any) -> tuple[pb.Segment, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ async def run(
     format_journal: bool = False,
     cluster: str = "main",
     given: int = 7,
+    uuids: dict[str, str] | None = None,
 ) -> int:
     async def ask_for_id() -> int:
         return given
@@ -42,6 +44,7 @@ async def run(
         journal_segment_bytes=SEGMENT_BYTES,
         ask_for_id=ask_for_id,
         rng=random.Random(1),
+        expected_uuids={str(tmp_path / disk): uuid for disk, uuid in (uuids or {}).items()},
     )
 
 
@@ -105,6 +108,45 @@ async def test_a_folder_with_other_files_is_never_formatted(tmp_path: Path) -> N
     assert os.listdir(tmp_path / "d1") == ["thesis.txt"]
 
 
+# --- what says that a node existed -----------------------------------------------------------------------------
+
+UUID = "6d0c3f0e-6f2b-4a57-9d0e-2f6d3f1f8a11"
+
+
+def test_a_node_with_a_configured_id_formats_nothing_by_itself_unless_it_is_told_to() -> None:
+    assert not load(None, GOOD)[0].formats_by_itself
+    assert load(None, [*GOOD, "format_empty_disks=true"])[0].formats_by_itself
+    by_manager = [*GOOD[:3], 'managers=["127.0.0.1:1"]']
+    assert load(None, by_manager)[0].formats_by_itself
+    assert not load(None, [*by_manager, "format_empty_disks=false"])[0].formats_by_itself
+
+
+async def test_t32_a_wiped_device_with_disk_and_journal_is_not_taken_for_a_new_node_of_the_same_id(
+    tmp_path: Path,
+) -> None:
+    node, _ = load(None, ["cluster=main", 'disks=["/d1"]', "journal=/j", "node_id=3"])
+    await run(tmp_path, "d1", node_id=3, by_word=("d1",), format_journal=True, automatic=node.formats_by_itself)
+    shutil.rmtree(tmp_path / "d1")
+    shutil.rmtree(tmp_path / "journal")
+    with pytest.raises(DiskRefused, match=r"d1 has no disk\.json.*wiped or is not mounted.*--format-disk"):
+        await run(tmp_path, "d1", node_id=3, automatic=node.formats_by_itself)
+    assert not (tmp_path / "d1").exists()
+    with pytest.raises(DiskRefused, match=r"no journal\.json.*--format-journal"):
+        await run(tmp_path, "d1", node_id=3, automatic=node.formats_by_itself, by_word=("d1",))
+    assert not (tmp_path / "d1").exists()  # the journal's refusal comes first
+
+
+async def test_a_folder_whose_disk_is_known_by_its_uuid_is_never_formatted(tmp_path: Path) -> None:
+    with pytest.raises(DiskRefused, match="which node is this"):
+        await run(tmp_path, "d1", uuids={"d1": UUID})  # all of it is gone: another id must not be asked for
+    await run(tmp_path, "d1", node_id=3)
+    # The node starts without the other one: the store refuses it by name.
+    assert await run(tmp_path, "d1", "d2", node_id=3, uuids={"d2": UUID}) == 3
+    assert not (tmp_path / "d2").exists()
+    with pytest.raises(DiskRefused, match=f"disk {UUID} is configured"):
+        await run(tmp_path, "d1", "d2", node_id=3, uuids={"d2": UUID}, by_word=("d2",))
+
+
 # --- configuration -------------------------------------------------------------------------------------------
 
 GOOD = ["cluster=main", 'disks=["/d1"]', "journal=/j", "node_id=1"]
@@ -118,12 +160,25 @@ def test_a_configuration_fills_node_and_store() -> None:
     assert node.listen.limits.connections_max == 5
 
 
+def test_a_disk_is_a_folder_or_a_folder_with_the_uuid_that_belongs_there() -> None:
+    disks = f'disks=["/d1", {{folder="/d2", uuid="{UUID.upper()}"}}]'
+    node, store = load(None, [*GOOD, disks])
+    assert [(str(disk.folder), disk.uuid) for disk in node.disks] == [("/d1", ""), ("/d2", UUID)]
+    assert [(disk.folder, disk.expected_uuid) for disk in store.disks] == [("/d1", ""), ("/d2", UUID)]
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
         (["cluster="], "cluster must not be empty"),
         (["disks=[]"], "at least one folder"),
         (['disks=["/d1", "/d1"]'], "names a folder twice"),
+        (['disks=["/d1", {folder="/d1", uuid=""}]'], "names a folder twice"),
+        ([f'disks=[{{folder="/d1", uuid="{UUID}"}}, {{folder="/d2", uuid="{UUID}"}}]'], "names a uuid twice"),
+        (['disks=[{folder="/d1", uuid="not one"}]'], "'not one' is not a uuid"),
+        (['disks=[{uuid="x"}]'], "config key disks[0].folder: is missing"),
+        (["disks=[1]"], "config key disks[0]: must be a table"),
+        (["store.verify_tasks=0"], "verify_tasks must be above 0"),
         (["node_id=0"], "either managers or node_id is needed"),
         (['managers=["nowhere"]'], "'nowhere' is not host:port"),
         (["store.node_id=2"], "config key store.node_id"),

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -82,7 +82,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.machine.fs.crash()
         else:
             self.machine.fs.power_cut(ending)
-        self.loop = SimLoop(0)
+        self._start_and_compare(ending)
+
+    def _start_and_compare(self, ending: Ending) -> None:
+        self.loop = SimLoop(self.machine.processes)  # other delays in each process
         self.store = self._start()
         self.do(self.model.check(self.store, self.machine.fs, ending))
         self.lengths, self.committed = {}, {}
@@ -353,6 +356,36 @@ class StoreMachine(RuleBasedStateMachine):
         # Never twice the same: boot ids are drawn from it, too.
         self.machine.fs.rng.seed(f"{seed} {self.machine.processes}")
         self._restart(ending)
+
+    @rule(ending=st.sampled_from(["lose_all", "random"]), seed=st.integers(0, 1 << 16))
+    def mount_all_anew(self, ending: Literal["lose_all", "random"], seed: int) -> None:
+        """In the same boot (rule 12)."""
+        self._end_process()
+        fs = self.machine.fs
+        fs.rng.seed(f"{seed} {self.machine.processes}")
+        for folder in ("/disk0", "/disk1", rig.JOURNAL):
+            fs.remount(folder, ending)
+        self._start_and_compare(ending)
+
+    @rule(disk=st.integers(0, 1), ending=st.sampled_from(["kill", "lose_all"]), clean=st.booleans())
+    def start_without_a_disk(self, disk: int, ending: Ending, clean: bool) -> None:
+        """It misses a process, and has everything when it is back (T32)."""
+        self._end_process()
+        if ending == "kill":
+            self.machine.fs.crash()
+        else:
+            self.machine.fs.power_cut(ending)
+        self.machine.take_disk_away(disk)
+        self.loop = SimLoop(self.machine.processes)
+        self.store = self._start()
+        self.do(self.store.verified())
+        self.wait()
+        if clean:
+            self.do(self.store.stop(clean=True))
+        self._end_process()
+        self.machine.fs.crash()
+        self.machine.bring_disk_back(disk)
+        self._start_and_compare(ending)
 
     @rule()
     def stop_cleanly_and_restart(self) -> None:

@@ -233,7 +233,7 @@ def test_a_digest_that_is_not_the_first_ones_sends_the_replica_to_quarantine() -
         await create(store, 1)
         await append(store, 1, 0, A)
         assert await error_of(seal(store, 1, len(A), digest=bytes(32))) is not None
-        assert (await fence(store, 1)).kind == pb.LengthAnswer.NEVER_EXISTED
+        assert (await fence(store, 1)).kind == pb.LengthAnswer.DAMAGED
 
     machine.run(work)
     assert len(machine.fs.list_dir("/disk0/quarantine")) == 1
@@ -308,6 +308,7 @@ def test_several_extents_are_made_durable_by_one_sync_of_the_journal() -> None:
     async def work(store: Store) -> None:
         for extent_id in range(1, 9):
             await create(store, extent_id)
+            await raise_token(store, extent_id, TOKEN)  # a new token has a sync of its own
         before = store.counters.in_place_syncs
         await append_all(store, *(segment(extent_id, 0, [A]) for extent_id in range(1, 9)))
         assert store.counters.journal_rounds == 1
@@ -432,5 +433,56 @@ def test_the_list_is_in_order_of_ids_and_pages() -> None:
         assert ([info.extent_id for info in rest], more) == ([9, 256], False)
         unsealed, _ = store.list(after_extent_id=0, limit=10, unsealed_only=True)
         assert [info.extent_id for info in unsealed] == [5, 9, 256]
+
+    Machine().run(work)
+
+
+def test_a_read_that_need_not_wait_is_answered_as_one_that_may() -> None:
+    sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
+    starts = [sum(map(len, sent[:number])) for number in range(len(sent) + 1)]
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, *sent)
+        wants = [
+            pb.ReadBlockRequest(extent_id=1, offset=offset, max_blocks=max_blocks, max_bytes=max_bytes)
+            for offset in (*starts, 1)
+            for max_blocks in (0, 1, 3)
+            for max_bytes in (0, 1, 500)
+        ]
+        await tell_committed(store, 1, starts[-1])
+        assert store.read_now(wants[0]) is None  # it is open
+        await seal(store, 1, starts[-1])
+        assert store.read_now(wants[0]) is None  # it is not mapped, and its pages were not touched
+        assert (await store.read(wants[0])).blocks == len(sent)
+        answered = 0
+        for request in wants:
+            if request.offset == 1:
+                for answer in (store.read(request), _now(store, request)):
+                    assert await error_of(answer) is InvalidArgument
+                continue
+            now, then = store.read_now(request), await store.read(request)
+            answered += now is not None
+            assert now == then or (now is None and request.offset == starts[-1])
+        assert answered == len(sent) * 9
+
+    Machine().run(work)
+
+
+async def _now(store: Store, request: pb.ReadBlockRequest) -> None:
+    store.read_now(request)
+
+
+def test_dirty_bytes_are_those_that_were_written_and_not_synced() -> None:
+    async def work(store: Store) -> None:
+        for extent_id in (1, 2):
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A, no_sync=True)
+            await append(store, extent_id, len(A), B, no_sync=True)
+        assert store.dirty_bytes == 2 * len(B)  # marking it as unsynced made the first one durable with it
+        await append(store, 1, len(A + B), C)
+        assert store.dirty_bytes == len(B)
+        await delete(store, 2)
+        assert store.dirty_bytes == 0
 
     Machine().run(work)

@@ -9,7 +9,7 @@ import pytest
 from neve.extent_node import attributes, blocks
 from neve.extent_node.store import Store
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaMissing
+from neve.proto.errors import NeveError, ReplicaDamaged
 from tests.unit.extent_node.store_rig import (
     TOKEN,
     Machine,
@@ -180,8 +180,8 @@ def test_a_bit_flipped_in_any_attribute_makes_the_replica_absent_and_keeps_its_b
         file.xattrs[name] = value[:byte] + bytes([value[byte] ^ 1 << byte % 8]) + value[byte + 1 :]
 
         async def after(store: Store) -> None:
-            assert (await fence(store, 1)).kind == Kind.NEVER_EXISTED
-            assert await error_of(read(store, 1)) is ReplicaMissing
+            assert (await fence(store, 1)).kind == Kind.DAMAGED
+            assert await error_of(read(store, 1)) is ReplicaDamaged
             assert await answered(store) == b""
 
         machine.run(after)
@@ -207,4 +207,4 @@ def test_a_broken_mark_of_doubt_does_not_pass_for_none(name: str) -> None:
         machine.fs.crash()
     file = machine.fs._tree.file(PATH)
     file.xattrs[name] = bytes([file.xattrs[name][0] ^ 4]) + file.xattrs[name][1:]
-    assert machine.run(look).kind == Kind.NEVER_EXISTED
+    assert machine.run(look).kind == Kind.DAMAGED
