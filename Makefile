@@ -2,6 +2,7 @@
 .PHONY: help demo test setup setup-test lint typecheck unit format proto lock fuzz bench clean
 
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 export PYTHON
 
 help:  ## list the targets
@@ -42,8 +43,9 @@ fuzz: setup-test  ## fuzz the frame decoder for a minute
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
 	.venv/bin/python -m tests.fuzz.frames -max_total_time=60
 
-bench: setup-test  ## measure the transports beside the machine's limits
-	.venv/bin/python -m tests.bench.rpc
+bench: setup-test  ## measure transports and node beside the machine's limits; BENCH_ARGS=--quick for a short look
+	.venv/bin/python -m tests.bench.rpc $(BENCH_ARGS)
+	.venv/bin/python -m tests.bench.node $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -24,7 +24,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -44,7 +44,7 @@ TIMEOUT_S_MAX = 24 * 3600.0  # a longer wait is a mistake, or means "for ever", 
 class Call:
     """What a handler knows of its call beside the request message, and where it puts its reply's attachment."""
 
-    __slots__ = ("attachment", "deadline_s", "method", "peer", "principal", "reply_attachment")
+    __slots__ = ("attachment", "deadline_s", "method", "own_checksums", "peer", "principal", "reply_attachment")
 
     # Whether the transport has checked the attachment against a checksum that its sender made.
     checksummed = False
@@ -64,10 +64,16 @@ class Call:
         self.principal = principal  # who is asking, as the authenticator named it
         self.peer = peer  # address, for logs
         self.reply_attachment: list[Buffer] = []
+        self.own_checksums = False
 
-    def attach(self, *buffers: Buffer) -> None:
-        """Send these bytes, in this order, behind the reply. They must not change any more."""
+    def attach(self, *buffers: Buffer, own_checksums: bool = False) -> None:
+        """Send these bytes, in this order, behind the reply. They must not change any more.
+
+        `own_checksums`: they carry checksums that the caller checks by the method's contract, and a transport need not
+        add one of its own. It is said of a reply's whole attachment: bytes that have none must not be among it.
+        """
         self.reply_attachment.extend(map(byte_view, buffers))
+        self.own_checksums = own_checksums
 
     async def reserve_reply(self, size_bytes: int) -> None:
         """Wait until the transport has room for a reply of this size; call it before making a large one.
@@ -77,8 +83,9 @@ class Call:
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Reply(Generic[Rep]):
+class Reply(NamedTuple, Generic[Rep]):
+    """An answer. Whether a transport has checked the attachment is the method's matter: see `Call.attach`."""
+
     message: Rep
     attachment: memoryview = EMPTY
 
@@ -163,6 +170,8 @@ class Channel(ABC):
 
 def byte_view(buffer: Buffer) -> Buffer:
     """The buffer as a row of bytes; TypeError for what is none, such as text or every second byte of something."""
+    if type(buffer) is bytes:
+        return buffer
     if isinstance(buffer, memoryview):
         if buffer.format != "B" or buffer.ndim != 1:
             return buffer.cast("B")

@@ -11,6 +11,7 @@ Neighbours: `rpc.sim.SimNetwork.channel` makes channels. A channel is a connecti
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ class _Session:
         self.connection: Connection | None = None
         # One bound for both steps of the wire's: reaching the host, and its answer to HELLO.
         timeout_s = channel.limits.connect_timeout_s + channel.limits.handshake_timeout_s
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._connect_timed_out)
+        self._timer = asyncio.get_running_loop().call_later(
+            timeout_s, self._connect_timed_out, context=channel.context
+        )
 
     def send_call(self, pending: _Pending) -> None:
         pending.session = self
@@ -165,6 +168,8 @@ class SimChannel(Channel):
         self._retry_s = 0.0
         self._last_error: errors.NeveError | None = None
         self._closed = False
+        # Timers belong to whoever calls, also when a frame of somebody else has caused them.
+        self.context = contextvars.copy_context()
         # What the server takes, too, once it is known.
         self._limits_both = limits
 

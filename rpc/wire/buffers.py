@@ -15,9 +15,10 @@ from neve.rpc.limits import KIB, MIB
 
 STREAM_CHUNK_BYTES = 256 * KIB  # many small frames at one read
 CHUNK_STEP_BYTES = 64 * KIB
-POOL_BYTES_MAX = 64 * MIB
+POOL_BYTES_MAX = 64 * MIB  # and one chunk for small frames
 
 _LOOKS_MAX = 8
+_NONE = bytearray()
 
 
 def _references_when(held: bool) -> int:
@@ -43,6 +44,24 @@ class ChunkPool:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._by_size: dict[int, deque[bytearray]] = {}
+        # One chunk for small frames, beside the others: most reads take it, empty it and give it back at once.
+        self._stream = _NONE
+
+    def take_stream(self) -> bytearray:
+        """As `take(STREAM_CHUNK_BYTES)`, quickly."""
+        chunk, self._stream = self._stream, _NONE
+        if chunk and sys.getrefcount(chunk) == _IDLE_REFERENCES:
+            return chunk
+        if chunk:
+            self.give(chunk)
+        return self.take(STREAM_CHUNK_BYTES)
+
+    def give_stream(self, chunk: bytearray) -> None:
+        """As `give`, for what `take_stream` returned."""
+        if not self._stream and len(chunk) == STREAM_CHUNK_BYTES:
+            self._stream = chunk
+        else:
+            self.give(chunk)
 
     def take(self, size_bytes: int) -> bytearray:
         """A chunk of at least this size, with any content."""

@@ -36,7 +36,7 @@ from neve.rpc.tls import Reloading, TlsFiles, client_context
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
-from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, Kind, Prelude, encode, parse
+from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, REQUEST, Kind, Prelude, encode, parse
 from neve.rpc.wire.receiver import violation_of_kind
 from neve.rpc.wire.sockets import split_address, tune
 
@@ -61,14 +61,22 @@ class _Pending:
         "timeout_ms",
     )
 
-    def __init__(self, call_id: int, method: Method[Any, Any], future: asyncio.Future[Reply[Any]]) -> None:
+    def __init__(
+        self,
+        call_id: int,
+        method: Method[Any, Any],
+        future: asyncio.Future[Reply[Any]],
+        message: bytes,
+        attachment: Sequence[Buffer],
+    ) -> None:
         self.call_id = call_id
         self.method = method
         self.future = future
+        self.message = message
+        self.attachment = attachment
+        self.attachment_bytes = attachment_bytes(attachment) if attachment else 0
         self.connection: ClientConnection | None = None  # set when it was sent
-        self.message = b""
-        self.attachment: Sequence[Buffer] = ()
-        self.attachment_bytes = 0
+        # Set by the channel, once the call is found to be one that may be sent.
         self.cost_bytes = 0
         self.deadline_s = 0.0
         self.timeout_ms = 0
@@ -91,20 +99,22 @@ class ClientConnection(Connection):
         super().connection_made(transport)
         self.send(self._hello)
 
-    def send_call(self, pending: _Pending) -> None:
+    def send_call(self, pending: _Pending, timeout_ms: int) -> None:
+        """Send it, with so much time left."""
         pending.connection = self
+        idle = not self.calls  # whoever awaits one call at a time has no second frame to wait for
         self.calls[pending.call_id] = pending
         self.inflight_bytes += pending.cost_bytes
         head = encode(
-            Kind.REQUEST,
+            REQUEST,
             call_id=pending.call_id,
             method_id=pending.method.method_id,
-            timeout_ms=max(1, int((pending.deadline_s - self.loop.time()) * 1000)),
+            timeout_ms=timeout_ms if timeout_ms > 0 else 1,
             message=pending.message,
             attachment=pending.attachment,
             attachment_bytes=pending.attachment_bytes,
         )
-        self.send(head, pending.attachment, pending.attachment_bytes)
+        self.send(head, pending.attachment, pending.attachment_bytes, at_once=idle)
 
     def forget(self, pending: _Pending) -> None:
         """The caller has given up: tell the server."""
@@ -113,15 +123,16 @@ class ClientConnection(Connection):
             self.send(encode(Kind.CANCEL, call_id=pending.call_id))
             self.channel.pump()
 
-    def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+    def on_frame(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
         kind = prelude.kind
-        if kind == Kind.REPLY or (kind == Kind.ERROR and prelude.call_id):
+        if kind == REPLY or (kind == Kind.ERROR and prelude.call_id):
             self.answered = True
             pending = self.calls.pop(prelude.call_id, None)
             if pending is None:
                 return  # answered after its caller gave up
             self.inflight_bytes -= pending.cost_bytes
-            self._settle(pending, prelude, message, attachment)
+            if not pending.future.done():
+                self._settle(pending, kind, message, attachment)
             if self.channel.has_queued:
                 self.channel.pump()
         elif kind == Kind.BEAT:
@@ -151,17 +162,14 @@ class ClientConnection(Connection):
     def on_writable(self) -> None:
         self.channel.pump()
 
-    def _settle(self, pending: _Pending, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
-        future = pending.future
-        if future.done():
-            return
+    def _settle(self, pending: _Pending, kind: int, message: bytes, attachment: memoryview) -> None:
         try:
-            if prelude.kind == Kind.ERROR:
-                future.set_exception(errors.from_message(parse(common_pb2.Error, message)))
+            if kind == REPLY:
+                pending.future.set_result(Reply(parse(pending.method.reply, message), attachment))
             else:
-                future.set_result(Reply(parse(pending.method.reply, message), attachment))
+                pending.future.set_exception(errors.from_message(parse(common_pb2.Error, message)))
         except errors.ProtocolViolation as violation:
-            future.set_exception(violation)  # of this answer alone: the frame around it was sound
+            pending.future.set_exception(violation)  # of this answer alone: the frame around it was sound
 
 
 class WireChannel(Channel):
@@ -228,26 +236,25 @@ class WireChannel(Channel):
             raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
         loop = asyncio.get_running_loop()
         timeout_s = bounded_timeout_s(method, timeout_s)
-        if self._deadlines is None:
-            self._deadlines = Deadlines(loop, self._expired)
-        self._call_ids += 1
-        pending = _Pending(self._call_ids, method, loop.create_future())
-        pending.message = cast(Message, request).SerializeToString()
-        if attachment:
-            pending.attachment = [byte_view(buffer) for buffer in attachment]
-            pending.attachment_bytes = attachment_bytes(pending.attachment)
+        deadlines = self._deadlines
+        if deadlines is None:
+            deadlines = self._deadlines = Deadlines(loop, self._expired)
+        self._call_ids = call_id = self._call_ids + 1
+        message = cast(Message, request).SerializeToString()
+        buffers = [byte_view(buffer) for buffer in attachment] if attachment else ()
+        pending = _Pending(call_id, method, loop.create_future(), message, buffers)
         if too_large := self._too_large(pending):
             raise too_large
-        pending.cost_bytes = PRELUDE_BYTES + len(pending.message) + pending.attachment_bytes + reply_bytes_max
+        pending.cost_bytes = PRELUDE_BYTES + len(message) + pending.attachment_bytes + reply_bytes_max
         pending.timeout_ms = int(timeout_s * 1000)
         pending.deadline_s = loop.time() + timeout_s
-        bucket = self._deadlines.add(pending, pending.deadline_s)
-        if self._queue or not self._has_room(pending):
-            self._queue[pending.call_id] = pending
+        bucket = deadlines.add(pending, pending.deadline_s)
+        connection = self._connection
+        if connection is None or self._queue or not self._has_room(pending):
+            self._queue[call_id] = pending
             self.pump()
         else:
-            assert self._connection is not None
-            self._connection.send_call(pending)
+            connection.send_call(pending, pending.timeout_ms)
         try:
             return await pending.future
         except asyncio.CancelledError:
@@ -255,10 +262,9 @@ class WireChannel(Channel):
                 pending.connection.forget(pending)
             raise
         finally:
-            if pending.connection is None and self._queue.pop(pending.call_id, None) is not None:
+            if pending.connection is None and self._queue.pop(call_id, None) is not None:
                 self.pump()  # it was given up while it waited for room: those behind may fit
-            if self._deadlines is not None:
-                self._deadlines.remove(pending, bucket)
+            deadlines.remove(pending, bucket)
 
     async def close(self) -> None:
         self._closed = True
@@ -297,7 +303,8 @@ class WireChannel(Channel):
             if too_large := self._too_large(pending):  # by the server's limits, which may have become known since
                 pending.future.set_exception(too_large)
             else:
-                self._connection.send_call(pending)
+                left_s = pending.deadline_s - self._connection.loop.time()
+                self._connection.send_call(pending, int(left_s * 1000))
 
     def _has_room(self, pending: _Pending) -> bool:
         connection = self._connection

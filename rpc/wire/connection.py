@@ -45,11 +45,12 @@ class Connection(asyncio.BufferedProtocol):
             message_bytes_max=HANDSHAKE_BYTES_MAX,
             attachment_bytes_max=0,
             on_frame=self.on_frame,
-            admit=self.admit,
+            admit=self.admit if type(self).admit is not Connection.admit else None,
         )
         self._queue: list[Buffer] = []  # frames for the next flush
         self._queue_bytes = 0
         self._flush_due = False
+        self._receiving = False  # frames that are sent now leave when all that has come is handled
         self._heard_s = self.loop.time()
         self._frame_begun_s = 0.0  # when the frame that is now partly here began; 0: none is
         self._write_stuck_s = 0.0  # since when a full transport has lost no byte; 0: it is not full
@@ -60,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- hooks -----------------------------------------------------------------------------------------------
 
-    def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+    def on_frame(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
         raise NotImplementedError
 
     def on_ended(self, reason: errors.NeveError) -> None:
@@ -74,24 +75,30 @@ class Connection(asyncio.BufferedProtocol):
         """May this frame be received now?"""
         return True
 
+    def on_held(self) -> None:
+        """A frame was not admitted: nothing must be read until the receiver has resumed."""
+
     # --- sending ---------------------------------------------------------------------------------------------
 
-    def send(self, head: bytes, attachment: Sequence[Buffer] = (), attachment_bytes: int = 0) -> None:
+    def send(
+        self, head: bytes, attachment: Sequence[Buffer] = (), attachment_bytes: int = 0, *, at_once: bool = False
+    ) -> None:
         """Send a frame; `head` is from `frame.encode`. Large buffers are not copied.
 
         Frames of one turn of the loop leave together at its end: a system call costs more than all else about a small
-        frame, and an idle sender waits for nothing.
+        frame, and an idle sender waits for nothing. `at_once`: no other frame is likely to follow in this turn.
         """
         if self.ended is not None or self.transport is None:
             return  # whoever waits for an answer has been told why there will be none
         self._queue.append(head)
-        self._queue += attachment
+        if attachment_bytes:
+            self._queue += attachment
         self._queue_bytes += len(head) + attachment_bytes
         if self.write_paused:
             return
-        if self._queue_bytes >= FLUSH_BYTES:
+        if self._queue_bytes >= FLUSH_BYTES or at_once:
             self._flush()  # the peer may as well begin while we go on
-        elif not self._flush_due:
+        elif not self._receiving and not self._flush_due:
             self._flush_due = True
             self.loop.call_soon(self._flush)
 
@@ -164,15 +171,23 @@ class Connection(asyncio.BufferedProtocol):
         if self.ended is not None:
             return
         self._heard_s = self.loop.time()
-        frames = self.receiver.frames
+        receiver = self.receiver
+        frames = receiver.frames
+        self._receiving = True
         try:
-            self.receiver.received(nbytes)
+            receiver.received(nbytes)
         except errors.ProtocolViolation as violation:
             self.violated(violation)
             return
-        if not self.receiver.partial_bytes:
+        finally:
+            self._receiving = False
+        if self._queue:
+            self._flush()
+        if receiver.held:
+            self.on_held()
+        if not receiver.partial_bytes:
             self._frame_begun_s = 0.0
-        elif not self._frame_begun_s or self.receiver.frames != frames:
+        elif not self._frame_begun_s or receiver.frames != frames:
             self._frame_begun_s = self._heard_s
 
     def violated(self, violation: errors.ProtocolViolation) -> None:

@@ -2,7 +2,8 @@
 
 Invariants: a prelude is believed only after its own CRC, and a length only after it is within bounds, so that a flipped
             bit can make a connection fail but never make it wait for, or allocate, bytes that nobody sent;
-            message and attachment are handed on only after their CRCs.
+            message and attachment are handed on only after their CRCs; only a reply may say of its attachment, by
+            OWN_CHECKSUMS, that it has checksums inside, which are for the caller to check.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ _FIELDS = struct.Struct("<IIQHBBIII")
 _PRELUDE_CRC = struct.Struct("<I")
 PRELUDE_BYTES = _FIELDS.size + _PRELUDE_CRC.size
 
+# The CRC32C of any bytes with their own CRC32C behind them, little-endian: one call checks a prelude as it came.
+_CRC_OF_CHECKED = 0x48674BC7
+
+# A flag of REPLY: attachment_crc is 0 and covers nothing, the bytes carry checksums of their own.
+OWN_CHECKSUMS = 0x01
+
 TIMEOUT_MS_MAX = 0xFFFF_FFFF
 
 # Of HELLO and WELCOME: all that a peer may make us hold before it has said who it is.
@@ -42,7 +49,9 @@ class Kind(IntEnum):
     GOAWAY = 8  # server → client: no further calls on this connection, please
 
 
-_KINDS = frozenset(Kind)
+# As plain numbers: a look at a member of an enumeration costs more than a call.
+REQUEST, REPLY = int(Kind.REQUEST), int(Kind.REPLY)
+_KINDS = frozenset(map(int, Kind))
 
 
 class Prelude(NamedTuple):
@@ -51,14 +60,14 @@ class Prelude(NamedTuple):
     call_id: int
     method_id: int
     kind: int
-    flags: int  # none defined: must be 0
+    flags: int  # 0, or OWN_CHECKSUMS
     timeout_ms: int  # of a request: how long the caller will wait from now on
     message_crc: int
     attachment_crc: int
 
 
 def encode(
-    kind: Kind,
+    kind: int,
     *,
     call_id: int = 0,
     method_id: int = 0,
@@ -66,6 +75,7 @@ def encode(
     message: bytes = b"",
     attachment: Sequence[Buffer] = (),
     attachment_bytes: int = 0,
+    own_checksums: bool = False,
 ) -> bytes:
     """The prelude and the message; the attachment's buffers follow it on the wire as they are."""
     head = _FIELDS.pack(
@@ -74,49 +84,48 @@ def encode(
         call_id,
         method_id,
         kind,
-        0,
-        min(timeout_ms, TIMEOUT_MS_MAX),
-        crc32c_bytes(message) if message else 0,
-        crc32c_of_all(attachment) if attachment_bytes else 0,
+        OWN_CHECKSUMS if own_checksums else 0,
+        timeout_ms if timeout_ms < TIMEOUT_MS_MAX else TIMEOUT_MS_MAX,
+        crc32c_bytes(message),
+        crc32c_of_all(attachment) if attachment_bytes and not own_checksums else 0,
     )
     return b"".join((head, _PRELUDE_CRC.pack(crc32c_bytes(head)), message))
 
 
-def decode_prelude(buffer: bytearray, offset: int, *, message_bytes_max: int, attachment_bytes_max: int) -> Prelude:
-    """The prelude at `offset`; ProtocolViolation if it is not one, or announces more than is allowed."""
-    (expected,) = _PRELUDE_CRC.unpack_from(buffer, offset + _FIELDS.size)
-    if crc32c_bytes(bytes(buffer[offset : offset + _FIELDS.size])) != expected:
+def decode_prelude(head: bytes, message_bytes_max: int, attachment_bytes_max: int) -> Prelude:
+    """The prelude in these PRELUDE_BYTES; ProtocolViolation if it is none, or announces more than is allowed."""
+    if crc32c_bytes(head) != _CRC_OF_CHECKED:
         raise ProtocolViolation(detail="prelude checksum mismatch: not a Neve peer, or a damaged connection")
-    prelude = Prelude._make(_FIELDS.unpack_from(buffer, offset))
-    if prelude.kind not in _KINDS:
-        raise ProtocolViolation(detail=f"unknown frame kind {prelude.kind}")
-    if prelude.flags:
-        raise ProtocolViolation(detail=f"unknown frame flags {prelude.flags:#x}")
-    if prelude.message_bytes > prelude.body_bytes:
-        raise ProtocolViolation(detail=f"message of {prelude.message_bytes} in a body of {prelude.body_bytes} bytes")
-    if prelude.message_bytes > message_bytes_max:
-        raise ProtocolViolation(detail=f"message of {prelude.message_bytes} bytes is over {message_bytes_max}")
-    if prelude.body_bytes - prelude.message_bytes > attachment_bytes_max:
-        size = prelude.body_bytes - prelude.message_bytes
+    prelude = Prelude._make(_FIELDS.unpack_from(head))
+    body_bytes, message_bytes, _, _, kind, flags, _, _, attachment_crc = prelude
+    if kind not in _KINDS:
+        raise ProtocolViolation(detail=f"unknown frame kind {kind}")
+    if flags and (flags != OWN_CHECKSUMS or kind != REPLY or attachment_crc):
+        raise ProtocolViolation(detail=f"frame flags {flags:#x} are unknown, or not for kind {kind}")
+    if message_bytes > body_bytes:
+        raise ProtocolViolation(detail=f"message of {message_bytes} in a body of {body_bytes} bytes")
+    if message_bytes > message_bytes_max:
+        raise ProtocolViolation(detail=f"message of {message_bytes} bytes is over {message_bytes_max}")
+    if body_bytes - message_bytes > attachment_bytes_max:
+        size = body_bytes - message_bytes
         raise ProtocolViolation(detail=f"attachment of {size} bytes is over {attachment_bytes_max}")
     return prelude
 
 
-def check_body(prelude: Prelude, message: memoryview, attachment: Buffer) -> None:
-    """ProtocolViolation unless both checksums are right."""
-    if (crc32c(message) if message else 0) != prelude.message_crc:
+def check_body(prelude: Prelude, message: bytes, attachment: Buffer) -> None:
+    """ProtocolViolation unless both checksums are right; the attachment's may be left to the caller."""
+    if crc32c_bytes(message) != prelude.message_crc:  # of nothing it is 0
         raise ProtocolViolation(detail="message checksum mismatch: damaged on the way")
-    if (crc32c(attachment) if attachment else 0) != prelude.attachment_crc:
+    if not prelude.flags and crc32c(attachment) != prelude.attachment_crc:
         raise ProtocolViolation(detail="attachment checksum mismatch: damaged on the way")
 
 
 M = TypeVar("M", bound=Message)
 
 
-def parse(cls: type[M], message: memoryview) -> M:
+def parse(cls: type[M], message: bytes) -> M:
     """A message of that type; ProtocolViolation if the bytes are none."""
     try:
-        # Any buffer will do; the stubs know only of bytes.
-        return cls.FromString(message)  # type: ignore[arg-type]
+        return cls.FromString(message)
     except DecodeError as error:
         raise ProtocolViolation(detail=f"not a {cls.DESCRIPTOR.name}: {error}") from error

@@ -5,8 +5,8 @@ parsed where they lie; an attachment is a view into the chunk that it was receiv
 
 Invariants: no more memory is taken for a frame than its prelude announces, and only after `admit` has agreed;
             after an error nothing more is parsed;
-            bytes are copied only when a frame does not fit behind the ones before it in its chunk; and small
-            attachments are, so that a small one kept for long does not pin a large chunk.
+            bytes of an attachment are copied only when a frame does not fit behind the ones before it in its chunk; and
+            small ones are, so that a small one kept for long does not pin a large chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude, check_body, decode_prelu
 ATTACHMENT_COPY_BYTES_MAX = 64 * KIB
 READ_BYTES_MIN = 16 * KIB  # less room than this behind the last frame is not worth a system call
 
-OnFrame = Callable[[Prelude, memoryview, memoryview], None]
+_NO_CHUNK = bytearray()
+
+OnFrame = Callable[[Prelude, bytes, memoryview], None]
 Admit = Callable[[Prelude], bool]
 
 
@@ -43,7 +45,7 @@ class FrameReceiver:
         self._pool = pool
         self._on_frame = on_frame
         self._admit = admit
-        self._chunk = bytearray()
+        self._chunk = _NO_CHUNK
         self._view = EMPTY
         self._start = 0  # of the frame that is being received
         self._end = 0  # of the received bytes
@@ -64,15 +66,16 @@ class FrameReceiver:
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
+        hint_bytes = self._frame_bytes_hint
         if not self._chunk:
-            self._use(self._pool.take(max(STREAM_CHUNK_BYTES, self._frame_bytes_hint)))
+            self._use(self._pool.take(hint_bytes) if hint_bytes else self._pool.take_stream())
         elif self._prelude is None and len(self._chunk) - self._end < READ_BYTES_MIN:
             self._move(STREAM_CHUNK_BYTES)
         # After a large frame the view ends where a next one of the same size would: its successor then begins a chunk
         # of its own, and nothing of it needs to be moved.
-        if self._frame_bytes_hint and self._start == 0 and self._end < self._frame_bytes_hint:
-            return self._view[self._end : max(self._frame_bytes_hint, self._wanted_end())]
-        return self._view[self._end :]
+        if hint_bytes and self._start == 0 and self._end < hint_bytes:
+            return self._view[self._end : max(hint_bytes, self._wanted_end())]
+        return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> None:
         """Take note of `count` bytes in `buffer()`, and hand on every frame that is complete."""
@@ -89,52 +92,45 @@ class FrameReceiver:
     def close(self) -> None:
         """Forget everything received: chunks whose views are held elsewhere stay valid there."""
         self._view = EMPTY
-        self._chunk = bytearray()
+        self._chunk = _NO_CHUNK
         self._start = self._end = 0
         self._prelude = None
 
     def _parse(self) -> None:
-        while True:
-            available = self._end - self._start
-            if self._prelude is None:
-                if available < PRELUDE_BYTES:
-                    break
-                prelude = decode_prelude(
-                    self._chunk,
-                    self._start,
-                    message_bytes_max=self.message_bytes_max,
-                    attachment_bytes_max=self.attachment_bytes_max,
-                )
+        while (available := self._end - self._start) >= PRELUDE_BYTES:
+            start, view, prelude = self._start, self._view, self._prelude
+            if prelude is None:
+                head = bytes(view[start : start + PRELUDE_BYTES])
+                prelude = decode_prelude(head, self.message_bytes_max, self.attachment_bytes_max)
                 if self._admit is not None and not self._admit(prelude):
                     self._held = True
                     return
                 self._prelude = prelude
-            prelude = self._prelude
-            if available < PRELUDE_BYTES + prelude.body_bytes:
+            size_bytes = PRELUDE_BYTES + prelude.body_bytes
+            if available < size_bytes:
                 if not self._frame_fits():
-                    self._move(PRELUDE_BYTES + prelude.body_bytes)
+                    self._move(size_bytes)
                 return
-            self._finish_frame(prelude)
-            if not self._chunk:  # the handler of the frame closed the connection
-                return
-        if self._start == self._end:
+            message_start = start + PRELUDE_BYTES
+            message_end, end = message_start + prelude.message_bytes, start + size_bytes
+            message = bytes(view[message_start:message_end])
+            if end == message_end:
+                attachment = EMPTY
+                check_body(prelude, message, b"")
+            elif end - message_end > ATTACHMENT_COPY_BYTES_MAX:
+                attachment = view[message_end:end]
+                check_body(prelude, message, attachment)
+            else:
+                copy = bytes(view[message_end:end])
+                attachment = memoryview(copy)
+                check_body(prelude, message, copy)
+            self._frame_bytes_hint = size_bytes if size_bytes > STREAM_CHUNK_BYTES else 0
+            self._start = end
+            self._prelude = None
+            self.frames += 1
+            self._on_frame(prelude, message, attachment)
+        if self._start == self._end and self._chunk:
             self._drop_chunk()
-
-    def _finish_frame(self, prelude: Prelude) -> None:
-        message_start = self._start + PRELUDE_BYTES
-        message_end = message_start + prelude.message_bytes
-        end = message_start + prelude.body_bytes
-        message = self._view[message_start:message_end]
-        attachment = self._view[message_end:end]
-        if end - message_end <= ATTACHMENT_COPY_BYTES_MAX:
-            attachment = memoryview(bytes(attachment)) if end > message_end else EMPTY
-        check_body(prelude, message, attachment)
-        size_bytes = PRELUDE_BYTES + prelude.body_bytes
-        self._frame_bytes_hint = size_bytes if size_bytes > STREAM_CHUNK_BYTES else 0
-        self._start = end
-        self._prelude = None
-        self.frames += 1
-        self._on_frame(prelude, message, attachment)
 
     def _wanted_end(self) -> int:
         return self._start + PRELUDE_BYTES + (self._prelude.body_bytes if self._prelude else 0)
@@ -158,9 +154,9 @@ class FrameReceiver:
 
     def _drop_chunk(self) -> None:
         """Between frames a connection holds no memory: thousands of idle ones cost nothing here."""
-        old, self._view, self._chunk = self._chunk, EMPTY, bytearray()
+        old, self._view, self._chunk = self._chunk, EMPTY, _NO_CHUNK
         self._start = self._end = 0
-        self._pool.give(old)
+        self._pool.give_stream(old)
 
 
 def violation_of_kind(prelude: Prelude, state: str) -> ProtocolViolation:

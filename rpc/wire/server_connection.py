@@ -22,7 +22,7 @@ from neve.rpc.service import EMPTY, Call, Route, attachment_bytes
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
-from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, Kind, Prelude, encode, parse
+from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, REQUEST, Kind, Prelude, encode, parse
 from neve.rpc.wire.receiver import violation_of_kind
 
 if TYPE_CHECKING:
@@ -40,41 +40,29 @@ class WireCall(Call):
 
     checksummed = True
 
-    __slots__ = (
-        "abandoned",
-        "call_id",
-        "cancelled",
-        "connection",
-        "deadline_bucket",
-        "expired",
-        "request_bytes",
-        "reserved_bytes",
-        "started",
-        "stepped",
-        "task",
-        "timeout_ms",
-    )
+    # What most calls never change is the class's: a call that sets it has it in its own dictionary.
+    reserved_bytes = 0
+    started = False
+    stepped = False  # its first step ran without a task
+    abandoned = False  # cancelled before it started
+    cancelled = False
+    expired = False
+    deadline_bucket = 0
+    task: asyncio.Task[None] | None = None
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
-        super().__init__(
-            route.method,
-            attachment=attachment,
-            deadline_s=connection.loop.time() + prelude.timeout_ms / 1000,
-            principal=connection.principal,
-            peer=connection.peer,
-        )
+        # All that the base class sets, without the call: this runs for every request.
+        self.method = route.method
+        self.attachment = attachment
+        self.deadline_s = connection.loop.time() + prelude.timeout_ms / 1000
+        self.principal = connection.principal
+        self.peer = connection.peer
+        self.reply_attachment = []
+        self.own_checksums = False
         self.connection = connection
         self.call_id = prelude.call_id
         self.timeout_ms = prelude.timeout_ms
         self.request_bytes = PRELUDE_BYTES + prelude.body_bytes
-        self.reserved_bytes = 0
-        self.started = False
-        self.stepped = False  # its first step ran without a task
-        self.abandoned = False  # cancelled before it started
-        self.cancelled = False
-        self.expired = False
-        self.deadline_bucket = 0
-        self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
         """Cancel the handler, once: its clean-up is not interrupted by a deadline and a CANCEL that come together.
@@ -121,7 +109,7 @@ class ServerConnection(Connection):
     # --- frames ----------------------------------------------------------------------------------------------
 
     def admit(self, prelude: Prelude) -> bool:
-        if prelude.kind != Kind.REQUEST:
+        if prelude.kind != REQUEST:
             return True  # small, and of those that make room: a CANCEL, or that keep the peace: HELLO, BEAT
         limits, server, size_bytes = self.limits, self.server, PRELUDE_BYTES + prelude.body_bytes
         if self.request_bytes and self.request_bytes + size_bytes > limits.connection_bytes_max:
@@ -133,12 +121,12 @@ class ServerConnection(Connection):
         server.request_bytes += size_bytes
         return True
 
-    def on_frame(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+    def on_frame(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
         if not self.welcomed:
             if prelude.kind != Kind.HELLO:
                 raise violation_of_kind(prelude, "before HELLO")
             self._on_hello(message)
-        elif prelude.kind == Kind.REQUEST:
+        elif prelude.kind == REQUEST:
             self._on_request(prelude, message, attachment)
         elif prelude.kind == Kind.CANCEL:
             call = self.calls.get(prelude.call_id)
@@ -147,7 +135,7 @@ class ServerConnection(Connection):
         elif prelude.kind != Kind.BEAT:
             raise violation_of_kind(prelude, "from a client")
 
-    def _on_hello(self, message: memoryview) -> None:
+    def _on_hello(self, message: bytes) -> None:
         server = self.server
         hello = parse(wire_pb2.Hello, message)
         try:
@@ -180,7 +168,7 @@ class ServerConnection(Connection):
         if server.draining:
             self.send(encode(Kind.GOAWAY))
 
-    def _on_request(self, prelude: Prelude, message: memoryview, attachment: memoryview) -> None:
+    def _on_request(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
         route = self.server.routes.get(prelude.method_id)
         problem: errors.NeveError | None = None
         request: Any = None
@@ -201,7 +189,7 @@ class ServerConnection(Connection):
             self._send_error(prelude.call_id, problem)
             return
         call = WireCall(self, route, prelude, attachment)
-        self.calls[call.call_id] = call
+        self.calls[prelude.call_id] = call
         coroutine = route.handler(request, call)
         if route.eager and not self._unstarted:
             rest = self._first_step(coroutine, call)
@@ -224,11 +212,11 @@ class ServerConnection(Connection):
             waits_for = coroutine.send(None)
         except StopIteration as returned:
             self._end_call(call, returned.value)
+            return None
         except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
             self._end_call(call, error)
-        else:
-            return _resumed(coroutine, waits_for, call)
-        return None
+            return None
+        return _resumed(coroutine, waits_for, call)
 
     async def _run(self, coroutine: Handling, call: WireCall) -> None:
         call.started = True
@@ -248,34 +236,37 @@ class ServerConnection(Connection):
 
     def _end_call(self, call: WireCall, outcome: Message | BaseException) -> None:
         """Answer, and give back all that the call has held."""
-        error: BaseException | None
+        error: BaseException | None = None
         try:
-            error = outcome if isinstance(outcome, BaseException) else self._try_reply(call, outcome)
-            if isinstance(error, asyncio.CancelledError):
-                if call.expired:
-                    error = errors.DeadlineExceeded(method=call.method.path, timeout_ms=call.timeout_ms)
-                else:
-                    error = errors.Cancelled(detail="the server cancelled the call")
-            elif error is not None and not isinstance(error, errors.NeveError):  # a bug: it must not end the server
-                log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=error)
+            if isinstance(outcome, BaseException):
+                error = outcome
+            else:
+                try:
+                    self._send_reply(call, outcome)
+                except Exception as problem:  # noqa: BLE001 - whatever a handler attached or answered is that call's matter
+                    error = problem
             if error is not None:
-                self._send_error(call.call_id, error)
+                error = self._send_failure(call, error)
         finally:
             self._finish(call)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error  # the process is told to end
 
-    def _try_reply(self, call: WireCall, reply: Message) -> Exception | None:
-        """Send the reply, or say why it cannot be sent."""
-        if not isinstance(reply, call.method.reply):
-            return errors.Internal(detail=f"{call.method.path} answered with a {type(reply).__name__}")
-        try:
-            self._send_reply(call, reply)
-        except Exception as error:  # noqa: BLE001 - whatever a handler attached or answered, it is that call's matter
-            return error
-        return None
+    def _send_failure(self, call: WireCall, error: BaseException) -> BaseException:
+        """Say why there is no reply; returns what was said."""
+        if isinstance(error, asyncio.CancelledError):
+            if call.expired:
+                error = errors.DeadlineExceeded(method=call.method.path, timeout_ms=call.timeout_ms)
+            else:
+                error = errors.Cancelled(detail="the server cancelled the call")
+        elif not isinstance(error, errors.NeveError):  # a bug: it must not end the server
+            log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=error)
+        self._send_error(call.call_id, error)
+        return error
 
     def _send_reply(self, call: WireCall, reply: Message) -> None:
+        if not isinstance(reply, call.method.reply):
+            raise errors.Internal(detail=f"{call.method.path} answered with a {type(reply).__name__}")
         buffers = call.reply_attachment
         size_bytes = attachment_bytes(buffers) if buffers else 0
         message = reply.SerializeToString()
@@ -284,9 +275,15 @@ class ServerConnection(Connection):
             what = f"reply of {call.method.path}"
             raise errors.TooLarge(what=what, size_bytes=size_bytes or len(message), limit_bytes=limit_bytes)
         head = encode(
-            Kind.REPLY, call_id=call.call_id, message=message, attachment=buffers, attachment_bytes=size_bytes
+            REPLY,
+            call_id=call.call_id,
+            message=message,
+            attachment=buffers,
+            attachment_bytes=size_bytes,
+            own_checksums=call.own_checksums,
         )
-        self.send(head, buffers, size_bytes)
+        # While requests are being read, what they are answered gathers; an answer to the only call need not wait.
+        self.send(head, buffers, size_bytes, at_once=not self._receiving and len(self.calls) == 1)
 
     def _send_error(self, call_id: int, error: BaseException) -> None:
         self.send(encode(Kind.ERROR, call_id=call_id, message=errors.to_message(error).SerializeToString()))
@@ -295,8 +292,8 @@ class ServerConnection(Connection):
         del self.calls[call.call_id]
         if call.deadline_bucket:
             self._deadlines.remove(call, call.deadline_bucket)
+            call.task = None
         call.attachment = EMPTY  # lets the receive buffer be used again, whoever still holds the call
-        call.task = None
         if call.reserved_bytes:
             self._unsettled_bytes += call.reserved_bytes
             if self.ended is None:
@@ -345,10 +342,8 @@ class ServerConnection(Connection):
             self._reading = False
             self.transport.pause_reading()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        super().buffer_updated(nbytes)
-        if self.receiver.held:
-            self._update_reading()
+    def on_held(self) -> None:
+        self._update_reading()
 
     def reading_paused(self) -> bool:
         return not self._reading

@@ -38,35 +38,37 @@ class Unexpected(Exception):
 class OpenExtent:
     """What the one writer of an extent knows of it."""
 
-    __slots__ = ("committed", "end", "extent_id", "replica")
+    __slots__ = ("_segment", "_sizes", "committed", "end", "extent_id", "replica")
 
     def __init__(self, extent_id: int, replica: common_pb2.Replica) -> None:
         self.extent_id = extent_id
         self.replica = replica
         self.end = 0  # of all blocks that were sent
         self.committed = 0  # of those that were answered
+        # What does not change from one segment to the next is set once.
+        self._segment = pb.Segment(extent_id=extent_id, replica=replica, eversion=EVERSION, token=TOKEN)
+        self._sizes: list[int] = []
 
-    def next_segment(self, blocks: EncodedBlocks, *, no_sync: bool) -> pb.Segment:
-        """The segment that appends these blocks behind all that was sent. It must be sent, and before the next one."""
-        offset = self.end
+    def add_segment(self, request: pb.AppendBlockRequest, blocks: EncodedBlocks, *, no_sync: bool) -> None:
+        """Append these blocks behind all that was sent, by this request. It must be sent before the next one is."""
+        segment = self._segment
+        segment.offset = self.end
+        segment.committed = self.committed
+        segment.no_sync = no_sync
+        if self._sizes != blocks.block_sizes:
+            self._sizes = blocks.block_sizes
+            segment.block_sizes[:] = blocks.block_sizes
         self.end += blocks.size_bytes
-        return pb.Segment(
-            extent_id=self.extent_id,
-            replica=self.replica,
-            eversion=EVERSION,
-            token=TOKEN,
-            offset=offset,
-            committed=self.committed,
-            no_sync=no_sync,
-            block_sizes=blocks.block_sizes,
-        )
+        request.segments.append(segment)  # a copy
 
     def note(self, result: pb.SegmentResult) -> None:
-        if result.HasField("error"):
-            raise errors.from_message(result.error)
-        if not 0 < result.end <= self.end:
-            raise Unexpected(f"extent {self.extent_id} ends at {result.end}, {self.end} bytes were sent")
-        self.committed = max(self.committed, result.end)  # answers may overtake each other
+        end = result.end
+        if not 0 < end <= self.end:
+            if result.HasField("error"):
+                raise errors.from_message(result.error)
+            raise Unexpected(f"extent {self.extent_id} ends at {end}, {self.end} bytes were sent")
+        if end > self.committed:  # answers may overtake each other
+            self.committed = end
 
 
 class NodeCalls:
@@ -91,19 +93,31 @@ class NodeCalls:
     # --- the writer ------------------------------------------------------------------------------------------
 
     async def append(self, extent: OpenExtent, blocks: EncodedBlocks, *, no_sync: bool) -> None:
-        await self.append_all([(extent, blocks)], no_sync=no_sync)
+        request = self._append_request()
+        extent.add_segment(request, blocks, no_sync=no_sync)
+        reply = await self._channel.call(
+            methods.EXTENT_NODE_APPEND_BLOCK, request, timeout_s=TIMEOUT_S, attachment=blocks.buffers
+        )
+        extent.note(reply.message.results[0])
 
     async def append_all(self, appends: Sequence[tuple[OpenExtent, EncodedBlocks]], *, no_sync: bool) -> None:
         """One frame for all of them."""
-        request = pb.AppendBlockRequest(
-            call=self._call_id(), segments=[extent.next_segment(blocks, no_sync=no_sync) for extent, blocks in appends]
-        )
-        attachment: list[Buffer] = [buffer for _, blocks in appends for buffer in blocks.buffers]
+        request = self._append_request()
+        attachment: list[Buffer] = []
+        for extent, blocks in appends:
+            extent.add_segment(request, blocks, no_sync=no_sync)
+            attachment += blocks.buffers
         reply = await self._channel.call(
             methods.EXTENT_NODE_APPEND_BLOCK, request, timeout_s=TIMEOUT_S, attachment=attachment
         )
-        for (extent, _), result in zip(appends, reply.message.results, strict=True):
+        for (extent, _), result in zip(appends, reply.message.results[:], strict=True):
             extent.note(result)
+
+    def _append_request(self) -> pb.AppendBlockRequest:
+        request = pb.AppendBlockRequest()
+        request.call.client_id = self._client_id
+        request.call.call_id = next(self._call_ids)
+        return request
 
     # --- the reader ------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def _meta(extent_id: int, disk_uuid: str) -> Meta:
 
 # --- reads without a node ------------------------------------------------------------------------------------
 #
-# What is read is checksummed, as the wire does with every reply: a mapping that nobody touches costs nothing.
+# What is read is checksummed, as a reader does with every block: a mapping that nobody touches costs nothing.
 
 
 def read_sequentially(path: Path, *, mapped: bool, touched: bool = True) -> Quantity:

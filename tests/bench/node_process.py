@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench.processes import ROOT
+from tests.bench.processes import ROOT, cpu_s_of
 from tests.bench.report import BenchError
 
 CLUSTER = "bench"
@@ -42,6 +42,7 @@ def arguments(folder: Path, settings: Mapping[str, str]) -> list[str]:
     keys = {
         "cluster": CLUSTER,
         "node_id": str(NODE_ID),
+        "format_empty_disks": "true",
         "disks": f'["{disk_folder(folder)}"]',
         "journal": str(journal_folder(folder)),
         "listen.wire": "127.0.0.1:0",
@@ -104,6 +105,10 @@ class NodeProcess:
 
     def forget_peak(self) -> None:
         self._proc("clear_refs").write_text(_CLEAR_PEAK)
+
+    def cpu_s(self) -> float:
+        """Processor time that it has used so far."""
+        return cpu_s_of(self._process.pid)
 
     def _proc(self, name: str) -> Path:
         if self._process.poll() is not None:

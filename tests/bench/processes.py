@@ -24,6 +24,13 @@ START_TIMEOUT_S = 30.0  # imports of grpc and NumPy take seconds on a loaded mac
 END_TIMEOUT_S = 5.0
 
 
+def cpu_s_of(pid: int) -> float:
+    """Processor time that a process has used so far, its own and the kernel's for it."""
+    # The name of the program, in parentheses, may hold spaces: count fields from behind it.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Child:
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name = name
@@ -42,10 +49,7 @@ class Child:
         return line.strip()
 
     def cpu_s(self) -> float:
-        """Processor time that it has used so far, its own and the kernel's for it."""
-        # The name of the program, in parentheses, may hold spaces: count fields from behind it.
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s_of(self._process.pid)
 
     def ask(self, order: dict[str, Any], *, timeout_s: float) -> float:
         """Send an order, a line of JSON, and return the value that it answers with."""

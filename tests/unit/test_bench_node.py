@@ -34,7 +34,7 @@ def test_the_node_understands_the_command_line_that_it_is_given(tmp_path: Path) 
     assignments = node_process.arguments(tmp_path, settings)[1::2]
     config, store_config = load(None, assignments)
     assert (config.cluster, config.node_id, config.scrub_bytes_per_s) == (CLUSTER, NODE_ID, 0)
-    assert config.disks == [disk_folder(tmp_path)]
+    assert [disk.folder for disk in config.disks] == [disk_folder(tmp_path)]
     assert config.listen.limits.server_bytes_max == 1_000_000
     assert store_config.sealed_files_max == 1
 
@@ -68,9 +68,11 @@ def test_frames_take_all_payloads_in_turn() -> None:
 def test_a_writer_gives_out_offsets_in_order_and_commits_what_was_answered() -> None:
     extent = OpenExtent(7, common_pb2.Replica(node_id=1, incarnation=5))
     blocks = encode_blocks([b"one", b"two"])
-    first = extent.next_segment(blocks, no_sync=True)
+    request = pb.AppendBlockRequest()
+    extent.add_segment(request, blocks, no_sync=True)
     extent.note(pb.SegmentResult(end=blocks.size_bytes, length=blocks.size_bytes))
-    second = extent.next_segment(blocks, no_sync=False)
+    extent.add_segment(request, blocks, no_sync=False)
+    first, second = request.segments
     assert (first.offset, first.committed, first.no_sync) == (0, 0, True)
     assert (second.offset, second.committed, second.no_sync) == (blocks.size_bytes, blocks.size_bytes, False)
     assert list(second.block_sizes) == blocks.block_sizes
@@ -79,7 +81,7 @@ def test_a_writer_gives_out_offsets_in_order_and_commits_what_was_answered() -> 
 
 def test_a_refused_append_or_an_answer_for_more_than_was_sent_stops_the_sample() -> None:
     extent = OpenExtent(7, common_pb2.Replica())
-    extent.next_segment(encode_blocks([b"x"]), no_sync=True)
+    extent.add_segment(pb.AppendBlockRequest(), encode_blocks([b"x"]), no_sync=True)
     with pytest.raises(errors.ExtentFenced):
         extent.note(pb.SegmentResult(error=errors.to_message(errors.ExtentFenced(extent_id=7))))
     with pytest.raises(Unexpected):

@@ -64,7 +64,7 @@ class Servicer:
         if request.echo_attachment:
             call.attach(call.attachment)
         if request.reply_bytes:
-            call.attach(pattern(request.reply_bytes))
+            call.attach(pattern(request.reply_bytes), own_checksums=request.text == "own checksums")
         return testing_pb2.DoReply(
             text=request.text,
             sequence=sequence,

@@ -48,6 +48,17 @@ async def test_an_attachment_comes_back_bit_for_bit(transport: Transport, size_b
         assert not reply.message.payload, "a caller never sees the payload"
 
 
+@pytest.mark.parametrize("size_bytes", [1, 4096, 300 * KIB])
+async def test_an_attachment_with_checksums_of_its_own_arrives_as_any_other(
+    transport: Transport, size_bytes: int
+) -> None:
+    async with transport:
+        channel = transport.channel(await transport.serve(Servicer()))
+        reply = await do(channel, text="own checksums", reply_bytes=size_bytes, reply_bytes_max=size_bytes)
+        assert reply.message.text == "own checksums"
+        assert reply.attachment == pattern(size_bytes)
+
+
 async def test_buffers_of_any_kind_are_joined_in_order(transport: Transport) -> None:
     whole = pattern(100 * KIB)
     view = memoryview(whole)

@@ -26,9 +26,9 @@ def test_the_worked_example_of_the_wire_format_is_true() -> None:
         attachment_bytes=4,
     )
     assert example == head + b"snow"
-    prelude = decode_prelude(bytearray(example), 0, message_bytes_max=100, attachment_bytes_max=100)
+    prelude = decode_prelude(example[:PRELUDE_BYTES], 100, 100)
     assert (prelude.call_id, prelude.timeout_ms, prelude.kind) == (7, 1000, Kind.REQUEST)
-    check_body(prelude, memoryview(example)[PRELUDE_BYTES : PRELUDE_BYTES + prelude.message_bytes], b"snow")
+    check_body(prelude, example[PRELUDE_BYTES : PRELUDE_BYTES + prelude.message_bytes], b"snow")
 
 
 def test_the_page_lists_every_frame_kind() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neve.proto.crc import crc32c
 from neve.proto.errors import ProtocolViolation
 from neve.rpc.limits import KIB
 from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
-from neve.rpc.wire.frame import PRELUDE_BYTES, Kind, Prelude, encode
+from neve.rpc.wire.frame import OWN_CHECKSUMS, PRELUDE_BYTES, Kind, Prelude, encode
 from neve.rpc.wire.receiver import ATTACHMENT_COPY_BYTES_MAX, FrameReceiver
 
 Frame = tuple[int, int, bytes, bytes]  # kind, call id, message, attachment
@@ -99,6 +101,58 @@ def test_every_flipped_bit_is_refused_or_changes_nothing() -> None:
             assert sink.frames == []
 
 
+def test_every_flipped_bit_of_a_reply_with_checksums_of_its_own_is_refused_or_is_in_its_attachment() -> None:
+    """The attachment's bits are for the caller to check; prelude and message are covered as always."""
+    message, attachment = b"a message", b"has checksums inside"
+    head = encode(
+        Kind.REPLY,
+        call_id=7,
+        message=message,
+        attachment=[attachment],
+        attachment_bytes=len(attachment),
+        own_checksums=True,
+    )
+    data = head + attachment
+    for position in range(len(data)):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << bit
+            sink = Sink()
+            if position < len(head):
+                with pytest.raises(ProtocolViolation):
+                    sink.feed(bytes(flipped), random.Random(0), len(data))
+                assert sink.frames == []
+            else:
+                sink.feed(bytes(flipped), random.Random(0), len(data))
+                assert sink.seen() == [(Kind.REPLY, 7, message, bytes(flipped[len(head) :]))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "attachment_crc", "sound"),
+    [
+        (Kind.REPLY, OWN_CHECKSUMS, 0, True),
+        (Kind.REPLY, OWN_CHECKSUMS, 1, False),  # says twice what it has, and differently
+        (Kind.REPLY, 0, 0, False),  # claims nothing, and is not covered
+        (Kind.REPLY, 0x02, 0, False),
+        (Kind.REPLY, OWN_CHECKSUMS | 0x80, 0, False),
+        *((kind, OWN_CHECKSUMS, 0, False) for kind in Kind if kind != Kind.REPLY),  # above all no request
+    ],
+)
+def test_only_a_reply_may_leave_its_attachment_to_the_caller(
+    kind: Kind, flags: int, attachment_crc: int, sound: bool
+) -> None:
+    fields = struct.pack("<IIQHBBIII", 4, 0, 7, 1, kind, flags, 0, 0, attachment_crc)
+    data = fields + struct.pack("<I", crc32c(fields)) + b"snow"
+    sink = Sink()
+    if sound:
+        sink.feed(data, random.Random(0), len(data))
+        assert sink.seen() == [(kind, 7, b"", b"snow")]
+    else:
+        with pytest.raises(ProtocolViolation):
+            sink.feed(data, random.Random(0), len(data))
+        assert sink.frames == []
+
+
 def test_a_frame_cut_at_any_byte_is_not_handed_on() -> None:
     data = encoded((Kind.REQUEST, 7, b"a message", b"an attachment"))
     for length in range(len(data)):
@@ -171,6 +225,23 @@ def test_a_chunk_is_not_used_again_while_a_view_of_it_is_held() -> None:
     del other
     again = [pool.take(1000), pool.take(1000)]
     assert first_id in {id(chunk) for chunk in again}
+
+
+def test_the_chunk_for_small_frames_is_used_again_unless_a_view_of_it_is_held() -> None:
+    pool = ChunkPool()
+    chunk = pool.take_stream()
+    first_id = id(chunk)
+    pool.give_stream(chunk)
+    del chunk
+    chunk = pool.take_stream()
+    assert id(chunk) == first_id
+    view = memoryview(chunk)[5:6]
+    pool.give_stream(chunk)
+    del chunk
+    other = pool.take_stream()
+    assert id(other) != first_id
+    del view
+    assert first_id in {id(pool.take_stream()), id(pool.take(STREAM_CHUNK_BYTES))}  # it went to the others
 
 
 def test_the_pool_keeps_no_more_than_its_bound() -> None:

@@ -11,13 +11,16 @@ import logging
 import pytest
 
 from neve.proto import errors
+from neve.proto.blocks import encode_block, verify
 from neve.proto.crc import crc32c
 from neve.rpc.auth import AllowAll
 from neve.rpc.limits import Limits
-from neve.rpc.wire.frame import HANDSHAKE_BYTES_MAX, Kind, encode
+from neve.rpc.wire import frame
+from neve.rpc.wire.frame import HANDSHAKE_BYTES_MAX, PRELUDE_BYTES, Kind, encode
 from tests.proto import methods
 from tests.proto import testing_pb2 as pb
 from tests.unit.rpc.wire_peers import (
+    OWN_CHECKSUMS,
     calling,
     damaging_proxy,
     hello_frame,
@@ -97,6 +100,34 @@ async def test_a_reply_damaged_at_every_byte_never_yields_a_wrong_answer() -> No
                     assert bytes(reply.attachment) == attachment
         assert refused == sent  # every byte is covered by a checksum
         assert right == 0
+
+
+async def test_blocks_damaged_on_the_way_are_refused_by_the_transport_or_by_their_own_checksums() -> None:
+    """A reply whose attachment is not covered by its frame: every flipped bit is found all the same."""
+    attachment = encode_block(b"attached bytes") + encode_block(b"")
+    request = pb.DoRequest(text=OWN_CHECKSUMS, echo_attachment=True)
+    async with serving(LIMITS) as (_, address, _):
+        async with raw_client(address) as (reader, writer):
+            writer.write(hello_frame() + request_frame(request, attachment=attachment))
+            sent = 0
+            for _ in range(2):
+                prelude, body = await read_frame(reader)
+                sent += PRELUDE_BYTES + len(body)
+        assert (prelude.kind, prelude.flags, prelude.attachment_crc) == (Kind.REPLY, frame.OWN_CHECKSUMS, 0)
+        left_to_the_caller = 0
+        for position in range(sent):
+            async with (
+                damaging_proxy(address, flip_at=position, bit=position % 8) as proxied,
+                calling(proxied, Limits(handshake_timeout_s=5.0)) as channel,
+            ):
+                try:
+                    reply = await channel.call(methods.CONFORMANCE_DO, request, timeout_s=30, attachment=[attachment])
+                except errors.TransportError:
+                    continue
+                left_to_the_caller += 1
+                assert reply.message.text == OWN_CHECKSUMS
+                assert verify(reply.attachment) is not None
+        assert left_to_the_caller == len(attachment)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from tests.proto import testing_pb2 as pb
 
 CLUSTER = "test"
 
+OWN_CHECKSUMS = "own checksums"  # as a request's text: the attachment that comes back is said to have some
+
 
 class Servicer:
     """Counts what runs at the same time, so that bounds can be seen."""
@@ -41,7 +43,7 @@ class Servicer:
             if request.delay_ms:
                 await asyncio.sleep(request.delay_ms / 1000)
             if request.echo_attachment:
-                call.attach(call.attachment)
+                call.attach(call.attachment, own_checksums=request.text == OWN_CHECKSUMS)
             return pb.DoReply(text=request.text, sequence=sequence, attachment_crc32c=crc32c(call.attachment))
         finally:
             self.running -= 1
@@ -113,7 +115,7 @@ def request_frame(request: pb.DoRequest, *, call_id: int = 1, attachment: bytes 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[Prelude, bytes]:
     """The next frame; IncompleteReadError at the end of the stream."""
     head = await reader.readexactly(PRELUDE_BYTES)
-    prelude = decode_prelude(bytearray(head), 0, message_bytes_max=1 << 24, attachment_bytes_max=1 << 30)
+    prelude = decode_prelude(head, 1 << 24, 1 << 30)
     return prelude, await reader.readexactly(prelude.body_bytes)
 
 

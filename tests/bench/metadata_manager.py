@@ -1,0 +1,91 @@
+"""A stream manager whose nodes answer at once; for comparison with etcd alone, it stores nothing on any node.
+
+    python -m tests.bench.metadata_manager [the manager's own arguments]
+
+All else is the manager as it is: its front door, pipeline, locks, placement, batches, log lines and etcd.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from neve.proto import common_pb2
+from neve.proto import extent_node_pb2 as en
+from neve.rpc.pool import ChannelPool
+from neve.stream_manager import record_codec as codec
+from neve.stream_manager import server
+from neve.stream_manager.config import ManagerConfig
+from neve.stream_manager.context import NodeChoice
+from neve.stream_manager.node_calls import NodeCalls
+from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
+
+DIGEST = bytes(32)
+
+
+class AtOnce(NodeCalls):
+    """Every replica exists, is as long as the writer says, and confirms its seal."""
+
+    def __init__(self, node: Callable[[int], NodeEntry | None]) -> None:
+        self._node = node
+
+    async def create(
+        self, extent_id: int, choice: NodeChoice, *, eversion: int, extent_bytes_max: int, stream_id: int
+    ) -> ReplicaAt:
+        node = self._node(choice.node_id)
+        assert node is not None, choice
+        return ReplicaAt(choice.node_id, choice.disk_uuid or node.disks[0].disk_uuid, extent_id)
+
+    async def raise_token(
+        self, extent: Extent, replica: ReplicaAt, *, token: int, timeout_s: float | None = None
+    ) -> en.LengthAnswer:
+        return en.LengthAnswer(kind=en.LengthAnswer.LENGTH, token=token)
+
+    async def fence(
+        self, extent: Extent, replica: ReplicaAt, *, token: int = 0, timeout_s: float | None = None
+    ) -> en.LengthAnswer:
+        return en.LengthAnswer(kind=en.LengthAnswer.LENGTH, token=token, fenced=True)
+
+    async def seal(self, extent: Extent, replica: ReplicaAt) -> en.SealExtentReply:
+        assert extent.seal is not None, extent
+        seal = codec.seal_message(extent.seal._replace(digest=DIGEST))
+        return en.SealExtentReply(confirmed=True, seal=seal)
+
+    async def start_copy(
+        self,
+        extent: Extent,
+        target: ReplicaAt,
+        *,
+        task_id: int,
+        sources: Sequence[ReplicaAt],
+        bytes_per_s_max: int,
+        eversion: int,
+    ) -> None:
+        raise AssertionError("nothing is copied in this benchmark")
+
+    async def copy_status(self, node_id: int, task_id: int) -> en.CopyStatusReply:
+        raise AssertionError("nothing is copied in this benchmark")
+
+    async def delete(self, extent_id: int, replica: ReplicaAt, *, eversion: int) -> bool:
+        return True
+
+    async def describe(self, extent_id: int, replica: ReplicaAt) -> en.ReplicaInfo:
+        return en.ReplicaInfo(extent_id=extent_id)
+
+
+def at_once(
+    config: ManagerConfig,
+    channels: ChannelPool,
+    leader: common_pb2.Leader,
+    node: Callable[[int], NodeEntry | None],
+) -> NodeCalls:
+    return AtOnce(node)
+
+
+def main(arguments: Sequence[str]) -> int:
+    server.rpc_node_calls = at_once
+    return server.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""The client of the streams' benchmark: takes one sample for each line of JSON on its standard input.
+
+    {"case": "latency", "manager": "127.0.0.1:3401", "cluster": "bench", "sync": true, "duration_s": 1.0}
+
+"case" names what `CASES` has, "manager" and "cluster" where; the rest are the arguments of that function. It answers
+{"value": number}, or {"error": …} when the sample failed, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvloop
+
+from neve.client import Client, ClientOptions
+from neve.proto.errors import NeveError
+from tests.bench import stream_reads, stream_writes
+from tests.bench.stream_writes import ManyStreams
+
+# Blocks that were read before would come from memory: reads are to be measured, not the client's cache.
+OPTIONS = ClientOptions(cache_bytes_max=1)
+
+# A sample makes up to a million futures: with Python's own thresholds, looking for garbage takes a third of the time.
+GC_THRESHOLDS = (100_000, 20, 50)
+
+CASES: dict[str, Callable[..., Awaitable[float]]] = {
+    "append": stream_writes.append,
+    "append_many": stream_writes.append_many,
+    "submit": stream_writes.submit,
+    "latency": stream_writes.latency,
+    "make_sealed": stream_reads.make_sealed,
+    "read_through": stream_reads.read_through,
+    "random_reads": stream_reads.random_reads,
+}
+
+
+class Clients:
+    """A client for each cluster that it has heard of, and what outlives a sample."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+        self._many: dict[str, ManyStreams] = {}
+
+    async def take(self, order: dict[str, Any]) -> float:
+        case, manager, cluster = order.pop("case"), order.pop("manager"), order.pop("cluster")
+        if cluster not in self._clients:
+            client = Client([manager], cluster=cluster, options=OPTIONS)
+            self._clients[cluster] = await client.open()
+            self._many[cluster] = ManyStreams(client)
+        if case == "many_streams":
+            return await self._many[cluster].synced_appends(**order)
+        return await CASES[case](self._clients[cluster], **order)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+
+async def answer(clients: Clients, line: str) -> dict[str, object]:
+    try:
+        return {"value": await clients.take(json.loads(line))}
+    except (NeveError, stream_writes.Unexpected) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+async def serve_orders() -> None:
+    clients = Clients()
+    loop = asyncio.get_running_loop()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    # Lines are awaited in a thread, so that between samples leases are renewed and pings are answered.
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print(json.dumps(await answer(clients, line)), flush=True)
+    await clients.close()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_orders())
