@@ -7,8 +7,10 @@
 
 Invariants: a callback belongs to the process in whose context it was made; what a network or the metadata store does
             on its own account (deliver, expire a lease) belongs to nobody and goes on;
-            a paused process takes no step: its timers run late, all at once and in order, as after SIGCONT;
-            a killed process's file system refuses every further call, so that no cleanup outlives it.
+            a paused process takes no step: as after SIGCONT, what came meanwhile is heard first, and then its timers
+            run late, all at once and in order;
+            a killed process's file system refuses every further call, so that no cleanup outlives it; its timers do
+            not run any more, only its tasks do, to their end.
 Neighbours: loop.py has virtual time; cluster.py builds nodes, managers and clients on this.
 """
 
@@ -19,7 +21,7 @@ import contextvars
 import heapq
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tests.sim.disk import SimFileSystem
 from tests.sim.disk_faults import SimulatedCrash
@@ -59,6 +61,7 @@ class Process:
     def resume(self) -> None:
         self.paused = False
         held, self._held = self._held, []
+        held.sort(key=lambda handle: isinstance(handle, asyncio.TimerHandle))  # a loop looks at its sockets first
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ProcessLoop)
         loop.put_back(held)
@@ -113,6 +116,11 @@ def _is_outside(callback: Callable[..., object]) -> bool:
     return getattr(callback, "__module__", None) in _OUTSIDE
 
 
+def _is_ours(callback: Callable[..., object]) -> bool:
+    """Not asyncio's own, by which cancelled tasks come to their end."""
+    return (getattr(callback, "__module__", None) or "").startswith("neve.")
+
+
 class _Handle(asyncio.Handle):
     __slots__ = ("_owner",)
 
@@ -124,7 +132,7 @@ class _Handle(asyncio.Handle):
         if self._owner is not None and self._owner.paused:
             self._owner.hold(self)
         else:
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class _TimerHandle(asyncio.TimerHandle):
@@ -135,10 +143,11 @@ class _TimerHandle(asyncio.TimerHandle):
         self._owner = None if _is_outside(callback) else _owner_of(context)
 
     def _run(self) -> None:
-        if self._owner is not None and self._owner.paused:
-            self._owner.hold(self)
-        else:
-            super()._run()  # type: ignore[misc]
+        owner = self._owner
+        if owner is not None and owner.paused:
+            owner.hold(self)
+        elif owner is None or not owner.killed or not _is_ours(self._callback):  # type: ignore[attr-defined]
+            super()._run()
 
 
 class ProcessLoop(SimLoop):
@@ -150,20 +159,24 @@ class ProcessLoop(SimLoop):
         assert make is not None
 
         def adopted(loop: Any, work: Any, **options: Any) -> Any:
-            task = make(loop, work, **options)  # type: ignore[arg-type]
+            task = make(loop, work, **options)
             owner = _owner_of(options.get("context"))
             if owner is not None:
-                owner.adopt(task)
+                owner.adopt(cast("asyncio.Task[Any]", task))
             return task
 
         self.set_task_factory(adopted)
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True  # type: ignore[attr-defined]

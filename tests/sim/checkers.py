@@ -1,0 +1,204 @@
+"""What must hold in every story, whatever happened in it.
+
+    check_streams    G2, G6: every acknowledged record is read back once, where it was acknowledged, in order; nothing
+                     that was never appended; what was not acknowledged at most once, and without a gap before it
+    check_replicas   G3, T10: confirmed replicas have the same bytes, exactly as many as the seal says
+    check_owners     G5: nothing of an older owner is acknowledged once a newer one has opened the stream
+    check_metadata   the stored state is consistent; what the leader has in memory is what is stored
+    check_readers    G4, T9: whoever read during the story saw nothing that is not there at the end, nor jumped over any
+
+Neighbours: cluster.py calls them at the end of a story; watched_store.py looks at each transaction as it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from neve.client.types import Position, Record
+from neve.proto.blocks import HEADER_BYTES, BlockType, verify, walk
+from neve.proto.errors import NeveError
+from neve.stream_manager.records import Extent
+from neve.stream_manager.state import State
+from tests.sim.client import Killed
+from tests.sim.cluster import SimCluster
+from tests.sim.ledger import Session, payloads
+
+Block = tuple[Position, int, bytes]  # where, type, payload
+
+
+async def finish_sessions(cluster: SimCluster) -> None:
+    """End all clients: what they wait for comes to its end, whichever."""
+    for client in [*cluster.clients.values()]:
+        if client.running:
+            try:
+                await client.close()
+            except (NeveError, Killed):
+                client.kill()
+
+
+async def reopen_streams(cluster: SimCluster) -> None:
+    """Each stream gets a last owner, who tells its replicas how far readers may go: restarted nodes do not know."""
+    for stream_id in cluster.ledger.streams:
+        stream = cluster.state.streams.get(stream_id)
+        if stream is not None and not stream.sealed:
+            last = await cluster.take_over(f"last{len(cluster.clients)}", stream_id)
+            await last.close()
+            await last.client.close()
+
+
+async def check_everything(cluster: SimCluster) -> None:
+    check_metadata(cluster)
+    check_replicas(cluster)
+    check_owners(cluster)
+    await check_streams(cluster)
+    check_readers(cluster)
+    cluster.check_no_bugs()
+
+
+# --- metadata -------------------------------------------------------------------------------------------------
+
+
+def check_metadata(cluster: SimCluster) -> None:
+    stored = cluster.stored_state()
+    stored.validate()
+    held = cluster.state
+    held.validate()
+    assert held.streams == stored.streams
+    assert held.extents == stored.extents
+    assert held.nodes == stored.nodes
+    assert held.tasks == stored.tasks
+    for extent_id, length in cluster.etcd.seals.items():
+        extent = stored.extents.get(extent_id)
+        assert extent is None or (extent.seal is not None and extent.seal.length == length), extent
+
+
+# --- replicas -------------------------------------------------------------------------------------------------
+
+
+def check_replicas(cluster: SimCluster) -> None:
+    for extent in cluster.stored_state().extents.values():
+        check_replicas_of(cluster, extent)
+
+
+def check_replicas_of(cluster: SimCluster, extent: Extent) -> None:
+    held = {node_id: cluster.bytes_on(node_id, extent.extent_id) for node_id in extent.node_ids}
+    if extent.seal is None:
+        known = [data for data in held.values() if data is not None]
+        longest = max(known, key=len, default=b"")
+        for node_id, data in held.items():  # prefixes of one sequence
+            assert data is None or longest.startswith(data), f"extent {extent.extent_id} differs on node {node_id}"
+        return
+    confirmed = {node_id: held[node_id] for node_id in extent.confirmed}
+    for node_id, data in confirmed.items():
+        assert data is not None, f"extent {extent.extent_id} is not on node {node_id}, which has confirmed it"
+        assert len(data) == extent.seal.length, f"extent {extent.extent_id} on node {node_id}: {len(data)} bytes"
+        problem = verify(data)
+        assert problem is None, f"extent {extent.extent_id} on node {node_id}: {problem}"
+    assert len(set(confirmed.values())) <= 1, f"extent {extent.extent_id} differs between {list(confirmed)} (G3)"
+
+
+def records_on_disk(cluster: SimCluster, state: State, stream_id: int) -> list[tuple[Position, bytes]]:
+    """The records of a stream as its files have them, up to what all replicas of the tail have."""
+    blocks: list[Block] = []
+    for extent_id in state.streams[stream_id].extent_ids:
+        extent = state.extents[extent_id]
+        nodes = extent.node_ids if extent.seal is None else extent.confirmed
+        held = [cluster.bytes_on(node_id, extent_id) for node_id in nodes]
+        data = min((each for each in held if each is not None), key=len, default=b"")
+        blocks += [
+            (Position(extent_id, each.offset), each.type, bytes(data[each.offset + HEADER_BYTES : each.end]))
+            for each in walk(data)
+        ]
+    return list(_joined(blocks))
+
+
+def _joined(blocks: Iterable[Block]) -> Iterable[tuple[Position, bytes]]:
+    parts: list[Block] = []
+    for block in blocks:
+        position, kind, payload = block
+        if kind == BlockType.FULL:
+            parts.clear()
+            yield position, payload
+        elif kind == BlockType.FIRST:
+            parts = [block]
+        elif parts:
+            parts.append(block)
+            if kind == BlockType.LAST:
+                yield parts[0][0], b"".join(part[2] for part in parts)
+                parts = []
+
+
+# --- streams --------------------------------------------------------------------------------------------------
+
+
+async def check_streams(cluster: SimCluster) -> None:
+    reader = await cluster.client(f"checker{len(cluster.clients)}")
+    state = cluster.stored_state()
+    for stream_id in cluster.ledger.streams:
+        if stream_id not in state.streams:
+            continue  # deleted by its story
+        records = await reader.read(stream_id)
+        check_records(cluster, stream_id, records)
+        on_disk = records_on_disk(cluster, state, stream_id)
+        read = [(record.position, bytes(record.payload)) for record in records]
+        assert on_disk == read, f"stream {stream_id}: files and readers differ"
+    await reader.close()
+
+
+def check_records(cluster: SimCluster, stream_id: int, records: list[Record]) -> None:
+    """G2, G5, G6 for one stream, as one reader has it."""
+    ledger = cluster.ledger
+    where: dict[bytes, Position] = {}
+    for record in records:
+        payload = bytes(record.payload)
+        assert ledger.find(payload) is not None, f"stream {stream_id} has {payload[:40]!r}, which nobody appended"
+        assert payload not in where, f"{payload[:40]!r} is there twice: at {where[payload]} and {record.position}"
+        where[payload] = record.position
+    for attempt in ledger.acknowledged(stream_id):
+        found = where.get(attempt.payload)
+        assert found is not None, f"{attempt.payload[:40]!r}, acknowledged at {attempt.position}, is lost"
+        assert found == attempt.position, f"{attempt.payload[:40]!r}: acknowledged at {attempt.position}, is at {found}"
+    order = payloads(records)
+    expected: list[bytes] = []
+    opened = [session for session in ledger.sessions_of(stream_id) if session.token]
+    for session in sorted(opened, key=lambda session: session.token):
+        expected += _kept(session, where)
+    assert order == expected, f"stream {stream_id}: the records are not in the order of their appends"
+
+
+def _kept(session: Session, where: dict[bytes, Position]) -> list[bytes]:
+    """What is left of a session: a beginning of it, without gaps."""
+    kept = [attempt.payload for attempt in session.attempts if attempt.payload in where]
+    begun = [attempt.payload for attempt in session.attempts[: len(kept)]]
+    assert kept == begun, f"session {session.number} of {session.owner} has a gap: {_first_gap(begun, kept)}"
+    return kept
+
+
+def _first_gap(begun: list[bytes], kept: list[bytes]) -> str:
+    return next(f"{a[:40]!r} is missing, {b[:40]!r} is there" for a, b in zip(begun, kept, strict=True) if a != b)
+
+
+# --- owners and readers ---------------------------------------------------------------------------------------
+
+
+def check_owners(cluster: SimCluster) -> None:
+    for attempt in cluster.ledger.acknowledged():
+        assert not attempt.barred, f"{attempt.payload[:40]!r} was acknowledged after a newer owner had opened (G5)"
+
+
+def check_readers(cluster: SimCluster) -> None:
+    """Runs last: the reader of check_streams is the judge of the others."""
+    ledger = cluster.ledger
+    last = {sighting.stream_id: sighting for sighting in ledger.sightings}
+    for sighting in ledger.sightings:
+        judge = last[sighting.stream_id]
+        there = [(record.position, bytes(record.payload)) for record in judge.records]
+        seen = [(record.position, bytes(record.payload)) for record in sighting.records]
+        if not seen:
+            continue
+        first = there.index(seen[0]) if seen[0] in there else None
+        assert first is not None, f"{sighting.reader} saw {seen[0]}, which is gone (G4)"
+        assert first == 0 or not sighting.from_start, f"{sighting.reader} did not begin with the first record"
+        for index, record in enumerate(seen):
+            assert first + index < len(there), f"{sighting.reader} saw {record}, which is gone (G4)"
+            assert there[first + index] == record, f"{sighting.reader} saw {record} in place of {there[first + index]}"

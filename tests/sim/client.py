@@ -1,0 +1,208 @@
+"""A program that uses Neve, in the simulation: the real client as a process, whose appends go into the ledger.
+
+    client = await cluster.client("writer")
+    writer = await client.writer(stream_id)
+    await writer.append(); writer.submit(); await writer.flush(); await writer.close()
+    client.pause(); client.resume(); client.kill()
+
+Invariants: whatever a client does it does as its process: a story that pauses it stops all of that, at once;
+            a killed one never comes back: start another one, under another name.
+Neighbours: cluster.py makes clients; ledger.py has what they were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from neve.client.client import Client
+from neve.client.options import ClientOptions
+from neve.client.types import Position, Record
+from neve.client.writer import Writer
+from neve.meta.memory import MemoryClient, MemoryStore
+from neve.proto.errors import Overloaded
+from neve.rpc.limits import Limits
+from neve.rpc.pool import ChannelPool
+from neve.rpc.sim import SimNetwork
+from tests.sim.ledger import Attempt, Ledger, Session, Sighting
+from tests.sim.manager import META_TIMEOUT_S, meta_plan
+from tests.sim.node import CLUSTER
+from tests.sim.processes import Process
+
+T = TypeVar("T")
+
+# Small, so that a few records fill frames and extents; and quick, since every heartbeat of a cluster costs real time.
+OPTIONS = ClientOptions(
+    call_timeout_s=20.0,
+    attempt_timeout_s=5.0,
+    frame_bytes=2000,
+    writer_bytes_max=50_000,
+    buffer_bytes_max=200_000,
+    block_payload_bytes_max=1000,
+    read_bytes=3000,
+    read_first_bytes=1000,
+    append_timeout_s=0.5,
+    roll_timeout_s=60.0,
+    read_timeout_s=2.0,
+    follow_wait_s=1.0,
+    lease_ttl_s=4,
+    lock_timeout_s=20.0,
+    avoid_node_s=10.0,
+    limits=Limits(dead_peer_s=6.0, keepalive_s=2.0, connect_timeout_s=0.5, handshake_timeout_s=0.5),
+)
+
+
+class Killed(Exception):
+    """The process ended before it had done this."""
+
+
+class SimClient:
+    def __init__(
+        self,
+        network: SimNetwork,
+        etcd: MemoryStore,
+        ledger: Ledger,
+        *,
+        name: str,
+        managers: Sequence[str],
+        options: ClientOptions = OPTIONS,
+    ) -> None:
+        self.name = name
+        self.process = Process(name)
+        self.ledger = ledger
+        rng = random.Random(network.rng.getrandbits(64))
+        self.meta: MemoryClient = etcd.client(
+            plan=meta_plan(random.Random(rng.getrandbits(64))), call_timeout_s=META_TIMEOUT_S
+        )
+        self._network = network
+        limits = options.limits
+        self.neve = Client(
+            managers,
+            cluster=CLUSTER,
+            meta=self.meta,
+            channels=ChannelPool(lambda address: network.channel(name, address, cluster=CLUSTER, limits=limits)),
+            rng=rng,
+            options=options,
+        )
+
+    @property
+    def running(self) -> bool:
+        return not self.process.killed
+
+    async def open(self) -> None:
+        await self.run(self.neve.open())
+
+    async def close(self) -> None:
+        if self.running:
+            await self.run(self.neve.close())
+            self.kill()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do this as the process."""
+        task = self.process.spawn(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.process.killed and caller is not None and not caller.cancelling():
+                raise Killed(self.name) from None
+            task.cancel()
+            raise
+
+    # --- trouble ---------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        if self.process.killed:
+            return
+        self.meta.disconnect()
+        self.process.kill()
+        self._network.crash(self.name)
+
+    def pause(self, *, buffered: bool = False) -> None:
+        """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""
+        self.process.pause()
+        if not buffered:
+            self._network.pause(self.name)
+
+    def resume(self) -> None:
+        self.process.resume()
+        self._network.resume(self.name)
+
+    # --- use -------------------------------------------------------------------------------------------------
+
+    async def writer(self, stream_id: int, **how: Any) -> SimWriter:
+        """Opened, by its own process."""
+        session = self.ledger.begin(stream_id, self.name)
+
+        async def open_it() -> Writer:
+            writer = self.neve.writer(stream_id, owner=self.name, **how)
+            await writer.open()
+            self.ledger.opened(session, writer.token)
+            return writer
+
+        return SimWriter(self, session, await self.run(open_it()))
+
+    async def read(self, stream_id: int, *, start: Position | None = None) -> list[Record]:
+        """All that there is now; it goes into the ledger."""
+        sighting = self.ledger.see(stream_id, self.name, from_start=start is None)
+        await self.run(self._read(stream_id, sighting, start=start, follow=False))
+        return sighting.records
+
+    def follow(self, stream_id: int) -> tuple[Sighting, asyncio.Task[None]]:
+        """Read on and on, until it is cancelled, fails, or the stream ends."""
+        sighting = self.ledger.see(stream_id, self.name, from_start=True)
+        return sighting, self.process.spawn(self._read(stream_id, sighting, start=None, follow=True))
+
+    async def _read(self, stream_id: int, sighting: Sighting, *, start: Position | None, follow: bool) -> None:
+        records = self.neve.read(stream_id, start=start, follow=follow)
+        async with aclosing(records):  # type: ignore[type-var]
+            async for record in records:
+                sighting.records.append(record)
+
+
+class SimWriter:
+    """A writer whose appends are on the ledger."""
+
+    def __init__(self, client: SimClient, session: Session, writer: Writer) -> None:
+        self.client = client
+        self.session = session
+        self.writer = writer
+
+    def submit(self, size_bytes: int = 0) -> Attempt:
+        """One append, without waiting; an error of the writer itself is raised, and the append was never made."""
+        assert not self.client.process.paused, "a stopped process makes no calls"
+        attempt = self.client.ledger.attempt(self.session, size_bytes)
+        self.client.process.enter(self._submit, attempt)
+        return attempt
+
+    def _submit(self, attempt: Attempt) -> asyncio.Future[Position]:
+        future = self.writer.submit(attempt.payload)
+        self.client.ledger.made(self.session, attempt, future)
+        return future
+
+    async def append(self, size_bytes: int = 0) -> Position:
+        """One append, acknowledged."""
+        attempt = self.client.ledger.attempt(self.session, size_bytes)
+
+        async def do() -> Position:
+            try:
+                future = self._submit(attempt)
+            except Overloaded:  # wait for room
+                future = asyncio.ensure_future(self.writer.append(attempt.payload))
+                attempt.seen_late = True
+                self.client.ledger.made(self.session, attempt, future)
+            return await future
+
+        return await self.client.run(do())
+
+    async def append_some(self, count: int, size_bytes: int = 0) -> list[Position]:
+        return [await self.append(size_bytes) for _ in range(count)]
+
+    async def flush(self) -> None:
+        await self.client.run(self.writer.flush())
+
+    async def close(self) -> None:
+        await self.client.run(self.writer.close())

@@ -1,0 +1,361 @@
+"""A whole stream layer on virtual time: managers, nodes, clients and their metadata store, all real but for the world.
+
+    @simulated(seed=1)
+    async def test_something(cluster: SimCluster) -> None:
+        stream = await cluster.create_stream(replicas=3)
+        writer = await (await cluster.client("writer")).writer(stream.id)
+        await writer.append()
+        cluster.nodes[1].kill()
+        ...
+
+A story ends with `cluster.settle()`: all trouble ends, everything runs again, the cluster is given time to repair
+itself, and everything that must hold is checked (checkers.py).
+
+Invariants: one seed, one story: all chance comes from the loop's and the network's rng, in the order of the calls;
+            what breaks a guarantee of metadata is found when it is written, whatever becomes of it later.
+Neighbours: manager.py, node.py and client.py are the processes; ledger.py has what clients were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from neve.client.options import ClientOptions
+from neve.client.types import Stream
+from neve.proto.blocks import verify
+from neve.proto.errors import NeveError
+from neve.rpc.sim import SimNetwork
+from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
+from neve.stream_manager.core_health import HealthConfig
+from neve.stream_manager.leader import Term
+from neve.stream_manager.records import Extent, root_of
+from neve.stream_manager.state import State
+from tests.sim import processes
+from tests.sim.client import OPTIONS, SimClient, SimWriter
+from tests.sim.disk_faults import SimulatedCrash
+from tests.sim.ledger import Ledger
+from tests.sim.loop import current
+from tests.sim.manager import SimManager
+from tests.sim.node import CLUSTER, SimNode
+from tests.sim.watched_store import WatchedStore
+
+ROOT = root_of(CLUSTER)
+REAL_LIMIT_S = 240.0
+EXTENT_BYTES = 4000
+UNTIL_S = 300.0  # virtual: far above what any repair takes
+LEASE_TTL_S = 3
+
+# What an ERROR in the log may say in a story without being a bug: a person is to look, and the story made it so.
+EXPECTED_ERRORS = ("load_failed", "node_dead", "copy_failed", "disk_", "journal_", "replica_", "sync_failed", "store_")
+
+
+def sim_config(**changes: Any) -> ManagerConfig:
+    """Short delays: virtual time is free, but each heartbeat is real work."""
+    tables: dict[str, Any] = {
+        "health": HealthConfig(
+            heartbeat_s=1.0, suspect_after_s=3.0, dead_after_s=8.0, stabilise_s=3.0, leader_grace_s=4.0
+        ),
+        "placing": Placing(free_bytes_min=1),
+        "limits": Limits(extent_bytes_min=1),
+        "recovery": Recovery(delay_s=4.0, retry_delay_s=1.0, retry_delay_s_max=4.0),
+        "collecting": Collecting(grace_s=120.0, extra_replica_grace_s=30.0, interval_s=5.0),
+        "timeouts": Timeouts(node_call_s=2.0, node_seal_s=10.0, wait_confirmed_s=10.0),
+        **changes,
+    }
+    return ManagerConfig(cluster=CLUSTER, lease_ttl_s=LEASE_TTL_S, **tables)
+
+
+class _ErrorLog(logging.Handler):
+    """What was logged as an error: a bug, unless the story asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{record.name}: {record.getMessage()}"
+        if record.exc_info is not None:
+            line += "\n" + logging.Formatter().formatException(record.exc_info)
+        self.lines.append(line)
+
+
+class SimCluster:
+    """Made inside of the loop that it runs on. `start` brings all up; `settle` ends a story; `stop` ends everything."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        managers: int = 2,
+        nodes: int = 4,
+        node_options: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        self.rng = random.Random(f"cluster {seed}")
+        self.network = SimNetwork(random.Random(self.rng.getrandbits(64)), trace=current().note)
+        self.etcd = WatchedStore(ROOT)
+        self.config = sim_config(**config)
+        self.ledger = Ledger()
+        self.managers = {
+            number: SimManager(self.network, self.etcd, number=number, config=self.config)
+            for number in range(1, managers + 1)
+        }
+        self.nodes: dict[int, SimNode] = {}
+        self._node_options = node_options or {}
+        for node_id in range(1, nodes + 1):
+            self.add_node(node_id)
+        self.clients: dict[str, SimClient] = {}
+        self.expected_errors: tuple[str, ...] = EXPECTED_ERRORS
+        self._errors = _ErrorLog()
+        self._unhandled: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        logging.getLogger("neve").addHandler(self._errors)
+        asyncio.get_running_loop().set_exception_handler(self._on_unhandled)
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        logging.getLogger("neve").removeHandler(self._errors)
+        self.stop()
+
+    async def start(self) -> None:
+        for manager in self.managers.values():
+            manager.start()
+        await self.leader()
+        for node in self.nodes.values():
+            await node.start()
+        await self.until(lambda: all(n in self.state.nodes for n in self.nodes), "all nodes are registered")
+
+    def stop(self) -> None:
+        for client in self.clients.values():
+            client.kill()
+        for manager in self.managers.values():
+            manager.kill()
+        for node in self.nodes.values():
+            node.kill()
+
+    def add_node(self, node_id: int, **how: Any) -> SimNode:
+        addresses = [manager.address for manager in self.managers.values()]
+        options = {**self._node_options, **how}
+        self.nodes[node_id] = SimNode(self.network, node_id=node_id, managers=addresses, **options)
+        return self.nodes[node_id]
+
+    def _on_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, (SimulatedCrash, NeveError)):  # a client's error that its story did not look at
+            self._unhandled.append(f"{context.get('message')}: {error!r}")
+
+    # --- who leads -------------------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> Term:
+        terms = [manager.term for manager in self.managers.values() if manager.term is not None]
+        assert terms, "nobody leads"
+        return terms[0]
+
+    @property
+    def state(self) -> State:
+        """What the leader has in memory."""
+        return self.term.state
+
+    async def leader(self) -> SimManager:
+        """Wait until one leads."""
+        await self.until(lambda: any(m.term is not None for m in self.managers.values()), "a manager leads")
+        return next(manager for manager in self.managers.values() if manager.term is not None)
+
+    def stored_state(self) -> State:
+        """What the metadata store has, as a manager would load it."""
+        state = State(ROOT)
+        state.load(self.etcd.all_keys(), self.etcd.key_space.revision)
+        return state
+
+    # --- clients ---------------------------------------------------------------------------------------------
+
+    async def client(self, name: str, *, options: ClientOptions = OPTIONS) -> SimClient:
+        """A new process, connected."""
+        assert name not in self.clients, f"{name} was there before"
+        client = self.clients[name] = self._make_client(name, options)
+        await client.open()
+        return client
+
+    def _make_client(self, name: str, options: ClientOptions) -> SimClient:
+        addresses = [manager.address for manager in self.managers.values()]
+        return SimClient(self.network, self.etcd, self.ledger, name=name, managers=addresses, options=options)
+
+    async def create_stream(self, **how: Any) -> Stream:
+        """By an operator, whose process ends then."""
+        operator = await self.client(f"operator{len(self.clients)}")
+        stream = await operator.run(operator.neve.create_stream(**{"extent_bytes_max": EXTENT_BYTES, **how}))
+        await operator.close()
+        self.ledger.streams[stream.id] = None
+        return stream
+
+    async def take_over(self, name: str, stream_id: int, *, limit_s: float = UNTIL_S) -> SimWriter:
+        """A new process that opens the stream, and tries again while the cluster is not able to."""
+        client = await self.client(name)
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+        while True:
+            try:
+                return await client.writer(stream_id, takeover=True)
+            except NeveError:
+                if asyncio.get_running_loop().time() > deadline_s:
+                    raise
+                await asyncio.sleep(0.5)
+
+    # --- looking on ------------------------------------------------------------------------------------------
+
+    def tail(self, stream_id: int) -> Extent:
+        """The last extent of a stream, as the leader knows it."""
+        tail_id = self.state.streams[stream_id].tail_id
+        assert tail_id is not None
+        return self.state.extents[tail_id]
+
+    def bytes_on(self, node_id: int, extent_id: int) -> bytes | None:
+        """The file of a replica, whether or not its node runs; None if there is none."""
+        node = self.nodes[node_id]
+        for disk in range(node.disks):
+            path = node.extent_path(extent_id, disk)
+            if node.fs.stat(path) is not None:
+                return node.fs.content(path)
+        return None
+
+    async def until(
+        self, happened: Callable[[], bool], what: str, *, limit_s: float = UNTIL_S, step_s: float = 0.1
+    ) -> None:
+        """Virtual seconds."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        while not happened():
+            self.check_no_bugs()
+            assert loop.time() < deadline_s, f"not within {limit_s:g} virtual seconds: {what}"
+            await asyncio.sleep(step_s)
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def lacking(self) -> list[str]:
+        """What keeps the cluster from being in order, in words: nobody leads, a node is missing, a replica is."""
+        if not any(manager.term is not None for manager in self.managers.values()):
+            return ["nobody leads"]
+        state = self.state
+        dead = state.dead_nodes()
+        found = [f"node {node_id} is declared dead" for node_id in sorted(dead) if self.nodes[node_id].running]
+        found += [f"a task for extent {extent_id}" for extent_id in state.tasks]
+        for extent in state.extents.values():
+            wanted = max(state.streams[stream_id].policy.replicas for stream_id in state.streams_of(extent.extent_id))
+            if extent.seal is not None and not extent.all_confirmed:
+                found.append(f"extent {extent.extent_id}: {extent.confirmed} of {extent.node_ids} have confirmed")
+            elif not dead.isdisjoint(extent.node_ids):
+                found.append(f"extent {extent.extent_id} is on dead nodes")
+            elif len(extent.replicas) != wanted:
+                found.append(f"extent {extent.extent_id} has {len(extent.replicas)} replicas of {wanted}")
+            elif extent.seal is not None:
+                for node_id in extent.node_ids:
+                    data = self.bytes_on(node_id, extent.extent_id)
+                    if data is not None and (problem := verify(data)) is not None:
+                        found.append(f"extent {extent.extent_id} on node {node_id}: {problem}")
+                    elif data is None or len(data) != extent.seal.length:
+                        held = "no file" if data is None else f"{len(data)} bytes"
+                        found.append(f"extent {extent.extent_id} on node {node_id}: {held}")
+        return found
+
+    async def until_in_order(self, *, limit_s: float = UNTIL_S) -> None:
+        """Under-replicated is 0: every sealed extent is confirmed by, and is on, as many nodes as it should be."""
+        try:
+            await self.until(lambda: not self.lacking(), "the cluster is in order", limit_s=limit_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {'; '.join(self.lacking())}") from None
+
+    def check_no_bugs(self) -> None:
+        """Nothing has gone wrong so far that goes wrong only by a bug."""
+        assert not self.etcd.violations, self.etcd.violations
+        assert not self._unhandled, self._unhandled
+        lines = [line for line in self._errors.lines if not any(word in line for word in self.expected_errors)]
+        assert not lines, "\n".join(lines)
+
+    # --- the end of a story ----------------------------------------------------------------------------------
+
+    async def heal(self) -> None:
+        """All trouble ends: whatever is down or stopped runs again."""
+        self.network.heal_all()
+        for manager in self.managers.values():
+            if manager.paused:
+                manager.resume()
+            elif not manager.running:
+                manager.start()
+            calm(manager.store)
+        for node in self.nodes.values():
+            if node.process is not None and node.process.paused:
+                node.resume()
+            elif not node.running:
+                await node.start()
+        for client in self.clients.values():
+            if client.running:
+                if client.process.paused:
+                    client.resume()
+                calm(client.meta)
+
+    async def settle(self) -> None:
+        """End all trouble, wait until all is repaired, and check everything that must hold."""
+        from tests.sim import checkers  # it needs this module
+
+        await self.heal()
+        await self.leader()
+        await checkers.finish_sessions(self)
+        await checkers.reopen_streams(self)
+        await self.until_in_order()
+        await checkers.check_everything(self)
+
+
+def calm(store: Any) -> None:
+    """The connection to the metadata store is as it should be, from now on."""
+    plan = store.plan
+    plan.scripted.clear()
+    plan.unavailable_share = plan.lost_before_apply_share = plan.lost_after_apply_share = 0.0
+    plan.delay_s_max = 0.002
+    store.reconnect()
+    store.resume()
+
+
+async def ignoring(work: Coroutine[Any, Any, Any], *errors: type[BaseException]) -> None:
+    """For what may fail in a story, and how is no matter."""
+    with suppress(NeveError, *errors):
+        await work
+
+
+Story = Callable[..., Coroutine[Any, Any, None]]
+
+
+def run_story(story: Story, *, seed: int = 0, arguments: Sequence[Any] = (), **how: Any) -> str:
+    """Run a story on a cluster of its own; returns the fingerprint of the run."""
+
+    async def main() -> str:
+        async with SimCluster(seed, **how) as cluster:
+            await story(cluster, *arguments)
+            cluster.check_no_bugs()
+        return current().trace_hash()
+
+    return processes.run(main(), seed=seed, real_limit_s=REAL_LIMIT_S)
+
+
+def simulated(*, seed: int = 0, **how: Any) -> Callable[[Story], Callable[..., None]]:
+    """Turns a story into a test that pytest can run; further parameters of the story are pytest's."""
+
+    def decorate(story: Story) -> Callable[..., None]:
+        @functools.wraps(story)
+        def test(**named: Any) -> None:
+            run_story(functools.partial(story, **named), seed=seed, **how)
+
+        signature = inspect.signature(story)
+        test.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+        return test
+
+    return decorate

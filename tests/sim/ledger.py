@@ -1,0 +1,125 @@
+"""What writers were told and readers saw in a story: the ground on which the checkers stand.
+
+Invariants: every payload is unique, so that what is read tells which append it was;
+            an append counts as acknowledged from the moment on which its future has a position: whoever waits for it
+            may see it later, and a process that is stopped in between has been told before;
+            when a newer owner has opened a stream, whatever an older one then still waits for is barred: G5 says that
+            it is never acknowledged.
+Neighbours: client.py writes into it, checkers.py reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from neve.client.types import Position, Record
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One append, whatever became of it."""
+
+    session: int
+    number: int  # within its session
+    payload: bytes
+    future: asyncio.Future[Any] | None = None  # of a position
+    barred: bool = False
+    seen_late: bool = False  # its future is a task's, which may be done later than it is acknowledged: not to be barred
+
+    @property
+    def settled(self) -> bool:
+        return self.future is not None and self.future.done()
+
+    @property
+    def position(self) -> Position | None:
+        """Where it is, if it was acknowledged."""
+        future = self.future
+        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+            return None
+        position = future.result()
+        assert isinstance(position, Position), position
+        return position
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One opening of a stream by one writer."""
+
+    number: int
+    stream_id: int
+    owner: str
+    token: int = 0  # 0: it did not come to opening
+    attempts: list[Attempt] = field(default_factory=list)  # in the order of their calls
+    named: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Sighting:
+    """One reading of a stream, during the story: what it got, in order."""
+
+    stream_id: int
+    reader: str
+    from_start: bool
+    records: list[Record] = field(default_factory=list)
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.sightings: list[Sighting] = []
+        self.streams: dict[int, None] = {}
+        self._by_payload: dict[bytes, Attempt] = {}
+
+    def begin(self, stream_id: int, owner: str) -> Session:
+        self.streams[stream_id] = None
+        session = Session(len(self.sessions) + 1, stream_id, owner)
+        self.sessions.append(session)
+        return session
+
+    def opened(self, session: Session, token: int) -> None:
+        """Its owner knows that it has the stream: what older owners wait for now must never be acknowledged."""
+        session.token = token
+        for older in self.sessions:
+            if older.stream_id == session.stream_id and 0 < older.token < token:
+                for attempt in older.attempts:
+                    attempt.barred = attempt.barred or not (attempt.settled or attempt.seen_late)
+
+    def attempt(self, session: Session, size_bytes: int = 0) -> Attempt:
+        """What a session may append next: unique, and padded to a size. It counts when it is `made`."""
+        session.named += 1
+        payload = f"s{session.stream_id}.w{session.number}.{session.named}.".encode()
+        payload += b"." * (size_bytes - len(payload))
+        return Attempt(session.number, session.named, payload)
+
+    def made(self, session: Session, attempt: Attempt, future: asyncio.Future[Any]) -> None:
+        """The writer has taken it."""
+        attempt.future = future
+        session.attempts.append(attempt)
+        self._by_payload[attempt.payload] = attempt
+
+    def find(self, payload: bytes) -> Attempt | None:
+        return self._by_payload.get(payload)
+
+    def sessions_of(self, stream_id: int) -> list[Session]:
+        return [session for session in self.sessions if session.stream_id == stream_id]
+
+    def acknowledged(self, stream_id: int | None = None) -> list[Attempt]:
+        return [
+            attempt
+            for session in self.sessions
+            if stream_id is None or session.stream_id == stream_id
+            for attempt in session.attempts
+            if attempt.position is not None
+        ]
+
+    def see(self, stream_id: int, reader: str, *, from_start: bool) -> Sighting:
+        sighting = Sighting(stream_id, reader, from_start)
+        self.sightings.append(sighting)
+        return sighting
+
+
+def payloads(records: Sequence[Record]) -> list[bytes]:
+    return [bytes(record.payload) for record in records]

@@ -1,0 +1,227 @@
+"""An extent node in the simulation: the real store, copier, servicer and registrar on a simulated machine.
+
+    node = SimNode(network, node_id=1, managers=["manager1:3401"])
+    await node.start(); node.kill(); await node.start(); node.power_cut(); node.pause(); node.resume(); node.wipe()
+
+Invariants: each start is a new process on the same machine; what an earlier one left behind can change nothing;
+            everything of a node is drawn from the seed of the network.
+Neighbours: cluster.py puts nodes, managers and clients together; processes.py has what a process is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import random
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+
+from neve.extent_node.config import Location
+from neve.extent_node.copier import Copier
+from neve.extent_node.disk import Marks, format_disk
+from neve.extent_node.fs import FileSystem
+from neve.extent_node.journal_label import format_journal
+from neve.extent_node.metrics import NodeMetrics
+from neve.extent_node.registration import Registrar, WireManagerLink, registration_request
+from neve.extent_node.scrubber import Scrubber
+from neve.extent_node.servicer import ExtentNodeServicer
+from neve.extent_node.store import DiskConfig, Store, StoreConfig
+from neve.proto import common_pb2, methods
+from neve.proto import stream_manager_pb2 as sm
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Service
+from neve.rpc.sim import SimNetwork
+from tests.sim.disk import SimFileSystem
+from tests.sim.disk_nodes import PowerCutMode
+from tests.sim.processes import Process, ProcessFileSystem
+
+CLUSTER = "test"
+PORT = 3501
+JOURNAL_SEGMENT_BYTES = 64 << 10
+WALL_EPOCH_MS = 1_700_000_000_000  # what a node's clock says at virtual second 0
+HEARTBEAT_S = 1.0
+REPORT_INTERVAL_S = 30.0
+
+
+def disk_uuid(node_id: int, number: int = 0) -> str:
+    return str(uuid.UUID(int=node_id << 64 | number + 1))
+
+
+@functools.cache
+def _formatted(node_id: int, disks: int) -> SimFileSystem:
+    """Formatting takes longer than most stories do: done once, then copied."""
+    fs = SimFileSystem(random.Random(node_id))
+    journal_uuid = format_journal(
+        fs,
+        "/journal",
+        cluster=CLUSTER,
+        node_id=node_id,
+        journal_uuid=uuid.UUID(int=node_id << 64 | 0xFFFF),
+        segment_bytes=JOURNAL_SEGMENT_BYTES,
+    )
+    for number in range(disks):
+        format_disk(
+            fs,
+            f"/disk{number}",
+            cluster=CLUSTER,
+            node_id=node_id,
+            disk_uuid=uuid.UUID(disk_uuid(node_id, number)),
+            journal_uuid=journal_uuid,
+        )
+    return fs
+
+
+def _copy(fs: SimFileSystem) -> SimFileSystem:
+    return copy.deepcopy(fs, {id(fs._faults._mutex): threading.RLock()})
+
+
+class SimNode:
+    """One machine, and at most one node process on it."""
+
+    def __init__(
+        self,
+        network: SimNetwork,
+        *,
+        node_id: int,
+        managers: Sequence[str],
+        disks: int = 1,
+        location: Location | None = None,
+        scrub_interval_s: float = 0.0,
+        **changes: Any,
+    ) -> None:
+        self.node_id = node_id
+        self.disks = disks
+        self.host = f"node{node_id}"
+        self.address = f"{self.host}:{PORT}"
+        self.fs = _copy(_formatted(node_id, disks))
+        self.fs.rng.seed(network.rng.getrandbits(64))
+        self.process: Process | None = None
+        self._network = network
+        self._managers = managers
+        self._location = location or Location()
+        self._scrub_interval_s = scrub_interval_s
+        self._rng = random.Random(network.rng.getrandbits(64))
+        settings: dict[str, Any] = {"preallocate_bytes": 0, "marks": Marks(high=1.1, low=1.0), **changes}
+        self._config = StoreConfig(
+            cluster=CLUSTER,
+            node_id=node_id,
+            disks=tuple(DiskConfig(f"/disk{number}", disk_uuid(node_id, number)) for number in range(disks)),
+            journal_folder="/journal",
+            **settings,
+        )
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+    async def start(self) -> None:
+        """Until it serves. Errors of the start, such as a refused disk, are raised and leave no process."""
+        assert self.process is None, f"{self.host} runs"
+        process = self.process = Process(self.host)
+        try:
+            await process.spawn(self._start(process))
+        except BaseException:
+            self.kill()
+            raise
+
+    async def _start(self, process: Process) -> None:
+        rng = random.Random(self._rng.getrandbits(64))
+        fs = cast(FileSystem, ProcessFileSystem(self.fs, process))
+        self.store = Store(self._config, fs, pool=None, rng=rng, wall_clock_ms=self.wall_ms)
+        await self.store.start()
+        channels = ChannelPool(lambda address: self._network.channel(self.host, address, cluster=CLUSTER))
+        registration = registration_request(
+            cluster=CLUSTER,
+            node_id=self.node_id,
+            wire_address=self.address,
+            grpc_address="",
+            location=self._location,
+            version=common_pb2.Version(protocol=1, build="sim"),
+            process_id=rng.getrandbits(63),
+        )
+        self.registrar = Registrar(
+            WireManagerLink(channels, self._managers),
+            self.store,
+            registration=registration,
+            copies=lambda: self.copier.statuses(),
+            load=sm.NodeLoad,
+            heartbeat_s=HEARTBEAT_S,
+            report_interval_s=REPORT_INTERVAL_S,
+            rng=rng,
+        )
+        self.copier = Copier(
+            self.store,
+            channels,
+            tasks_max=4,
+            bytes_per_s_max=0,
+            rng=rng,
+            on_bad=self.registrar.report_bad,
+            reporter=self.host,
+        )
+        servicer = ExtentNodeServicer(
+            self.store,
+            self.copier,
+            NodeMetrics(CollectorRegistry()),
+            cluster=CLUSTER,
+            node_id=self.node_id,
+            read_bytes_max=self._config.read_bytes_max,
+        )
+        self.server = self._network.serve(self.address, [Service(methods.EXTENT_NODE, servicer)], cluster=CLUSTER)
+        if self._managers:
+            process.spawn(self.registrar.run(), name=f"{self.host} registrar")
+        if self._scrub_interval_s:
+            scrubber = Scrubber(
+                self.store,
+                bytes_per_s=0,
+                on_bad=self.registrar.report_bad,
+                rng=rng,
+                round_interval_s=self._scrub_interval_s,
+                reporter=self.host,
+            )
+            process.spawn(scrubber.run(), name=f"{self.host} scrubber")
+
+    def wall_ms(self) -> int:
+        return WALL_EPOCH_MS + int(asyncio.get_running_loop().time() * 1000)
+
+    # --- trouble ---------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """SIGKILL: the page cache stays."""
+        self._end()
+        self.fs.crash()
+
+    def power_cut(self, mode: PowerCutMode = "lose_all") -> None:
+        """The machine loses power: what was not synced may be gone."""
+        self._end()
+        self.fs.power_cut(mode)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None
+        self._network.pause(self.host)
+        self.process.pause()
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.resume()
+        self._network.resume(self.host)
+
+    def wipe(self) -> None:
+        """The disks are replaced by empty ones, formatted as new disks of this node. The process must not run."""
+        assert self.process is None
+        self.fs = _copy(_formatted(self.node_id, len(self._config.disks)))
+
+    def extent_path(self, extent_id: int, disk: int = 0) -> str:
+        return f"/disk{disk}/extents/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"
+
+    def _end(self) -> None:
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        process.kill()
+        self._network.crash(self.host)

@@ -1,0 +1,96 @@
+"""The metadata store of a simulation, which looks at every transaction that it is asked to apply.
+
+Invariants: what breaks a rule is noted when it is committed, with its revision, and is never forgotten:
+            G7: keys of the managers change only by transactions that compare the key of whoever leads then;
+            G3: a seal, once written, never changes: not its length, nor a digest that was there.
+Neighbours: cluster.py uses it and fails when there are violations; checkers.py looks at the whole once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from neve.meta.memory import MemoryStore
+from neve.meta.txn import Compare, Delete, KeyRange, KeyValue, Operation, Put, Relation, Target, TxnResult, as_range
+from neve.stream_manager import record_codec as codec
+from neve.stream_manager import records as r
+
+GUARDED = (r.STREAMS, r.EXTENTS, r.NODES, r.NAMES, r.TASKS, r.REPLAY, r.QUOTAS, r.SETTINGS, r.COMMITS)
+
+
+class WatchedStore(MemoryStore):
+    def __init__(self, root: bytes) -> None:
+        super().__init__()
+        self.root = root
+        self.violations: list[str] = []
+        self.seals: dict[int, int] = {}  # lengths by extent id, as they were first written
+
+    def all_keys(self) -> tuple[KeyValue, ...]:
+        return self.key_space.read(KeyRange.prefix(self.root)).kvs
+
+    def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
+        leader = self._leader()
+        old = {op.key: self._at(op.key) for op in success if isinstance(op, Put) and self._is_extent(op.key)}
+        result = super().txn(compares, success, failure)
+        branch = success if result.succeeded else failure
+        if any(self._is_guarded(op) for op in branch):
+            self._check_guard(compares if result.succeeded else (), leader, result.revision)
+        if result.succeeded:
+            for key, before in old.items():
+                self._check_extent(before, self._at(key), result.revision)
+        return result
+
+    # --- G7 --------------------------------------------------------------------------------------------------
+
+    def _leader(self) -> KeyValue | None:
+        """The oldest key of the election."""
+        keys = self.key_space.read(KeyRange.prefix(r.election_prefix(self.root))).kvs
+        return min(keys, key=lambda kv: kv.create_revision, default=None)
+
+    def _is_guarded(self, op: Operation) -> bool:
+        if isinstance(op, Put):
+            return op.key.startswith(tuple(self.root + kind for kind in GUARDED))
+        return isinstance(op, Delete) and as_range(op.keys).start.startswith(
+            tuple(self.root + kind for kind in GUARDED)
+        )
+
+    def _check_guard(self, compares: Sequence[Compare], leader: KeyValue | None, revision: int) -> None:
+        for compare in compares:
+            if (
+                leader is not None
+                and compare.key == leader.key
+                and compare.target is Target.CREATE_REVISION
+                and compare.relation is Relation.EQUAL
+                and compare.operand == leader.create_revision
+            ):
+                return
+        self.violations.append(f"revision {revision} was not written by the leader (G7): {compares}")
+
+    # --- G3 --------------------------------------------------------------------------------------------------
+
+    def _is_extent(self, key: bytes) -> bool:
+        return key.startswith(self.root + r.EXTENTS)
+
+    def _at(self, key: bytes) -> KeyValue | None:
+        found = self.key_space.read(as_range(key)).kvs
+        return found[0] if found else None
+
+    def _check_extent(self, before: KeyValue | None, after: KeyValue | None, revision: int) -> None:
+        if after is None:
+            return
+        new = codec.decode_extent(after.value, after.mod_revision)
+        length = None if new.seal is None else new.seal.length
+        known = self.seals.get(new.extent_id)
+        if known is not None and length != known:
+            self.violations.append(f"revision {revision}: extent {new.extent_id} sealed at {known}, now {length} (G3)")
+        if length is not None:
+            self.seals.setdefault(new.extent_id, length)
+        if before is None:
+            return
+        old = codec.decode_extent(before.value, before.mod_revision)
+        if new.eversion < old.eversion:
+            self.violations.append(f"revision {revision}: extent {new.extent_id} goes back to {new.eversion}")
+        if old.seal is not None and new.seal is not None and old.seal.digest not in (b"", new.seal.digest):
+            self.violations.append(f"revision {revision}: extent {new.extent_id} has another digest (20)")
+        if old.seal is None and new.replicas != old.replicas:
+            self.violations.append(f"revision {revision}: the open extent {new.extent_id} changes its replicas (8)")
