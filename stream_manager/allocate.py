@@ -63,7 +63,7 @@ class Allocator(StateListener):
             check_owner(stream, request.owner)
             if request.extent_id not in stream.extent_ids:
                 detail = "the stream does not list this extent (any more): open it again"
-                raise NotFound(kind="extent", name=f"{request.extent_id:016x}", detail=detail)
+                raise NotFound(kind="extent", name=str(request.extent_id), detail=detail)
             extent = ctx.state.extents[request.extent_id]
             if extent.seal is not None:
                 return await self._again(stream, extent, request, mutation)
@@ -172,7 +172,7 @@ class Allocator(StateListener):
         while True:
             extent = ctx.state.extents.get(request.extent_id)
             if extent is None or request.stream_id not in ctx.state.streams_of(request.extent_id):
-                raise NotFound(kind="extent", name=f"{request.extent_id:016x}")
+                raise NotFound(kind="extent", name=str(request.extent_id))
             if extent.seal is None:
                 raise InvalidArgument(what="extent_id", detail="this extent is open: there is nothing to confirm")
             if extent.all_confirmed:
@@ -215,11 +215,11 @@ class Allocator(StateListener):
         ctx = self._ctx
         extent = ctx.state.extents.get(request.extent_id)
         if extent is None:
-            raise NotFound(kind="extent", name=f"{request.extent_id:016x}")
+            raise NotFound(kind="extent", name=str(request.extent_id))
         if extent.seal is not None:
             if extent.seal.length != request.length:
                 detail = f"sealed at {extent.seal.length}: that is decided"
-                raise VersionConflict(what=f"extent {request.extent_id:016x}", detail=detail)
+                raise VersionConflict(what=f"extent {request.extent_id}", detail=detail)
             return sm.AcceptLengthReply(extent=extent_info(ctx.state, extent))
         (stream_id,) = ctx.state.streams_of(extent.extent_id) or (0,)
         async with ctx.locks.hold(streams=[stream_id]):
@@ -235,7 +235,7 @@ class Allocator(StateListener):
                 order = SealOrder(record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]))
                 _, extent = await commit_seal(ctx, stream, extent, order, length=request.length, all_took_part=False)
                 log.warning(
-                    "length_accepted extent_id=%016x length=%d by=%s reason=%s",
+                    "length_accepted extent_id=%d length=%d by=%s reason=%s",
                     request.extent_id,
                     request.length,
                     mutation.principal,

@@ -77,11 +77,11 @@ class BadReplicas:
         if known is not None and known.replica == replica:
             return
         if len(self._suspects) >= SUSPECTS_MAX:
-            log.warning("bad_replica_not_noted extent_id=%016x node_id=%d", extent_id, node_id)  # it is found again
+            log.warning("bad_replica_not_noted extent_id=%d node_id=%d", extent_id, node_id)  # it is found again
             return
         self.reported += 1
         self._registry.failures.note_failure(node_id, self._ctx.clock())
-        log.warning("bad_replica_reported extent_id=%016x node_id=%d reason=%s", extent_id, node_id, reason[:300])
+        log.warning("bad_replica_reported extent_id=%d node_id=%d reason=%s", extent_id, node_id, reason[:300])
         self._suspects[extent_id, node_id] = Suspect(replica, reason)
 
     async def run_once(self, now_s: float) -> None:
@@ -104,7 +104,7 @@ class BadReplicas:
         except NotLeader:
             raise
         except NeveError as error:
-            log.info("bad_replica_not_looked_at extent_id=%016x node_id=%d error=%s", extent_id, node_id, error)
+            log.info("bad_replica_not_looked_at extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
             settled = suspect.tries >= TRIES_MAX
         if settled:
             self._suspects.pop(key, None)
@@ -128,7 +128,7 @@ class BadReplicas:
     async def _condemn(self, extent: Extent, suspect: Suspect, wrong: str) -> None:
         extent_id, replica = extent.extent_id, suspect.replica
         self.found_bad += 1
-        log.error("bad_replica_found extent_id=%016x node_id=%d reason=%s", extent_id, replica.node_id, wrong)
+        log.error("bad_replica_found extent_id=%d node_id=%d reason=%s", extent_id, replica.node_id, wrong)
         others = [node_id for node_id in extent.confirmed if node_id != replica.node_id]
         if extent.seal is None or (replica.node_id in extent.confirmed and not others):
             self._recovery.bad[extent_id, replica.node_id] = replica.incarnation

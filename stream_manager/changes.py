@@ -160,6 +160,10 @@ class Changes:
         self.owners[key] = OwnerClaim(lock, token, key)
         self.require(mod_revision_is(key, token))
 
+    def require_unowned(self, lock: str) -> None:
+        """Nobody holds the lock at the moment of the transaction."""
+        self.require(key_absent(lock_key(self.root, lock)))
+
     # --- for the batcher -------------------------------------------------------------------------------------
 
     @property

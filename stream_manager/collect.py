@@ -120,10 +120,10 @@ class Collector:
                     changes.require_extent(extent)
                 await ctx.commit(changes)
         except VersionConflict as error:
-            log.warning("delete_not_allowed extent_id=%016x error=%s", extent_id, error)
+            log.warning("delete_not_allowed extent_id=%d error=%s", extent_id, error)
             return False
         log.info(
-            "replica_to_be_deleted extent_id=%016x node_id=%d reason=%s",
+            "replica_to_be_deleted extent_id=%d node_id=%d reason=%s",
             *(extent_id, found.replica.node_id, "orphan" if extent is None else "extra"),
         )
         return True
@@ -141,7 +141,7 @@ class Collector:
         except NotLeader:
             raise
         except NeveError as error:
-            log.info("replica_not_deleted extent_id=%016x node_id=%d error=%s", extent_id, replica.node_id, error)
+            log.info("replica_not_deleted extent_id=%d node_id=%d error=%s", extent_id, replica.node_id, error)
             return
         self.orders_given += 1
         here = self._odd.get(replica.node_id, {})

@@ -49,8 +49,6 @@ class Defaults:
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 7:
             raise ValueError(f"replicas must be 1 to 7, not {self.replicas}")
-        if not MIB <= self.extent_bytes_max <= EXTENT_BYTES_LIMIT:
-            raise ValueError(f"extent_bytes_max must be 1 MiB to 2 GiB, not {self.extent_bytes_max}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +66,7 @@ class Limits:
     """Table [limits]: bounds of what callers may ask for, and of the work in flight."""
 
     replicas_max: int = 7
+    extent_bytes_min: int = MIB  # smaller extents are more metadata than data; tests may want them
     stream_extents_max: int = 50_000  # one value in etcd holds the list
     labels_max: int = 32
     label_chars_max: int = 256
@@ -78,6 +77,10 @@ class Limits:
     batches_in_flight_max: int = 4
     replay_kept_s: float = 900.0  # far above how long any client repeats a call
     replay_records_max: int = 500_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.extent_bytes_min <= EXTENT_BYTES_LIMIT:
+            raise ValueError(f"extent_bytes_min must be 1 to {EXTENT_BYTES_LIMIT}, not {self.extent_bytes_min}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,7 @@ class Recovery:
     """Table [recovery]: making lost replicas anew, and asking for confirmations that are missing (20, 22)."""
 
     delay_s: float = 30.0  # after a death, against rolling restarts; a second loss ends it
+    unread_delay_s: float = 30.0  # a tail that nobody owns and nobody can read to its end is sealed after this
     tasks_max: int = 64
     tasks_per_node_max: int = 4  # that a node takes part in, as target or as first source
     bytes_per_s_max: int = 500 * MIB  # of all copies together
@@ -148,6 +152,9 @@ class ManagerConfig:
             raise ValueError(f"cluster must be letters, digits, '-', '_' and '.', not {self.cluster!r}")
         if self.lease_ttl_s < 2:
             raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+        least, wanted = self.limits.extent_bytes_min, self.defaults.extent_bytes_max
+        if not least <= wanted <= EXTENT_BYTES_LIMIT:
+            raise ValueError(f"defaults.extent_bytes_max must be {least} to {EXTENT_BYTES_LIMIT} bytes, not {wanted}")
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> ManagerConfig:

@@ -73,7 +73,7 @@ async def seal_replicas(
         for task in asking:
             task.cancel()
     for node_id, error in outcome.failed.items():
-        log.info("seal_not_confirmed extent_id=%016x node_id=%d error=%s", extent_id, node_id, error)
+        log.info("seal_not_confirmed extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
     now = ctx.state.extents.get(extent_id)
     return SealOutcome(now is not None and now.all_confirmed, outcome.short, outcome.failed)
 
@@ -113,7 +113,7 @@ async def _record(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt,
             if found == digest:
                 good.append(replica.node_id)
             else:
-                log.error("seal_digest_differs extent_id=%016x node_id=%d", extent_id, replica.node_id)
+                log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
                 ctx.part.note_bad_replica(extent_id, replica.node_id, "it confirmed the seal with another digest")
         if good:
             changes = ctx.changes()
@@ -129,7 +129,7 @@ def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
         try:
             outcome = await seal_replicas(ctx, extent_id)
         except NeveError as error:
-            log.warning("seal_round_failed extent_id=%016x error=%s", extent_id, error)
+            log.warning("seal_round_failed extent_id=%d error=%s", extent_id, error)
         finally:
             ctx.seals_in_flight -= 1
         if outcome is None or not outcome.all_confirmed:

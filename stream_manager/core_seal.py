@@ -144,7 +144,7 @@ def _unavailable(
     told = "; ".join(f"node {node_id} {_tell(answers[node_id], counted)}" for node_id, counted in by_node.items())
     wait_for = [str(node_id) for node_id, counted in by_node.items() if counted in (Counted.SILENT, Counted.DEAD)]
     returns = f"bring back node {' or '.join(wait_for)}, or " if wait_for else ""
-    detail = f"extent {extent_id:016x}: {problem} ({told}); {returns}let an operator accept a length by name"
+    detail = f"extent {extent_id}: {problem} ({told}); {returns}let an operator accept a length by name"
     return SealUnavailable(extent_id=extent_id, detail=detail)
 
 

@@ -52,7 +52,7 @@ async def make_extent(
                 stream_id=stream_id,
             )
         for node_id, failure in errors.items():
-            log.warning("extent_not_made extent_id=%016x node_id=%d error=%s", extent_id, node_id, failure)
+            log.warning("extent_not_made extent_id=%d node_id=%d error=%s", extent_id, node_id, failure)
             if isinstance(failure, NotLeader):  # the node has heard of a later election
                 raise NotLeader(leader=failure.leader, detail=failure.detail)
         failed.update(errors)

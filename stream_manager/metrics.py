@@ -14,8 +14,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neve.proto import stream_manager_pb2 as sm
+from neve.stream_manager import reads
+from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
+from neve.stream_manager.state import State
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -80,11 +82,12 @@ class ManagerCollector(Collector):
             )
             yield _gauge("neve_sealed_bytes", "Bytes of sealed extents, one copy counted.", state.sealed_bytes)
             yield _gauge("neve_recovery_tasks", "Recovery tasks.", len(state.tasks))
-            nodes = GaugeMetricFamily("neve_nodes", "Nodes by health as metadata has it.", labels=["health"])
-            for health in (sm.NODE_HEALTH_ALIVE, sm.NODE_HEALTH_SUSPECT, sm.NODE_HEALTH_DEAD):
-                name = sm.NodeHealth.Name(health).removeprefix("NODE_HEALTH_").lower()
-                nodes.add_metric([name], sum(node.health == health for node in state.nodes.values()))
-            yield nodes
+            yield _gauge(
+                "neve_under_replicated_extents",
+                "Extents with a replica on a dead node or one that has not confirmed its seal.",
+                len(reads.lacking_extents(state)),
+            )
+            yield _nodes(state, term)
         if term is not None:
             for field in dataclasses.fields(term.batcher.counters):
                 text = f"Count of {field.name} (metadata batches) in this term."
@@ -95,6 +98,19 @@ class ManagerCollector(Collector):
             )
             yield _gauge("neve_manager_requests_in_flight", "Requests in flight.", term.pipeline.in_flight)
             yield _gauge("neve_manager_replay_records", "Calls remembered against repetition.", term.replay.count)
+
+
+def _nodes(state: State, term: Term | None) -> GaugeMetricFamily:
+    """Who is suspect only the leader knows: it hears the heartbeats."""
+    counts = {"alive": 0, "suspect": 0, "dead": 0}
+    for node in state.nodes.values():
+        suspect = term is not None and term.part.seems_down(node.node_id)
+        counts["dead" if node.dead else "suspect" if suspect else "alive"] += 1
+    text = "Nodes by health; a manager that does not lead counts suspect ones as alive."
+    family = GaugeMetricFamily("neve_nodes", text, labels=["health"])
+    for health, count in counts.items():
+        family.add_metric([health], count)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

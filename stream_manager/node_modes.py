@@ -106,9 +106,9 @@ class NodeModes:
     def _hold_up(self, extent: Extent) -> str:
         extent_id = extent.extent_id
         problem = self._recovery.problems.text(extent_id)
-        name = f"extent {extent_id:016x}"
+        name = f"extent {extent_id}"
         if extent.seal is None:
-            streams = ", ".join(f"{stream_id:016x}" for stream_id in self._ctx.state.streams_of(extent_id))
+            streams = ", ".join(map(str, self._ctx.state.streams_of(extent_id)))
             return f"{name} of stream {streams} is open: {problem or 'it is going to be sealed'}"
         task = self._ctx.state.tasks.get(extent_id)
         if task is not None and task.target is not None:

@@ -4,6 +4,7 @@
     replica_reports.py   what nodes hold                                bad_replicas.py     suspicions, verified
     recovery.py          lost replicas are made anew                    reconcile.py        missing confirmations
     open_extents.py      open extents with a lost replica are sealed    collect.py          leftovers are deleted
+    unread_tails.py      so are idle ones that cannot be read
 
 Invariants: each part has a loop of its own, made of passes that end; after one that fails the next one comes;
             nothing here outlives the term: all memory is made anew from etcd and from what nodes say.
@@ -33,6 +34,7 @@ from neve.stream_manager.registry import Registry
 from neve.stream_manager.replica_reports import ReplicaReports
 from neve.stream_manager.state import State
 from neve.stream_manager.topology import Topology, resolver_for
+from neve.stream_manager.unread_tails import UnreadTails
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,10 @@ class ClusterNodes(NodesPart):
         self.reconciler = Reconciler(ctx, self.recovery, self.problems)
         self.bad = BadReplicas(ctx, self.registry, self.recovery)
         self.collector = Collector(ctx, self.recovery.trouble)
-        self.reports = ReplicaReports(ctx, on_report=self.collector.take, on_suspect=self.bad.suspect)
+        self.unread = UnreadTails(ctx, self.problems)
+        self.reports = ReplicaReports(
+            ctx, on_report=self.collector.take, on_suspect=self.bad.suspect, on_open=self.unread.note
+        )
         self.modes = NodeModes(ctx, self.recovery)
 
     # --- the term --------------------------------------------------------------------------------------------
@@ -68,6 +73,7 @@ class ClusterNodes(NodesPart):
             ("node_modes", self.modes.run_once, poll_s),
             ("recovery", self.recovery.run_once, poll_s),
             ("open_extents", self.open_extents.run_once, poll_s),
+            ("unread_tails", self.unread.run_once, poll_s),
             ("reconcile", self.reconciler.run_once, poll_s),
             ("bad_replicas", self.bad.run_once, poll_s),
             ("collect", self.collector.run_once, min(poll_s, self._ctx.config.collecting.interval_s)),

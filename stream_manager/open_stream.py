@@ -74,7 +74,7 @@ async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: i
     )
     length = decide_open(answers, tail.node_ids, token=token)
     if length is None:
-        log.info("tail_not_gone_on_with extent_id=%016x token=%d", tail.extent_id, token)
+        log.info("tail_not_gone_on_with extent_id=%d token=%d", tail.extent_id, token)
     elif length >= tail.extent_bytes_max:
         return None  # full: the first append would ask for the next one
     return length

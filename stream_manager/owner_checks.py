@@ -3,7 +3,8 @@
 Invariants: an answer is given only from a read that was sent after the question was asked;
             the read compares the leader's key in the same transaction: a deposed manager vouches for nobody;
             questions that wait while a read is in flight share the next one: thousands a second cost a few reads.
-Neighbours: the flows, for answers that carry a sealed length and were not decided by a transaction of their own.
+Neighbours: the flows, for answers that carry a sealed length and were not decided by a transaction of their own;
+            unread_tails.py, for streams that nobody owns.
 
 A token that was found true once is remembered until the term ends: it says that such a holding existed, so that a
 made-up token never reaches a replica. It does not say that the lock is still held; that is asked every time.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from neve.meta.election import Leadership
 from neve.meta.lock import lock_key
@@ -57,6 +58,18 @@ class OwnerChecks:
         if self._seen.get(lock) != token:
             await self.verify(lock, token)
 
+    async def unheld(self, locks: Iterable[str]) -> frozenset[str]:
+        """Those of these locks that nobody holds now."""
+        names = list(dict.fromkeys(locks))
+        free: list[str] = []
+        for begin in range(0, len(names), TXN_OPS_MAX):
+            if self._ended:
+                raise NotLeader(detail="the term is over")
+            tokens = await self._read(names[begin : begin + TXN_OPS_MAX])
+            free += [lock for lock, token in tokens.items() if not token]
+        self._leadership.ensure()
+        return frozenset(free)
+
     def note_held(self, lock: str, token: int) -> None:
         """A transaction has compared it."""
         if len(self._seen) >= SEEN_MAX:
@@ -89,7 +102,17 @@ class OwnerChecks:
             self._task = None
 
     async def _ask(self, batch: list[tuple[str, int, asyncio.Future[None]]]) -> None:
-        locks = list(dict.fromkeys(lock for lock, _, _ in batch))
+        tokens = await self._read(list(dict.fromkeys(lock for lock, _, _ in batch)))
+        for lock, token, done in batch:
+            if tokens[lock] == token and token:
+                self.note_held(lock, token)
+                if not done.done():
+                    done.set_result(None)
+            else:
+                self._settle([(lock, token, done)], NotOwner(lock=lock, token=token, detail="not held with this token"))
+
+    async def _read(self, locks: list[str]) -> dict[str, int]:
+        """The tokens with which these locks are held, 0 for those that nobody holds."""
         reads = [Get(lock_key(self._root, lock)) for lock in locks]
         backoff = Backoff(self._leadership.lease)
         while True:
@@ -105,14 +128,7 @@ class OwnerChecks:
             self._on_deposed("the election key is not ours any more")
             raise NotLeader(detail="the election key is not ours any more")
         found = [result.get_at(index).first for index in range(len(locks))]
-        tokens = {lock: kv.mod_revision if kv is not None else 0 for lock, kv in zip(locks, found, strict=True)}
-        for lock, token, done in batch:
-            if tokens[lock] == token and token:
-                self.note_held(lock, token)
-                if not done.done():
-                    done.set_result(None)
-            else:
-                self._settle([(lock, token, done)], NotOwner(lock=lock, token=token, detail="not held with this token"))
+        return {lock: kv.mod_revision if kv is not None else 0 for lock, kv in zip(locks, found, strict=True)}
 
     def _settle(self, batch: list[tuple[str, int, asyncio.Future[None]]], error: NeveError) -> None:
         for _, _, done in batch:

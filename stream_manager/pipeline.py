@@ -58,7 +58,7 @@ class Pipeline:
         self._replay = replay
         self._authoriser = authoriser
         self._not_leader = not_leader  # made when needed: it names who leads by then
-        self._running: dict[tuple[int, int], tuple[int, asyncio.Task[Any]]] = {}
+        self._running: dict[tuple[int, int], tuple[int, int, asyncio.Task[Any]]] = {}  # method, checksum
         self.in_flight = 0
 
     async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep]) -> Rep:
@@ -72,9 +72,9 @@ class Pipeline:
         if key != (0, 0):
             running = self._running.get(key)
             if running is not None:
-                if running[0] != checksum:
+                if running[:2] != (method_id, checksum):
                     raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
-                return await self._result(running[1])  # type: ignore[no-any-return]
+                return await self._result(running[2])  # type: ignore[no-any-return]
             replayed = self._replay.find(*key, method_id=method_id, request_crc32c=checksum)
         mutation = Mutation(
             client_id=key[0],
@@ -87,7 +87,7 @@ class Pipeline:
         )
         task = self._ctx.tasks.start(self._execute(request, call.method.name, call.peer, mutation, flow))
         if key != (0, 0):
-            self._running[key] = (checksum, task)
+            self._running[key] = (method_id, checksum, task)
             task.add_done_callback(lambda _: self._running.pop(key, None))
         return await self._result(task)  # type: ignore[no-any-return]
 
@@ -151,8 +151,8 @@ def _audit(method: str, peer: str, mutation: Mutation, outcome: str) -> None:
         peer,
         mutation.client_id,
         mutation.call_id,
-        ",".join(f"{number:x}" for number in known.stream_ids) if known else "-",
-        ",".join(f"{number:x}" for number in known.extent_ids) if known else "-",
+        ",".join(map(str, known.stream_ids)) if known else "-",
+        ",".join(map(str, known.extent_ids)) if known else "-",
         known.node_id if known else 0,
         outcome,
     )

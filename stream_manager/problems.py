@@ -38,7 +38,7 @@ class Problems:
             del self._problems[next(iter(self._problems))]
         self._problems[extent_id] = Problem(text, times, now_s + delay_s)
         if before is None or before.text != text:
-            log.warning("extent_held_up extent_id=%016x problem=%s", extent_id, text)
+            log.warning("extent_held_up extent_id=%d problem=%s", extent_id, text)
 
     def due(self, extent_id: int, now_s: float) -> bool:
         """Whether to try (again)."""

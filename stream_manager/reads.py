@@ -116,8 +116,7 @@ def cluster_status(
 ) -> sm.ClusterStatusReply:
     """Counts are kept with the state; only extents that lack something are looked at one by one."""
     dead = state.dead_nodes()
-    lacking = dict.fromkeys(extent_id for node_id in sorted(dead) for extent_id in state.extents_on(node_id))
-    lacking.update(state.unconfirmed_extents)
+    lacking = lacking_extents(state)
     extents = [state.extents[extent_id] for extent_id in lacking]
     single_alive = sum(1 for extent_id in state.single_extents if extent_id not in lacking)
     reply = sm.ClusterStatusReply(
@@ -127,7 +126,7 @@ def cluster_status(
         extents=len(state.extents),
         open_extents=len(state.open_extents),
         bytes=state.sealed_bytes,
-        under_replicated=sum(under_replicated(extent, dead) for extent in extents),
+        under_replicated=len(lacking),
         unconfirmed=len(state.unconfirmed_extents),
         one_loss_from_danger=single_alive + sum(usable_replicas(extent, dead) <= 1 for extent in extents),
         tasks=len(state.tasks),
@@ -137,6 +136,14 @@ def cluster_status(
     if leader is not None:
         reply.leader.CopyFrom(leader)
     return reply
+
+
+def lacking_extents(state: State) -> dict[int, None]:
+    """All that are `under_replicated`, without a look at each of them."""
+    lacking = dict.fromkeys(state.unconfirmed_extents)
+    for node_id in sorted(state.dead_nodes()):
+        lacking.update(dict.fromkeys(state.extents_on(node_id)))
+    return lacking
 
 
 def under_replicated(extent: Extent, dead: frozenset[int]) -> bool:

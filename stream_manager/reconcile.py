@@ -83,7 +83,7 @@ class Reconciler:
         except NotLeader:
             raise
         except NeveError as error:
-            log.warning("reconcile_failed extent_id=%016x error=%s", extent_id, error)
+            log.warning("reconcile_failed extent_id=%d error=%s", extent_id, error)
 
     async def _treat(self, extent: Extent, outcome: SealOutcome, times: int, now_s: float) -> None:
         """What to do about each replica that did not confirm."""
@@ -102,7 +102,7 @@ class Reconciler:
             if isinstance(error, ABSENT):
                 await self._repair(extent, node_id, now_s)
             elif isinstance(error, Conflict | EversionMismatch):
-                log.error("replica_contradicts_seal extent_id=%016x node_id=%d error=%s", extent_id, node_id, error)
+                log.error("replica_contradicts_seal extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
                 self._problems.note(extent_id, f"node {node_id}: {error}", now_s)
             elif isinstance(error, UNABLE) and times >= UNABLE_TIMES_MAX:
                 replica = extent.replica_on(node_id)

@@ -193,7 +193,7 @@ class Recovery:
         except NotLeader:
             raise
         except NeveError as error:
-            log.warning("recovery_step_failed extent_id=%016x error=%s", extent_id, error)
+            log.warning("recovery_step_failed extent_id=%d error=%s", extent_id, error)
             self.problems.note(extent_id, str(error), self._ctx.clock())
 
     # --- for people ------------------------------------------------------------------------------------------

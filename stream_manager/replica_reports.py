@@ -5,6 +5,7 @@
     listed there, and not in the round      missing, perhaps: bad_replicas.py asks the node
     listed, confirmed, and not whole        the same
     listed, sealed, not confirmed           reconcile.py asks anyway
+    listed, open, not readable to its end   unread_tails.py asks whether that is so everywhere
 
 Invariants: nothing is concluded from a round that is not complete; another round or another process of the node begins
             anew; what is concluded is a reason to look, never to delete by itself;
@@ -68,11 +69,13 @@ class ReplicaReports:
         *,
         on_report: Callable[[Report], None],
         on_suspect: Callable[[int, int, str], None],
+        on_open: Callable[[en.ReplicaInfo], None],
     ) -> None:
-        """`on_suspect` gets extent id, node id and reason."""
+        """`on_suspect` gets extent id, node id and reason; `on_open` what is said of replicas of open extents."""
         self._ctx = ctx
         self._on_report = on_report
         self._on_suspect = on_suspect
+        self._on_open = on_open
         self._rounds: dict[int, Round] = {}  # by node id
 
     def page(self, request: sm.ReportReplicasRequest) -> None:
@@ -105,6 +108,8 @@ class ReplicaReports:
         wrong = wrong_with(extent, info) if replica == listed else "another file is in its place"
         if wrong and len(now.wrong) < MISSING_MAX:
             now.wrong[info.extent_id] = wrong
+        if extent.seal is None and not wrong:
+            self._on_open(info)
 
     def _conclude(self, node_id: int, now: Round) -> None:
         state = self._ctx.state

@@ -54,8 +54,8 @@ def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> Policy:
             what="policy.replicas", detail=f"{replicas}, at least 1 and at most {config.limits.replicas_max}"
         )
     size_bytes = wanted.extent_bytes_max or config.defaults.extent_bytes_max
-    if size_bytes > EXTENT_BYTES_LIMIT:
-        detail = f"{size_bytes}, at most {EXTENT_BYTES_LIMIT}"
+    if not config.limits.extent_bytes_min <= size_bytes <= EXTENT_BYTES_LIMIT:
+        detail = f"{size_bytes}, at least {config.limits.extent_bytes_min} and at most {EXTENT_BYTES_LIMIT} bytes"
         raise InvalidArgument(what="policy.extent_bytes_max", detail=detail)
     return shared(Policy(replicas, wanted.no_sync, size_bytes, wanted.placement, wanted.strict))
 

@@ -40,6 +40,7 @@ class SealOrder:
     acknowledged_end: int | None = None
     successor: Extent | None = None  # made on its nodes; None: the stream gets no new tail now
     seal_stream: bool = False
+    unowned: bool = False  # only if nobody holds the stream's lock when it is decided
     record: Callable[[Changes], None] | None = None  # adds the replay record (26)
 
 
@@ -70,7 +71,7 @@ async def ask_replicas(
         if isinstance(answer, NotLeader):
             raise NotLeader(leader=answer.leader, detail=answer.detail)
         if isinstance(answer, NeveError):
-            log.warning("length_unknown extent_id=%016x node_id=%d error=%s", extent.extent_id, replica.node_id, answer)
+            log.warning("length_unknown extent_id=%d node_id=%d error=%s", extent.extent_id, replica.node_id, answer)
             continue
         answers[replica.node_id] = answer
     return answers
@@ -101,7 +102,7 @@ async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: Sea
         extent_id=tail.extent_id,
     )
     if decision.sealed_before:
-        log.error("extent_sealed_before extent_id=%016x nodes=%s", tail.extent_id, decision.sealed_before)
+        log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
     return await commit_seal(ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part)
 
 
@@ -123,6 +124,8 @@ async def commit_seal(
         changes.put_stream(stream, stream.changed(linked, sealed=stream.sealed or order.seal_stream))
         if order.owner is not None:
             changes.require_owner(order.owner.lock, order.owner.token)
+        elif order.unowned:
+            changes.require_unowned(stream.lock)
         if order.record is not None:
             order.record(changes)
         await ctx.commit(changes)
@@ -131,7 +134,7 @@ async def commit_seal(
     # A writer's roll is in the audit log; what the manager or a new owner seals, or with replicas missing, is news.
     log.log(
         logging.DEBUG if order.acknowledged_end is not None and all_took_part else logging.INFO,
-        "extent_sealed extent_id=%016x length=%d all_took_part=%s stream_id=%016x",
+        "extent_sealed extent_id=%d length=%d all_took_part=%s stream_id=%d",
         tail.extent_id,
         length,
         all_took_part,
@@ -154,14 +157,19 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
     return ctx.state.streams[stream.stream_id]
 
 
-async def seal_open_extent(ctx: LeaderContext, extent_id: int) -> None:
-    """Seal a tail that has lost a replica, for redundancy's sake. Nothing happens if it is sealed or gone by then.
+async def seal_open_extent(ctx: LeaderContext, extent_id: int, *, unowned: bool = False) -> bool:
+    """Seal a tail that has lost a replica, for redundancy's sake; whether it is sealed, or gone, when this returns.
 
-    No new extent is linked: the owner's own request, or the next owner's opening, does that.
+    No new extent is linked: the owner's own request, or the next owner's opening, does that. With `unowned` nothing is
+    done to a stream that somebody owns. An owner who comes meanwhile waits for the stream's lock here before it gets a
+    tail; it may find this one fenced, and then has it sealed (15).
     """
     for stream_id in ctx.state.streams_of(extent_id):
         async with ctx.locks.hold(streams=[stream_id]):
             stream, extent = ctx.state.streams.get(stream_id), ctx.state.extents.get(extent_id)
             if stream is None or extent is None or extent.seal is not None or stream.tail_id != extent_id:
-                return
-            await seal_tail(ctx, stream, extent, SealOrder())
+                return True
+            if unowned and stream.lock not in await ctx.owners.unheld([stream.lock]):
+                return False
+            await seal_tail(ctx, stream, extent, SealOrder(unowned=unowned))
+    return True

@@ -5,7 +5,8 @@
         --set 'etcd.endpoints=["127.0.0.1:2379"]'
 
 SIGTERM and SIGINT stop it cleanly: it resigns first, so that another manager leads at once; then no new calls, and
-those in flight finish. Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+those in flight finish. SIGHUP has the topology's resolver asked anew where each node stands.
+Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import gc
 import logging
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +123,13 @@ class StreamManager:
         await self._exit.aclose()
         log.info("manager_stopped wire=%s", self.address)
 
+    def reload_topology(self) -> None:
+        """Of the current term, if this manager leads: every term begins with nothing remembered."""
+        term = self.manager.term if self.address else None
+        if term is not None and isinstance(term.part, ClusterNodes):
+            term.part.reload_topology()
+        log.info("topology_reload_asked leading=%s", term is not None)
+
     def _channel(self, address: str) -> WireChannel:
         config = self._config
         return WireChannel(
@@ -176,6 +185,7 @@ async def serve(config: ManagerConfig) -> None:
     """Run a manager until the process is told to stop."""
     gc.set_threshold(*GC_THRESHOLDS)
     manager = StreamManager(config, rng=random.SystemRandom())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, manager.reload_topology)
     stop = asyncio.ensure_future(until_told_to_stop())
     start = asyncio.ensure_future(manager.start())
     await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,8 +14,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from neve.meta.lock import lock_key
-from neve.meta.txn import key_absent
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument, NotFound, SealUnavailable
@@ -138,7 +136,7 @@ async def truncate_stream(
         owner = owner_of(stream, request)
         if mutation.replayed is None:
             if request.before_extent_id not in stream.extent_ids:
-                raise NotFound(kind="extent", name=f"{request.before_extent_id:016x} of stream {request.stream_id}")
+                raise NotFound(kind="extent", name=f"{request.before_extent_id} of stream {request.stream_id}")
             gone = stream.extent_ids[: stream.extent_ids.index(request.before_extent_id)]
             stream = await _unlink(ctx, stream, gone, owner, mutation, truncated_before=request.before_extent_id)
         return sm.TruncateStreamReply(stream=stream_info(stream))
@@ -150,7 +148,7 @@ async def punch_holes(ctx: LeaderContext, request: sm.PunchHolesRequest, mutatio
         owner = owner_of(stream, request)
         if mutation.replayed is None:
             if stream.tail_id in request.extent_ids:
-                detail = f"{stream.tail_id:016x} is the tail: a hole is never made there"
+                detail = f"{stream.tail_id} is the tail: a hole is never made there"
                 raise InvalidArgument(what="extent_ids", detail=detail)
             wanted = set(request.extent_ids)
             gone = [extent_id for extent_id in stream.extent_ids if extent_id in wanted]
@@ -233,7 +231,7 @@ async def delete_stream(
             if owner is not None:
                 changes.require_owner(owner.lock, owner.token)
             elif not fenced:
-                changes.require(key_absent(lock_key(ctx.root, stream.lock)))
+                changes.require_unowned(stream.lock)
             mutation.record(changes, stream_ids=[stream.stream_id])
             await ctx.commit(changes)
         ctx.part.note_removed(removed)

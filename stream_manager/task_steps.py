@@ -123,7 +123,7 @@ class TaskSteps:
             changes.put_task(None, task)
             await ctx.commit(changes)
         log.info(
-            "recovery_begun task=%d extent_id=%016x kind=%s lost=%d target=%d",
+            "recovery_begun task=%d extent_id=%d kind=%s lost=%d target=%d",
             *(task_id, extent_id, Kind.Name(kind), lost.node_id, target.node_id),
         )
         await self.dispatch(ctx.state.tasks[extent_id], extent, trouble, budget, now_s)
@@ -235,7 +235,7 @@ class TaskSteps:
             await ctx.commit(changes)
         self._problems.note(task.extent_id, problem, now_s)
         log.warning(
-            "recovery_handed_over task=%d to=%d extent_id=%016x target=%d error=%s",
+            "recovery_handed_over task=%d to=%d extent_id=%d target=%d error=%s",
             *(task.task_id, task_id, task.extent_id, target.node_id, problem),
         )
 
@@ -268,13 +268,13 @@ class TaskSteps:
                     changes.put_extent(extent, new)
                 await ctx.commit(changes)
         if wrong:
-            log.error("recovery_not_believed task=%d extent_id=%016x reason=%s", task.task_id, extent_id, wrong)
+            log.error("recovery_not_believed task=%d extent_id=%d reason=%s", task.task_id, extent_id, wrong)
             trouble, budget = Trouble(ctx.state.nodes), self.budget()
             await self.hand_over(task, extent, wrong, trouble, budget, now_s)
             return
         self._ended(task)
         log.info(
-            "recovery_done task=%d extent_id=%016x lost=%d made_on=%d eversion=%d",
+            "recovery_done task=%d extent_id=%d lost=%d made_on=%d eversion=%d",
             *(task.task_id, extent_id, task.lost.node_id, made.node_id, new.eversion),
         )
         if made.node_id != task.lost.node_id:
@@ -289,7 +289,7 @@ class TaskSteps:
             changes.delete_task(task)
             await ctx.commit(changes)
         self._ended(task, solved=False)
-        log.info("recovery_cancelled task=%d extent_id=%016x reason=%s", task.task_id, task.extent_id, reason)
+        log.info("recovery_cancelled task=%d extent_id=%d reason=%s", task.task_id, task.extent_id, reason)
 
     def _ended(self, task: Task, *, solved: bool = True) -> None:
         assert task.lost is not None
@@ -308,7 +308,7 @@ class TaskSteps:
         try:
             await self._ctx.nodes.delete(before.extent_id, removed, eversion=before.eversion)
         except NeveError as error:
-            log.info("removed_replica_not_deleted extent_id=%016x error=%s", before.extent_id, error)
+            log.info("removed_replica_not_deleted extent_id=%d error=%s", before.extent_id, error)
 
 
 def _order_eversion(task: Task, extent: Extent) -> int:
@@ -324,7 +324,7 @@ def _not_the_copy(task: Task, told: en.CopyStatusReply, made: ReplicaAt, extent:
     assert task.target is not None
     assert extent.seal is not None
     if told.task_id != task.task_id or told.extent_id != task.extent_id:
-        return f"it tells of task {told.task_id} for extent {told.extent_id:016x}"
+        return f"it tells of task {told.task_id} for extent {told.extent_id}"
     if made.node_id != task.target.node_id or not made.disk_uuid or not made.incarnation:
         return f"the replica that it made is {made}"
     if told.seal.length != extent.seal.length:

@@ -179,12 +179,57 @@ async def test_a_second_process_on_the_same_disk_is_refused(tmp_path: Path) -> N
         await second.close()
 
 
+async def test_t32_a_node_lives_on_without_a_disk_that_is_known_by_its_uuid(tmp_path: Path) -> None:
+    uuid = "6d0c3f0e-6f2b-4a57-9d0e-2f6d3f1f8a11"
+    async with running_node(tmp_path):
+        pass
+    folder = tmp_path / "disk1"
+    disks = f'disks=["{tmp_path / "disk0"}", {{folder="{folder}", uuid="{uuid}"}}]'
+    async with running_node(tmp_path, [disks]) as node, wire_channel(node.wire) as channel:
+        await Extent(channel, 1).create()
+        about = await channel.call(methods.EXTENT_NODE_NODE_INFO, pb.NodeInfoRequest(), timeout_s=10)
+        states = {disk.disk_uuid: (disk.state, disk.reason) for disk in about.message.disks}
+        state, reason = states.pop(uuid)
+        assert state == pb.DiskInfo.OFFLINE
+        assert "not mounted, or it was wiped" in reason
+        assert [state for state, _ in states.values()] == [pb.DiskInfo.WRITABLE]
+    assert not folder.exists()
+
+
+async def test_records_of_a_disk_that_is_away_are_kept_and_given_up_by_a_flag(tmp_path: Path) -> None:
+    """Killed while the journal alone has a disk's last bytes: without the disk they stay, with it they are back."""
+    node = NodeProcess(tmp_path, disks=2)
+    try:
+        await node.start(["store.journal_extents_min=1", "store.checkpoint_interval_s=3600.0"])
+        async with wire_channel(node.wire) as channel:
+            extents = [Extent(channel, extent_id) for extent_id in range(1, 5)]
+            for extent in extents:
+                await extent.create()
+                await extent.append(b"x" * 1000)
+        assert await node.send(signal.SIGKILL) != 0
+        used, other = (tmp_path / name for name in ("disk0", "disk1"))
+        if not any((used / "extents").rglob("*.ext")):
+            used, other = other, used
+        label = json.loads((used / "disk.json").read_text())
+        used.rename(tmp_path / "away")
+        settings = [f'disks=["{other}", {{folder="{used}", uuid="{label["uuid"]}"}}]']
+        await node.start(settings)
+        assert any("journal_records_kept" in line and label["uuid"][:18] in line for line in node.log)
+        assert await node.send(signal.SIGTERM) == 0
+        await node.start(settings, flags=["--give-up-disk", label["uuid"]])
+        assert await node.send(signal.SIGTERM) == 0
+        assert json.loads((tmp_path / "journal" / "journal.json").read_text())["kept"] == []
+    finally:
+        await node.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "complaint"),
     [
         (["cluster=main"], 2, "config key disks: is missing"),
         (["cluster=main", 'disks=["/nowhere/at/all"]', "journal=/nowhere/j", "node_id=1", "no_such=1"], 2, "no_such"),
         (["cluster=main", 'disks=["/proc/neve"]', "journal=/proc/neve-j", "node_id=1"], 1, "cannot run"),
+        (["cluster=main", 'disks=["/tmp/no/neve"]', "journal=/tmp/no/neve-j", "node_id=1"], 1, "--format-disk"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_and_an_exit_code(settings: list[str], code: int, complaint: str) -> None:

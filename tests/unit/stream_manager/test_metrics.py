@@ -6,7 +6,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import LATENCY_BUCKETS_S, ManagerCollector, ManagerMetrics
+from neve.stream_manager.reads import lacking_extents, under_replicated
 from tests.unit.stream_manager.manager_rig import Cluster, simulated
 
 
@@ -25,6 +27,14 @@ def test_a_duration_is_counted_in_its_bucket_and_all_above() -> None:
     assert values["neve_manager_call_seconds_sum"] > 99
 
 
+def gauges(manager: Manager) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(ManagerCollector(manager))
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    samples = [sample for family in families for sample in family.samples]
+    return {sample.name + "".join(f"/{value}" for value in sample.labels.values()): sample.value for sample in samples}
+
+
 @simulated
 async def test_gauges_tell_what_the_leader_and_a_follower_hold() -> None:
     async with Cluster() as cluster:
@@ -35,12 +45,34 @@ async def test_gauges_tell_what_the_leader_and_a_follower_hold() -> None:
         for number, leading in ((1, 1.0), (2, 0.0)):
             manager = cluster.managers[number].manager
             await cluster.until(lambda m=manager: m.term is not None or m.follower.state is not None)  # type: ignore[misc]
-            registry = CollectorRegistry()
-            registry.register(ManagerCollector(manager))
-            families = text_string_to_metric_families(generate_latest(registry).decode())
-            found = {sample.name: sample.value for family in families for sample in family.samples}
+            found = gauges(manager)
             assert found["neve_manager_leading"] == leading
             assert found["neve_streams"] == 1
             assert found["neve_extents"] == 2
             assert found["neve_open_extents"] == 1
             assert ("neve_manager_batch_committed_total" in found) == bool(leading)
+
+
+@simulated
+async def test_gauges_tell_what_lacks_a_replica_and_which_nodes_are_down() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, nodes=(1, 2, 3, 4))
+        manager = cluster.managers[1].manager
+        stream, tail, owner = await cluster.opened()  # on 1, 2 and 3
+        await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
+        await cluster.until(lambda: not cluster.term.state.unconfirmed_extents)
+        cluster.part.down.add(2)  # silent, and not dead yet
+        found = gauges(manager)
+        assert found["neve_under_replicated_extents"] == 0
+        assert [found[f"neve_nodes/{health}"] for health in ("alive", "suspect", "dead")] == [3, 1, 0]
+        await cluster.declare_dead(2)
+        found = gauges(manager)
+        assert found["neve_under_replicated_extents"] == 2
+        assert [found[f"neve_nodes/{health}"] for health in ("alive", "suspect", "dead")] == [3, 0, 1]
+        assert found["neve_unconfirmed_extents"] == 0
+        assert found["neve_recovery_tasks"] == 0
+        state = cluster.term.state
+        lacking = [
+            extent.extent_id for extent in state.extents.values() if under_replicated(extent, state.dead_nodes())
+        ]
+        assert sorted(lacking_extents(state)) == sorted(lacking)

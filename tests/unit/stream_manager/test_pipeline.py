@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from typing import Any
 
 from google.protobuf.message import Message
 
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, Overloaded, PermissionDenied
+from neve.rpc.service import Call
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import Limits
+from neve.stream_manager.context import Mutation
+from neve.stream_manager.streams import create_stream
 from tests.unit.stream_manager.manager_rig import Cluster, error_of, simulated
 
 CREATE = methods.STREAM_MANAGER_CREATE_STREAM
@@ -104,3 +110,88 @@ async def test_who_may_not_is_refused_before_anything_is_done() -> None:
         await error_of(cluster.create(name="events"), PermissionDenied)
         assert not cluster.nodes.calls
         assert not cluster.term.state.streams
+
+
+@simulated
+async def test_at_whatever_moment_a_call_is_repeated_it_is_executed_once_in_a_term() -> None:
+    """What is remembered of a call is put without a compare (`Changes.put_replay`): that rests on this."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        slow_creation(cluster, 0.02)
+        term, leader = cluster.term, await cluster.leader()
+        executions: list[bool] = []
+        execute = term.pipeline._execute
+
+        def counted(request: Any, method: str, peer: str, mutation: Mutation, flow: Any) -> Any:
+            executions.append(mutation.replayed is None)
+            return execute(request, method, peer, mutation, flow)
+
+        term.pipeline._execute = counted  # type: ignore[method-assign]
+        request = sm.CreateStreamRequest(call=cluster.call_id())
+        call = Call(CREATE, deadline_s=float("inf"), principal="", peer="test")
+        flow = functools.partial(create_stream, term.ctx)
+        asked: list[asyncio.Task[sm.CreateStreamReply]] = []
+        steps = 0
+        while not any(task.done() for task in asked):  # once in every step of the loop, the last one included
+            asked.append(leader.process.spawn(term.pipeline.mutate(request, call, flow)))
+            await asyncio.sleep(0)
+            steps += 1
+            if steps % 10 == 0:
+                await asyncio.sleep(0.001)
+        assert steps > 20
+        for _ in range(3):
+            asked.append(leader.process.spawn(term.pipeline.mutate(request, call, flow)))
+            await asyncio.sleep(0)
+        replies = await asyncio.gather(*asked)
+        assert len({reply.stream.stream_id for reply in replies}) == 1
+        assert executions.count(True) == 1
+        assert executions.count(False) >= 1  # the loop went on past the end of the first
+        assert len(cluster.term.state.streams) == 1
+
+
+@simulated
+async def test_a_repetition_joins_a_commit_whose_outcome_is_unknown() -> None:
+    """The first caller has given up, and etcd has not said whether it has it: the second one waits for the first."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        leader = await cluster.leader()
+        request = sm.CreateStreamRequest(call=cluster.call_id())
+        commit, let_go = cluster.term.ctx.commit, asyncio.Event()
+        commits = 0
+
+        async def slow_commit(changes: Changes) -> int:
+            nonlocal commits
+            commits += 1
+            await let_go.wait()
+            return await commit(changes)
+
+        cluster.term.ctx.commit = slow_commit
+        error = await error_of(cluster.ask(leader, CREATE, request, timeout_s=1.0), NeveError)
+        assert error.outcome_unknown
+        again = asyncio.ensure_future(cluster.ask(leader, CREATE, request))
+        await asyncio.sleep(0.5)
+        assert not again.done()
+        assert commits == 1
+        let_go.set()
+        assert (await again).stream.stream_id in cluster.term.state.streams
+        assert (commits, len(cluster.term.state.streams)) == (1, 1)
+
+
+@simulated
+async def test_a_call_id_that_runs_is_of_one_method_only() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        stream, _, _ = await cluster.opened()
+        request = sm.SealStreamRequest(call=cluster.call_id(), stream_id=stream.stream_id)
+        other = sm.DeleteStreamRequest(call=request.call, stream_id=stream.stream_id)
+        assert request.SerializeToString() == other.SerializeToString()
+        leader = await cluster.leader()
+
+        async def trouble(what: str, extent_id: int, node_id: int) -> None:
+            await asyncio.sleep(2.0 if what == "fence" else 0.0)
+
+        cluster.nodes.trouble = trouble
+        first = asyncio.ensure_future(cluster.ask(leader, methods.STREAM_MANAGER_SEAL_STREAM, request))
+        await asyncio.sleep(0.5)
+        await error_of(cluster.ask(leader, methods.STREAM_MANAGER_DELETE_STREAM, other), InvalidArgument)
+        assert (await first).stream.sealed

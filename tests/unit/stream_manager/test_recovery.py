@@ -485,7 +485,7 @@ async def test_t41_a_decommission_moves_an_empty_a_full_and_an_open_extent_and_f
         node = await decommission(rig, 3)
         assert node.mode == sm.NODE_MODE_DRAINING
         assert len(node.hold_ups) == 3
-        told = f"extent {opened.extent_id:016x} of stream {stream_id:016x} is open"
+        told = f"extent {opened.extent_id} of stream {stream_id} is open"
         assert any(told in line for line in node.hold_ups)
         await rig.until(lambda: record(rig, 3).mode == sm.NODE_MODE_DECOMMISSIONED)
         assert list(record(rig, 3).hold_ups) == []
@@ -510,7 +510,8 @@ async def test_t41_a_decommission_that_cannot_finish_says_exactly_why() -> None:
         await decommission(rig, 3)
 
         def told(extent: Extent, *words: str) -> bool:
-            lines = [line for line in record(rig, 3).hold_ups if f"{extent.extent_id:016x}" in line]
+            names = (f"extent {extent.extent_id} ", f"extent {extent.extent_id}:")
+            lines = [line for line in record(rig, 3).hold_ups if line.startswith(names)]
             return len(lines) == 1 and all(word in lines[0] for word in words)
 
         await rig.until(lambda: told(alone, "no confirmed replica is in reach"))

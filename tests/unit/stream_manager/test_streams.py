@@ -21,6 +21,7 @@ from neve.proto.errors import (
     NotOwner,
     SealUnavailable,
 )
+from neve.stream_manager.config import Defaults, Limits, ManagerConfig
 from neve.stream_manager.streams import EXTENTS_PER_TXN
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, error_of, simulated
 
@@ -91,6 +92,18 @@ async def test_a_repeated_create_is_executed_once_also_after_a_fail_over() -> No
 
 
 @simulated
+async def test_how_small_extents_may_be_is_configured() -> None:
+    async with Cluster(limits=Limits(extent_bytes_min=1000)) as cluster:
+        await cluster.start_managers(1)
+        await error_of(cluster.create(policy=sm.StreamPolicy(extent_bytes_max=999)), InvalidArgument)
+        made = await cluster.create(policy=sm.StreamPolicy(extent_bytes_max=1000))
+        assert made.stream.policy.extent_bytes_max == 1000
+    for defaults in (Defaults(extent_bytes_max=1000), Defaults(extent_bytes_max=3 << 30)):
+        with pytest.raises(ValueError, match=r"defaults\.extent_bytes_max must be 1048576 to 2147483648 bytes"):
+            ManagerConfig(cluster="test", defaults=defaults)
+
+
+@simulated
 async def test_bad_input_is_refused_with_a_sentence() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)
@@ -98,6 +111,9 @@ async def test_bad_input_is_refused_with_a_sentence() -> None:
         assert "5 nodes are needed, 3 can take an extent" in str(too_many)
         await error_of(cluster.create(policy=sm.StreamPolicy(replicas=8)), InvalidArgument)
         await error_of(cluster.create(policy=sm.StreamPolicy(extent_bytes_max=3 << 30)), InvalidArgument)
+        for size_bytes in (1, (1 << 20) - 1):
+            small = await error_of(cluster.create(policy=sm.StreamPolicy(extent_bytes_max=size_bytes)), InvalidArgument)
+            assert f"{size_bytes}, at least 1048576 and at most" in str(small)
         await error_of(cluster.create(name="a\nb"), InvalidArgument)
         await error_of(cluster.create(labels={"a=b": "c"}), InvalidArgument)
         await error_of(cluster.create(labels={str(number): "" for number in range(100)}), InvalidArgument)
@@ -271,7 +287,7 @@ async def test_every_mutation_leaves_an_audit_line() -> None:
         audit.setLevel(level)
     assert len(lines) == 2
     assert "method=CreateStream" in lines[0]
-    assert f"streams={created.stream.stream_id:x} " in lines[0]
+    assert f"streams={created.stream.stream_id} " in lines[0]
     assert lines[0].endswith("outcome=done")
     assert "outcome=AlreadyExists" in lines[1]
 
@@ -298,3 +314,30 @@ async def test_an_end_acknowledged_in_an_earlier_tail_says_nothing_of_this_one()
         )
         reply = await cluster.call(methods.STREAM_MANAGER_SEAL_STREAM, late)
         assert reply.sealed.seal.length == 50
+
+
+@simulated
+async def test_people_read_ids_as_commands_show_them() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        stream, tail, owner = await cluster.opened()
+        unknown = 0xABCDEF
+        requests = (
+            sm.TruncateStreamRequest(stream_id=stream.stream_id, before_extent_id=unknown),
+            sm.StreamAllocExtentRequest(stream_id=stream.stream_id, extent_id=unknown, owner=owner),
+            sm.WaitConfirmedRequest(stream_id=stream.stream_id, extent_id=unknown, owner=owner),
+            sm.AcceptLengthRequest(extent_id=unknown, reason="test"),
+        )
+        asked = (
+            methods.STREAM_MANAGER_TRUNCATE_STREAM,
+            methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT,
+            methods.STREAM_MANAGER_WAIT_CONFIRMED,
+            methods.STREAM_MANAGER_ACCEPT_LENGTH,
+        )
+        for method, request in zip(asked, requests, strict=True):
+            error = await error_of(cluster.call(cast(Any, method), request), NotFound)
+            assert str(unknown) in str(error), error
+        cluster.nodes.replicas.clear()
+        lost = await error_of(cluster.alloc(stream.stream_id, tail.extent_id, owner, 10), SealUnavailable)
+        assert f"extent {tail.extent_id}:" in str(lost)
+        assert f"{tail.extent_id:016x}" not in str(lost)
