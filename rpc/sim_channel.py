@@ -56,9 +56,7 @@ class _Session:
         self.connection: Connection | None = None
         # One bound for both steps of the wire's: reaching the host, and its answer to HELLO.
         timeout_s = channel.limits.connect_timeout_s + channel.limits.handshake_timeout_s
-        self._timer = asyncio.get_running_loop().call_later(
-            timeout_s, self._connect_timed_out, context=channel.context
-        )
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._connect_timed_out, context=channel.context)
 
     def send_call(self, pending: _Pending) -> None:
         pending.session = self
