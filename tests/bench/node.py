@@ -29,6 +29,7 @@ FEW_EXTENTS, MANY_EXTENTS = 64, 512
 
 # The journal is not used however many extents wait: each is synced by its own fdatasync, in the node's threads.
 NO_JOURNAL = {"store.journal_extents_min": str(1 << 30)}
+ONE_BY_ONE = {**NO_JOURNAL, "threads": "1"}  # and there is one thread for it
 # One sealed extent stays open: reading another one closes it, so that the next reading is a first one again.
 ONE_OPEN = {"store.sealed_files_max": "1"}
 
@@ -168,13 +169,17 @@ def _one_at_a_time(rows: Rows, settings: Settings, machine: MachineRows, main: N
 def _many_extents(rows: Rows, settings: Settings, main: NodeBench, stack: ExitStack, client: Child) -> None:
     """Synced appends, one in flight for each extent: a journal for all of them against an fdatasync for each.
 
-    The targets' baseline is a bare loop of writes and syncs, without a node: the best that syncing one extent after the
-    other could do. A node without its journal syncs in threads, which is another matter and shown beside it.
+    The targets are gains of one choice over another in one system: a journal for all that wait, instead of an fdatasync
+    for each extent, one after the other. So their baseline is this node without its journal. Two others stand beside
+    it: the same with many threads, and a bare loop of writes and syncs without any node, which no network slows down.
     """
     duration_s = settings.pick(1.0, quick=0.4)
     folder = settings.directory / "no_journal"
     node_disk.format_node(folder)
     no_journal = NodeBench(client, stack.enter_context(node_process.start(folder, NO_JOURNAL)))
+    one_by_one_folder = settings.directory / "one_by_one"
+    node_disk.format_node(one_by_one_folder)
+    one_by_one = NodeBench(client, stack.enter_context(node_process.start(one_by_one_folder, ONE_BY_ONE)))
     # One baseline for both: going round more files changes nothing about the cost of one sync.
     bare = rows.measure(
         f"{FEW_EXTENTS} files, 1 KiB and fdatasync in a loop",
@@ -189,8 +194,13 @@ def _many_extents(rows: Rows, settings: Settings, main: NodeBench, stack: ExitSt
             f"{what}, fdatasync for each in threads",
             partial(no_journal.synced_appends, extents=extents, duration_s=duration_s),
         )
-        rows.compare(journaled, bare, target)
+        each = rows.measure(
+            f"{what}, fdatasync for each, one by one",
+            partial(one_by_one.synced_appends, extents=extents, duration_s=duration_s),
+        )
+        rows.compare(journaled, each, target)
         rows.compare(journaled, in_place, name=f"{what}, against threads")
+        rows.compare(journaled, bare, name=f"{what}, against a bare loop")
     apart = rows.measure(
         f"{FEW_EXTENTS} extents, 1 KiB, sync, a frame for each",
         lambda: main.synced_appends(extents=FEW_EXTENTS, frame_extents=1, duration_s=duration_s),
