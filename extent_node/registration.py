@@ -2,7 +2,8 @@
 
 Invariants: the node serves whether or not a manager answers: losing the manager costs news, never data;
             a heartbeat carries everything that the manager decides by, so that a lost one costs nothing;
-            replicas are reported in whole rounds: the last page says so, and a round that broke off counts for nothing.
+            replicas are reported in whole rounds: the last page says so, each page where the one before it ended, and a
+            round that broke off, or came to two managers, counts for nothing.
 Neighbours: `ManagerLink` is the seam: `WireManagerLink` speaks to real managers and follows NotLeader.
 """
 
@@ -176,8 +177,6 @@ class Registrar:
         after_extent_id, more = 0, True
         while more:
             replicas, more = self._node.list(after_extent_id=after_extent_id, limit=REPORT_PAGE, unsealed_only=False)
-            if replicas:
-                after_extent_id = replicas[-1].extent_id
             await self._link.report_replicas(
                 sm.ReportReplicasRequest(
                     node_id=self._registration.node_id,
@@ -185,8 +184,11 @@ class Registrar:
                     round=self._round,
                     replicas=replicas,
                     last=not more,
+                    after_extent_id=after_extent_id,
                 )
             )
+            if replicas:
+                after_extent_id = replicas[-1].extent_id
 
 
 def registration_request(

@@ -626,18 +626,20 @@ class BadReplica(_message.Message):
     def __init__(self, extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ..., reporter: _Optional[str] = ...) -> None: ...
 
 class ReportReplicasRequest(_message.Message):
-    __slots__ = ("node_id", "process_id", "round", "replicas", "last")
+    __slots__ = ("node_id", "process_id", "round", "replicas", "last", "after_extent_id")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     process_id: int
     round: int
     replicas: _containers.RepeatedCompositeFieldContainer[_extent_node_pb2.ReplicaInfo]
     last: bool
-    def __init__(self, node_id: _Optional[int] = ..., process_id: _Optional[int] = ..., round: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_extent_node_pb2.ReplicaInfo, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+    after_extent_id: int
+    def __init__(self, node_id: _Optional[int] = ..., process_id: _Optional[int] = ..., round: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_extent_node_pb2.ReplicaInfo, _Mapping]]] = ..., last: _Optional[bool] = ..., after_extent_id: _Optional[int] = ...) -> None: ...
 
 class ReportReplicasReply(_message.Message):
     __slots__ = ("leader",)

@@ -4,7 +4,8 @@ Invariants: repeating a request gives the same length and the same successor, al
             the successor was sealed in turn: both are found in the stream's list (16);
             no answer with a sealed length leaves before owner and leader were proved, by the transaction that sealed or
             by a read of their own (3);
-            a prepared extent is linked within half the collector's grace period, or never (24).
+            a prepared extent is linked once, within half the collector's grace period, or never; until then, and while
+            it is being linked, the collector keeps away from it (24).
 Neighbours: seal_tail.py does the sealing; make_extent.py makes the next one.
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from neve.proto import stream_manager_pb2 as sm
@@ -19,17 +22,16 @@ from neve.proto.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
-    QuotaExceeded,
     StreamSealed,
     VersionConflict,
 )
 from neve.rpc.service import Call
 from neve.stream_manager.context import LeaderContext, Mutation
-from neve.stream_manager.core_seal import valid_bytes
+from neve.stream_manager.core_seal import check_accepted
 from neve.stream_manager.describe import extent_info, stream_info
-from neve.stream_manager.make_extent import make_extent
+from neve.stream_manager.make_extent import link_before_s, make_extent
 from neve.stream_manager.records import Extent, Stream
-from neve.stream_manager.requests import check_owner, stream_named
+from neve.stream_manager.requests import check_list_room, check_owner, stream_named
 from neve.stream_manager.seal_tail import SealOrder, commit_seal, fence_replicas, link_tail, seal_tail
 from neve.stream_manager.state import StateListener
 
@@ -42,7 +44,7 @@ ANSWER_MARGIN_S = 0.2  # before a caller's deadline: late enough to be useful, e
 @dataclass(frozen=True, slots=True)
 class Prepared:
     extent: Extent
-    linked_before_s: float
+    link_before_s: float
 
 
 class Allocator(StateListener):
@@ -51,8 +53,15 @@ class Allocator(StateListener):
     def __init__(self, ctx: LeaderContext) -> None:
         self._ctx = ctx
         self._prepared: dict[int, Prepared] = {}  # by stream id
+        self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
+        self._linking: dict[int, None] = {}  # extents that a transaction is about to link, or may be linking
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
         ctx.state.listeners.append(self)
+        ctx.is_prepared = self.is_prepared
+
+    def is_prepared(self, extent_id: int) -> bool:
+        """Once this is False for an extent that metadata does not know, it is never linked."""
+        return extent_id in self._linking or self._ctx.clock() < self._prepared_ids.get(extent_id, 0.0)
 
     # --- allocate --------------------------------------------------------------------------------------------
 
@@ -69,19 +78,22 @@ class Allocator(StateListener):
                 return await self._again(stream, extent, request, mutation)
             await ctx.owners.verify_new(request.owner.lock, request.owner.token)
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=_more_bytes(stream, extent, request)):
-                successor = await self._next_extent(stream, request)
+                made = await self._next_extent(stream, request)
+                successor = made.extent
                 order = SealOrder(
                     owner=request.owner,
                     acknowledged_end=request.acknowledged_end if request.HasField("acknowledged_end") else None,
                     successor=successor,
+                    link_before_s=made.link_before_s,
                     record=lambda changes: mutation.record(
                         changes,
                         stream_ids=[stream.stream_id],
                         extent_ids=[extent.extent_id, successor.extent_id],
                     ),
                 )
-                stream, sealed = await seal_tail(ctx, stream, extent, order)
-            self._prepared.pop(stream.stream_id, None)
+                with self._link(successor.extent_id):
+                    stream, sealed = await seal_tail(ctx, stream, extent, order)
+            self._forget(stream.stream_id)
             return self._alloc_reply(stream, sealed, ctx.state.extents[successor.extent_id])
 
     async def _again(
@@ -94,13 +106,16 @@ class Allocator(StateListener):
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
                 await ctx.owners.verify_new(request.owner.lock, request.owner.token)
                 made = await self._next_extent(stream, request)
-                ids = [sealed.extent_id, made.extent_id]
+                ids = [sealed.extent_id, made.extent.extent_id]
                 order = SealOrder(
                     owner=request.owner,
+                    link_before_s=made.link_before_s,
                     record=lambda changes: mutation.record(changes, stream_ids=[stream.stream_id], extent_ids=ids),
                 )
-                stream = await link_tail(ctx, stream, made, order)
-                tail = ctx.state.extents[made.extent_id]
+                with self._link(made.extent.extent_id):
+                    stream = await link_tail(ctx, stream, made.extent, order)
+                self._forget(stream.stream_id)
+                tail = ctx.state.extents[made.extent.extent_id]
         else:
             await ctx.owners.verify(request.owner.lock, request.owner.token)
         return self._alloc_reply(stream, sealed, tail)
@@ -124,22 +139,28 @@ class Allocator(StateListener):
             reply.tail.CopyFrom(extent_info(state, tail))
         return reply
 
-    async def _next_extent(self, stream: Stream, request: sm.StreamAllocExtentRequest) -> Extent:
-        """The prepared one if the writer names it and it is young enough, else a new one."""
+    async def _next_extent(self, stream: Stream, request: sm.StreamAllocExtentRequest) -> Prepared:
+        """The prepared one if the writer names it and it can be linked, else a new one."""
         ctx = self._ctx
-        if len(stream.extent_ids) >= ctx.config.limits.stream_extents_max:
-            detail = "truncate the stream, or go on with another one"
-            limit = ctx.config.limits.stream_extents_max
-            raise QuotaExceeded(what="extents of one stream", used=limit, limit=limit, detail=detail)
-        prepared = self._prepared.get(stream.stream_id)
-        if prepared is not None and prepared.extent.extent_id == request.prepared_extent_id:
-            avoided = not set(request.avoid_node_ids).isdisjoint(prepared.extent.node_ids)
-            dead = not ctx.state.dead_nodes().isdisjoint(prepared.extent.node_ids)
-            if ctx.clock() < prepared.linked_before_s and not avoided and not dead:
-                return prepared.extent
-        return await make_extent(
-            ctx, stream.policy, stream_id=stream.stream_id, avoid=frozenset(request.avoid_node_ids)
-        )
+        check_list_room(stream, ctx.config)
+        prepared = self._linkable(stream.stream_id)
+        avoid = frozenset(request.avoid_node_ids)
+        if (
+            prepared is not None
+            and prepared.extent.extent_id == request.prepared_extent_id
+            and avoid.isdisjoint(prepared.extent.node_ids)
+        ):
+            return prepared
+        deadline_s = link_before_s(ctx)
+        return Prepared(await make_extent(ctx, stream.policy, stream_id=stream.stream_id, avoid=avoid), deadline_s)
+
+    @contextmanager
+    def _link(self, extent_id: int) -> Iterator[None]:
+        self._linking[extent_id] = None
+        try:
+            yield
+        finally:
+            del self._linking[extent_id]
 
     # --- prepare ---------------------------------------------------------------------------------------------
 
@@ -152,15 +173,37 @@ class Allocator(StateListener):
             if stream.sealed:
                 raise StreamSealed(stream_id=stream.stream_id)
             await ctx.owners.verify(request.owner.lock, request.owner.token)
-            prepared = self._prepared.get(stream.stream_id)
-            if prepared is None or ctx.clock() >= prepared.linked_before_s:
-                deadline_s = ctx.clock() + ctx.config.collecting.grace_s / 2
+            prepared = self._linkable(stream.stream_id)
+            if prepared is None:
+                deadline_s = link_before_s(ctx)
                 extent = await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
                 prepared = Prepared(extent, deadline_s)
-                while len(self._prepared) >= PREPARED_MAX:  # the oldest becomes an orphan, which is collected
-                    del self._prepared[next(iter(self._prepared))]
-                self._prepared[stream.stream_id] = prepared
+                self._remember(stream.stream_id, prepared)
             return sm.PrepareExtentReply(extent=extent_info(ctx.state, prepared.extent))
+
+    def _linkable(self, stream_id: int) -> Prepared | None:
+        """What is prepared for a stream, if it is not linked, not too old, and on nodes that take new extents."""
+        ctx = self._ctx
+        prepared = self._prepared.get(stream_id)
+        if prepared is None or prepared.extent.extent_id in ctx.state.extents:
+            return None
+        if ctx.clock() >= prepared.link_before_s:
+            return None
+        nodes = [ctx.state.nodes.get(node_id) for node_id in prepared.extent.node_ids]
+        usable = all(node is not None and node.mode == sm.NODE_MODE_NORMAL and not node.dead for node in nodes)
+        return prepared if usable else None
+
+    def _remember(self, stream_id: int, prepared: Prepared) -> None:
+        self._forget(stream_id)
+        while len(self._prepared) >= PREPARED_MAX:  # the oldest becomes an orphan, which is collected
+            self._forget(next(iter(self._prepared)))
+        self._prepared[stream_id] = prepared
+        self._prepared_ids[prepared.extent.extent_id] = prepared.link_before_s
+
+    def _forget(self, stream_id: int) -> None:
+        prepared = self._prepared.pop(stream_id, None)
+        if prepared is not None:
+            self._prepared_ids.pop(prepared.extent.extent_id, None)
 
     # --- confirmations ---------------------------------------------------------------------------------------
 
@@ -205,8 +248,11 @@ class Allocator(StateListener):
                 waiter.set_result(None)
 
     def on_stream(self, old: Stream | None, new: Stream | None) -> None:
-        if new is None and old is not None:
-            self._prepared.pop(old.stream_id, None)
+        changed = new or old
+        assert changed is not None
+        prepared = self._prepared.get(changed.stream_id)
+        if prepared is not None and (new is None or new.tail_id == prepared.extent.extent_id):
+            self._forget(changed.stream_id)  # once it is linked, it is nobody's next one any more
 
     # --- by operators ----------------------------------------------------------------------------------------
 
@@ -216,22 +262,17 @@ class Allocator(StateListener):
         extent = ctx.state.extents.get(request.extent_id)
         if extent is None:
             raise NotFound(kind="extent", name=str(request.extent_id))
+        if not request.HasField("length"):
+            raise InvalidArgument(what="length", detail="name it, also if it is 0")
         if extent.seal is not None:
-            if extent.seal.length != request.length:
-                detail = f"sealed at {extent.seal.length}: that is decided"
-                raise VersionConflict(what=f"extent {request.extent_id}", detail=detail)
-            return sm.AcceptLengthReply(extent=extent_info(ctx.state, extent))
+            return self._accepted(extent, request)
         (stream_id,) = ctx.state.streams_of(extent.extent_id) or (0,)
         async with ctx.locks.hold(streams=[stream_id]):
             stream = stream_named(ctx.state, stream_id)
             extent = ctx.state.extents[request.extent_id]
-            if extent.seal is None:
+            if extent.seal is None:  # nobody sealed it while this waited for the lock
                 answers = await fence_replicas(ctx, extent, None)
-                held = [valid_bytes(answer) for answer in answers.values() if answer is not None]
-                longest = max((length for length in held if length is not None), default=None)
-                if request.length and (longest is None or longest < request.length):
-                    detail = f"{request.length}, but the longest replica that answers has {longest or 0} valid bytes"
-                    raise InvalidArgument(what="length", detail=detail)
+                check_accepted(answers, request.length, dead=ctx.state.dead_nodes(), extent_id=extent.extent_id)
                 order = SealOrder(record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]))
                 _, extent = await commit_seal(ctx, stream, extent, order, length=request.length, all_took_part=False)
                 log.warning(
@@ -241,7 +282,14 @@ class Allocator(StateListener):
                     mutation.principal,
                     request.reason,
                 )
-        return sm.AcceptLengthReply(extent=extent_info(ctx.state, extent))
+        return self._accepted(extent, request)
+
+    def _accepted(self, extent: Extent, request: sm.AcceptLengthRequest) -> sm.AcceptLengthReply:
+        assert extent.seal is not None, extent
+        if extent.seal.length != request.length:
+            detail = f"sealed at {extent.seal.length}: that is decided"
+            raise VersionConflict(what=f"extent {request.extent_id}", detail=detail)
+        return sm.AcceptLengthReply(extent=extent_info(self._ctx.state, extent))
 
 
 def _more_bytes(stream: Stream, tail: Extent, request: sm.StreamAllocExtentRequest) -> int:

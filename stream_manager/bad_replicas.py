@@ -131,7 +131,7 @@ class BadReplicas:
         log.error("bad_replica_found extent_id=%d node_id=%d reason=%s", extent_id, replica.node_id, wrong)
         others = [node_id for node_id in extent.confirmed if node_id != replica.node_id]
         if extent.seal is None or (replica.node_id in extent.confirmed and not others):
-            self._recovery.bad[extent_id, replica.node_id] = replica.incarnation
+            self._recovery.note_bad(extent_id, replica)
             return
         async with self._ctx.locks.hold(extents=[extent_id]):
             now = self._ctx.state.extents.get(extent_id)
@@ -140,6 +140,10 @@ class BadReplicas:
             left = tuple(node_id for node_id in now.confirmed if node_id != replica.node_id)
             changes = self._ctx.changes()
             changes.put_extent(now, replace(now, confirmed=shared(left)))
+            task = self._ctx.state.tasks.get(extent_id)
+            if task is not None and task.lost == replica and task.kind == sm.RecoveryTask.FILL:
+                changes.delete_task(task)  # it may have verified the replica before it went bad
+            self._ctx.condemned.note(extent_id, replica.node_id)
             await self._ctx.commit(changes)
 
 

@@ -4,7 +4,8 @@ Invariants: every transaction compares the leader's key, so that a deposed manag
             changes are applied to memory only when etcd is known to have them, and then before anybody is answered;
             an unknown outcome is settled by sending the identical transaction again, until it is known or the term is
             over (19); until then nobody is answered, so their locks stay held;
-            a batch whose compares fail is tried again one by one: one stale request cannot sink others;
+            a batch that is refused is tried again one by one: one stale or malformed request cannot sink others;
+            no transaction compares a key for one request and writes it for another: each sees the other, or fails;
             a transaction that was given up can never be applied later.
 Neighbours: flows give `Changes`; leader.py makes one for each term and ends it with the term.
 
@@ -190,6 +191,8 @@ class Batcher:
                     break  # compares that both have are counted twice here: such are few
                 if size_bytes + changes.size_bytes > BYTES_MAX or not written.isdisjoint(keys):
                     break
+                if not written.isdisjoint(changes.compares) or not compares.keys().isdisjoint(keys):
+                    break
                 if not compares.keys().isdisjoint(changes.compares) and any(
                     compares.get(key, compare) != compare for key, compare in changes.compares.items()
                 ):
@@ -271,7 +274,7 @@ class Batcher:
             except NeveError as error:
                 if in_doubt:  # it cannot be settled by asking again: only a new term can look what stands
                     self._depose(f"a transaction in doubt was refused: {error}")
-                raise
+                return error
             else:
                 if result.succeeded:
                     lane.revision = result.revision

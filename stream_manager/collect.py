@@ -3,15 +3,18 @@
     removed from metadata          the stream's own transaction deleted `extents/{id}`: its replicas are ordered deleted
     orphan: unknown to metadata    older than the grace period, seen for half of it by this manager, without a task; a
                                    transaction compares the leader key and the absence of `extents/{id}`
-    extra: known, not listed there seen for its grace time, while every listed replica is confirmed and in reach: never
-                                   the only good one (T33); a transaction compares the extent
+    extra: known, not listed there seen for its grace time, while every listed replica is confirmed and its node alive,
+                                   also right before the order: never the only good one in reach (T33); a transaction
+                                   compares the extent
     proposed (DeleteExtents)       no stream refers to it, its eversion is the proposed one, older than the grace period
 
 Invariants: no order without its transaction, and none on a partial listing;
             an order names node, disk and incarnation, and carries an eversion: it cannot hit a file made later;
             an extra replica's eversion is not above its extent's once it is deleted: a later copy to that node is not
             refused by its tombstone;
-            an order that is lost is given again after the node's next report.
+            an order that is lost is given again after the node's next report;
+            nodes take turns, those that seem down are passed over, and what failed is tried again after a growing
+            delay: one node in trouble holds up nobody else's leftovers, and costs no transactions.
 Neighbours: replica_reports.py says what nodes hold; streams.py tells of what it removed.
 """
 
@@ -20,13 +23,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, VersionConflict
 from neve.stream_manager.context import LeaderContext, Mutation
-from neve.stream_manager.core_recovery import Trouble
+from neve.stream_manager.core_recovery import Trouble, retry_delay_s
 from neve.stream_manager.records import Extent, ReplicaAt
 from neve.stream_manager.replica_reports import Found, Report
 
@@ -35,8 +38,18 @@ log = logging.getLogger(__name__)
 ORDERS_MAX = 100_000
 AT_A_TIME = 32
 PROPOSED_MAX = 1_000
+RETRY_DELAY_S_MAX = 600.0
 
 Order = tuple[int, ReplicaAt, int]  # extent id, replica, eversion
+
+
+@dataclass(slots=True)
+class Odd:
+    """When something unlisted was seen first, and what became of it."""
+
+    since_s: float
+    tries: int = 0
+    retry_s: float = float("-inf")
 
 
 class Collector:
@@ -45,7 +58,7 @@ class Collector:
         self._config = ctx.config.collecting
         self._trouble = trouble
         self._orders: deque[Order] = deque(maxlen=ORDERS_MAX)  # the oldest are dropped: they are found as orphans
-        self._odd: dict[int, dict[Found, float]] = {}  # node id → what it holds unlisted → seen since when
+        self._odd: dict[int, dict[Found, Odd]] = {}  # node id → what it holds unlisted
         self.orders_given = 0
 
     # --- what is told ----------------------------------------------------------------------------------------
@@ -59,51 +72,85 @@ class Collector:
         """A complete round: what was seen before keeps its time, what is not there any more is forgotten."""
         now_s = self._ctx.clock()
         before = self._odd.get(report.node_id, {})
-        self._odd[report.node_id] = {found: before.get(found, now_s) for found in report.odd}
+        self._odd[report.node_id] = {found: before.get(found) or Odd(now_s) for found in report.odd}
 
     # --- a pass ----------------------------------------------------------------------------------------------
 
     async def run_once(self, now_s: float) -> None:
         await self._give(self._removed())
-        await self._give(await self._allowed(now_s))
+        due = self._take_turns(self._trouble(now_s), now_s)
+        for start in range(0, len(due), AT_A_TIME):
+            await self._give(await self._allowed(due[start : start + AT_A_TIME]))
 
     def _removed(self) -> list[Order]:
         count = min(len(self._orders), self._config.deletes_max)
-        return [self._orders.popleft() for _ in range(count)]
-
-    async def _allowed(self, now_s: float) -> list[Order]:
-        """Orphans and extra replicas whose time is over, each after its transaction."""
-        due: list[Found] = []
-        trouble = self._trouble(now_s)
-        for found_here in self._odd.values():
-            for found, since_s in found_here.items():
-                if len(due) < self._config.deletes_max and self._due(found, since_s, trouble, now_s):
-                    due.append(found)
         orders: list[Order] = []
-        for start in range(0, len(due), AT_A_TIME):
-            step = due[start : start + AT_A_TIME]
-            allowed = await asyncio.gather(*(self._allow(found, trouble) for found in step))
-            orders += [
-                (found.extent_id, found.replica, found.eversion)
-                for found, yes in zip(step, allowed, strict=True)
-                if yes
-            ]
+        for order in [self._orders.popleft() for _ in range(count)]:
+            node = self._ctx.state.nodes.get(order[1].node_id)
+            waits = node is not None and not node.dead and self._ctx.part.seems_down(node.node_id)
+            (self._orders if waits else orders).append(order)  # until it is back, or declared dead
         return orders
 
-    def _due(self, found: Found, since_s: float, trouble: Trouble, now_s: float) -> bool:
-        state, config = self._ctx.state, self._config
-        if found.extent_id in state.tasks:
+    def _take_turns(self, trouble: Trouble, now_s: float) -> list[Found]:
+        """Orphans and extra replicas whose time is over: one of each node, then the next one of each."""
+        due: list[Found] = []
+        turns = deque(self._due_on(node_id, trouble, now_s) for node_id in self._odd if not self._down(node_id))
+        while turns and len(due) < self._config.deletes_max:
+            turn = turns.popleft()
+            found = next(turn, None)
+            if found is not None:
+                due.append(found)
+                turns.append(turn)
+        return due
+
+    def _due_on(self, node_id: int, trouble: Trouble, now_s: float) -> Iterator[Found]:
+        return (found for found, odd in self._odd[node_id].items() if self._due(found, odd, trouble, now_s))
+
+    def _down(self, node_id: int) -> bool:
+        """Nothing is ordered of it, and it is not counted on."""
+        node = self._ctx.state.nodes.get(node_id)
+        return node is None or node.dead or self._ctx.part.seems_down(node_id)
+
+    async def _allowed(self, step: Sequence[Found]) -> list[Order]:
+        """Those for which an order may be given at once, each after its transaction."""
+        trouble = self._trouble(self._ctx.clock())
+        allowed = await asyncio.gather(*(self._allow(found, trouble) for found in step))
+        trouble = self._trouble(self._ctx.clock())  # the transactions took their time
+        return [
+            (found.extent_id, found.replica, found.eversion)
+            for found, yes in zip(step, allowed, strict=True)
+            if yes and self._still_odd(found, trouble)
+        ]
+
+    def _still_odd(self, found: Found, trouble: Trouble) -> bool:
+        extent = self._ctx.state.extents.get(found.extent_id)
+        return extent is None or self._extra(extent, found, trouble)
+
+    def _due(self, found: Found, odd: Odd, trouble: Trouble, now_s: float) -> bool:
+        state, config, since_s = self._ctx.state, self._config, odd.since_s
+        if now_s < odd.retry_s or found.extent_id in state.tasks or self._ctx.is_prepared(found.extent_id):
             return False
         extent = state.extents.get(found.extent_id)
         if extent is None:
             # By the node's clock and by ours: a clock that is wrong must not cut the grace short.
             age_s = (self._ctx.wall_ms() - found.created_ms) / 1000
             return age_s >= config.grace_s and now_s - since_s >= config.grace_s / 2
-        return now_s - since_s >= config.extra_replica_grace_s and _extra(extent, found, trouble)
+        return now_s - since_s >= config.extra_replica_grace_s and self._extra(extent, found, trouble)
+
+    def _extra(self, extent: Extent, found: Found, trouble: Trouble) -> bool:
+        """Not listed there, and every replica that is listed is as it should be, on a node that is heard."""
+        if extent.replica_on(found.replica.node_id) is not None:
+            return False
+        if extent.seal is not None and not extent.all_confirmed:
+            return False
+        return not any(
+            trouble.reason(extent.extent_id, replica) or self._down(replica.node_id) for replica in extent.replicas
+        )
 
     async def _allow(self, found: Found, trouble: Trouble) -> bool:
         """The transaction behind which the order may be given."""
         ctx, extent_id = self._ctx, found.extent_id
+        self._note_try(found)
         try:
             async with ctx.locks.hold(extents=[extent_id]):
                 extent = ctx.state.extents.get(extent_id)
@@ -112,7 +159,7 @@ class Collector:
                 changes = ctx.changes()
                 if extent is None:
                     changes.require_no_extent(extent_id)
-                elif not _extra(extent, found, trouble):
+                elif not self._extra(extent, found, trouble):
                     return False
                 elif extent.seal is not None and found.eversion > extent.eversion:
                     changes.put_extent(extent, replace(extent, eversion=found.eversion))
@@ -127,6 +174,13 @@ class Collector:
             *(extent_id, found.replica.node_id, "orphan" if extent is None else "extra"),
         )
         return True
+
+    def _note_try(self, found: Found) -> None:
+        """Not again before a while, unless it works: then it is forgotten."""
+        odd = self._odd.get(found.replica.node_id, {}).get(found)
+        if odd is not None:
+            delay_s = retry_delay_s(odd.tries, first_s=self._config.interval_s, max_s=RETRY_DELAY_S_MAX)
+            odd.tries, odd.retry_s = odd.tries + 1, self._ctx.clock() + delay_s
 
     async def _give(self, orders: Sequence[Order]) -> None:
         for start in range(0, len(orders), AT_A_TIME):
@@ -188,15 +242,6 @@ class Collector:
             return None  # it changed after the snapshot that the proposal was made from
         age_s = (self._ctx.wall_ms() - extent.created_ms) / 1000
         return extent if age_s >= self._config.grace_s else None
-
-
-def _extra(extent: Extent, found: Found, trouble: Trouble) -> bool:
-    """Not listed there, and every replica that is listed is as it should be."""
-    if extent.replica_on(found.replica.node_id) is not None:
-        return False
-    if extent.seal is not None and not extent.all_confirmed:
-        return False
-    return all(trouble.reason(extent.extent_id, replica) is None for replica in extent.replicas)
 
 
 def _delete_reply(proposed: dict[int, int], deleted: Sequence[int]) -> sm.DeleteExtentsReply:

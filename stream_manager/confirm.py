@@ -1,8 +1,11 @@
 """Tell replicas the length at which etcd says they are sealed, and record who has confirmed it (rule 20).
 
 Invariants: only what a transaction decided is told; a replica counts as confirmed only after a transaction says so;
-            the first confirmation stores the digest; one that differs is reported, never recorded;
-            a replica that is slow does not hold up the record of the others.
+            the first confirmations store the digest; one that differs is reported, never recorded;
+            of first confirmations that came together, what most of them say counts: replicas that diverged are compared
+            before any of them is believed (7);
+            a replica that is slow does not hold up the record of the others;
+            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before.
 Neighbours: allocate.py starts it once behind every seal; reconcile.py repeats it until all have confirmed, and fills
             those that are too short.
 """
@@ -42,6 +45,7 @@ async def seal_replicas(
     extent = ctx.state.extents.get(extent_id)
     if extent is None or extent.seal is None:
         return None
+    asked_at = ctx.condemned.number
     dead = ctx.state.dead_nodes()
     targets = [
         replica
@@ -68,7 +72,7 @@ async def seal_replicas(
             confirmed = _sort(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:
-                await _record(ctx, extent_id, confirmed)
+                await _record(ctx, extent_id, confirmed, asked_at)
     finally:
         for task in asking:
             task.cancel()
@@ -100,16 +104,20 @@ async def _ask(ctx: LeaderContext, extent: Extent, replica: ReplicaAt) -> en.Sea
         return error
 
 
-async def _record(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes]) -> None:
+async def _record(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes], asked_at: int) -> None:
+    """`asked_at`: the last condemnation before the orders were sent."""
     async with ctx.locks.hold(extents=[extent_id]):
         old = ctx.state.extents.get(extent_id)
         if old is None or old.seal is None:
             return
-        digest = old.seal.digest or next(iter(confirmed.values()))
+        digest = old.seal.digest or _most_common(list(confirmed.values()))
         good: list[int] = []
         for replica, found in confirmed.items():
             if replica not in old.replicas or replica.node_id in old.confirmed:
                 continue  # replaced meanwhile, or confirmed by somebody else's asking
+            if ctx.condemned.since(asked_at, extent_id, replica.node_id):
+                log.info("seal_confirmed_too_early extent_id=%d node_id=%d", extent_id, replica.node_id)
+                continue  # found bad since it was asked: the reconciler asks again
             if found == digest:
                 good.append(replica.node_id)
             else:
@@ -119,6 +127,11 @@ async def _record(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt,
             changes = ctx.changes()
             changes.put_extent(old, old.with_confirmed(good, digest))
             await ctx.commit(changes)
+
+
+def _most_common(digests: list[bytes]) -> bytes:
+    """Of as many on both sides the one that came first (20)."""
+    return max(dict.fromkeys(digests), key=digests.count)
 
 
 def seal_behind(ctx: LeaderContext, extent_id: int) -> None:

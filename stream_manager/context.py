@@ -28,6 +28,7 @@ from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.service import Call
 from neve.stream_manager.changes import Changes
+from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.records import Extent, NodeEntry, Replay
 from neve.stream_manager.state import State
@@ -251,6 +252,9 @@ class LeaderContext:
         self.rng = rng
         self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
         self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
+        # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).
+        self.is_prepared: Callable[[int], bool] = lambda extent_id: False
+        self.condemned = Condemned()  # replicas that lost their bit: answers that are older do not set it
         self.part: NodesPart  # set right after both are made
         self.ensembles: Ensembles  # so is this
 

@@ -9,6 +9,8 @@
 Invariants: nobody is dead because the manager is new: silence counts from the end of the grace after its election;
             who was declared dead by an earlier leader stays so until a heartbeat comes;
             a node that flaps stays suspect: it is alive again only after stabilise_s without a gap;
+            its death keeps its time until it is stored as alive, and once only it gets the time to be steady: beats
+            now and then do not put recovery off for ever (T43);
             a node in maintenance is at most suspect until the time its operator named.
 Neighbours: registry.py feeds heartbeats in and asks; placement prefers ALIVE; recovery acts on DEAD.
 
@@ -21,6 +23,7 @@ import enum
 from dataclasses import dataclass
 
 NEVER_S = float("-inf")
+STEADY_BEATS = 3  # from having been steady for long enough to being stored as alive
 
 
 class Health(enum.Enum):
@@ -47,14 +50,15 @@ class HealthConfig:
 class NodeHealth:
     """What one term of one manager knows of one node's heartbeats."""
 
-    __slots__ = ("_config", "_last_beat_s", "_since_s", "_state", "_steady_since_s", "_was_dead")
+    __slots__ = ("_back_s", "_config", "_died_s", "_last_beat_s", "_since_s", "_state", "_steady_since_s")
 
     def __init__(self, config: HealthConfig, *, since_s: float, was_dead: bool = False) -> None:
         """`since_s`: when the term began, or when a new node registered. `was_dead`: as an earlier leader decided."""
         self._config = config
-        self._was_dead = was_dead
         self._since_s = since_s
         self._last_beat_s = NEVER_S
+        self._died_s: float | None = self._silent_since_s() if was_dead else None
+        self._back_s: float | None = None  # the first heartbeat after the death
         self._steady_since_s = NEVER_S
         # Not heard of in this term: usable, if nobody better is, and not a reason for recovery.
         self._state = Health.DEAD if was_dead else Health.SUSPECT
@@ -75,6 +79,8 @@ class NodeHealth:
             self._state = Health.SUSPECT
             self._steady_since_s = now_s
         self._last_beat_s = max(self._last_beat_s, now_s)
+        if self._died_s is not None and self._back_s is None:
+            self._back_s = now_s
         if self._state is Health.SUSPECT and now_s - self._steady_since_s >= self._config.stabilise_s:
             self._state = Health.ALIVE
 
@@ -83,6 +89,8 @@ class NodeHealth:
         gap_s = self._gap_s(now_s)
         if gap_s > self._config.dead_after_s:
             self._state = Health.DEAD
+            if self._died_s is None:
+                self._died_s = self._dies_s()
         elif gap_s > self._config.suspect_after_s and self._state is Health.ALIVE:
             self._state = Health.SUSPECT
         if self._state is Health.DEAD and now_s < maintenance_until_s:
@@ -94,9 +102,22 @@ class NodeHealth:
         return max(0.0, now_s - max(self._last_beat_s, self._since_s))
 
     def dead_since_s(self) -> float:
-        """When the silence, if it lasts, makes it dead. For one that was dead before this term: the grace's end."""
-        if self._was_dead and not self.heard:
-            return self._silent_since_s()
+        """When it died, for the first time since it was last stored as alive. For one that was dead before this term:
+        the grace's end. For one that lives: when the silence, if it lasts, makes it dead."""
+        return self._died_s if self._died_s is not None else self._dies_s()
+
+    def stored_alive(self) -> None:
+        """It is alive, and stored as that: a later death has a time of its own."""
+        self._died_s = self._back_s = None
+
+    def give_up_s(self, now_s: float, *, delay_s: float) -> float:
+        """When recovery from its death is due: after the delay. Who has just come back may prove steady before that."""
+        due_s = self.dead_since_s() + delay_s
+        if self._back_s is None or self.judge(now_s) is Health.DEAD:
+            return due_s
+        return max(due_s, self._back_s + self._config.stabilise_s + STEADY_BEATS * self._config.heartbeat_s)
+
+    def _dies_s(self) -> float:
         return self._silent_since_s() + self._config.dead_after_s
 
     def _silent_since_s(self) -> float:

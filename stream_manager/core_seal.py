@@ -9,7 +9,8 @@
 Invariants: an error, a missing file or silence is never length 0 (T1, G8);
             never below E, nor below any `committed` that a replica was told: such bytes are known to be acknowledged;
             some replica holds all bytes up to the length that is chosen;
-            a dead node that did answer counts by its answer: only silence is excused by death.
+            a dead node that did answer counts by its answer: only silence is excused by death;
+            what an operator accepts where no length can be chosen is a length that some replica answered.
 Neighbours: allocate.py asks the replicas and writes the decision in one transaction (17, 19).
 Not here:   waiting, and who is dead (core_health.py).
 
@@ -25,7 +26,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import SealUnavailable
+from neve.proto.errors import InvalidArgument, SealUnavailable
 
 Kind = pb.LengthAnswer.Kind
 
@@ -102,6 +103,39 @@ def choose_length(
             return decided(longest)
         raise _unavailable(extent_id, answers, by_node, f"no replica holds the {floor} bytes that are acknowledged")
     raise _unavailable(extent_id, answers, by_node, f"{len(trusted)} of {len(answers)} replicas can be trusted")
+
+
+def check_accepted(
+    answers: Mapping[int, pb.LengthAnswer | None], length: int, *, dead: Container[int] = (), extent_id: int = 0
+) -> None:
+    """May an operator have the extent sealed at this length? `InvalidArgument` says why not.
+
+    Only where `choose_length` has no answer; never below a reported `committed`; and only at a length that a replica
+    answered as its own: a manager knows no other boundaries of blocks, and within a block nobody could confirm. 0 is
+    accepted as well when nobody has a byte: then every replica has answered, or is declared dead.
+    """
+    try:
+        decision = choose_length(answers, acknowledged_end=None, dead=dead, extent_id=extent_id)
+    except SealUnavailable:
+        pass
+    else:
+        detail = f"its replicas agree on {decision.length}: there is nothing to accept; opening the stream seals it"
+        raise InvalidArgument(what="length", detail=detail)
+    known = {node_id: answer for node_id, answer in answers.items() if answer is not None and answer.kind in _BY_KIND}
+    committed = max((answer.committed for answer in known.values()), default=0)
+    if length < committed:
+        detail = f"{length}, but {committed} bytes are known to be acknowledged"
+        raise InvalidArgument(what="length", detail=detail)
+    held = {node_id: n for node_id, answer in known.items() if (n := valid_bytes(answer)) is not None}
+    if length in held.values():
+        return
+    silent = [str(node_id) for node_id in answers if node_id not in known and node_id not in dead]
+    if length == 0 and not any(held.values()) and not silent:
+        return
+    told = "; ".join(f"node {node_id} has {n} valid bytes" for node_id, n in held.items()) or "no replica has any"
+    if silent:
+        told += f"; node {', '.join(silent)} does not answer and is not declared dead"
+    raise InvalidArgument(what="length", detail=f"{length} is not the length of any replica that answers ({told})")
 
 
 def valid_bytes(answer: pb.LengthAnswer) -> int | None:

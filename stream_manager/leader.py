@@ -174,19 +174,19 @@ class Term:
                 self.replay.add(*write.ident, write.record)
 
     async def _sweep_replay(self) -> None:
-        """Delete old replay records: a range a client, so that one operation takes many."""
+        """Delete old replay records, and only them: runs of calls without a gap, so that one operation takes many."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             expired = list(self.replay.expired(self.ctx.wall_ms()))
             for start in range(0, len(expired), SWEEP_DELETES_MAX):
                 part = expired[start : start + SWEEP_DELETES_MAX]
                 try:
-                    result = await self._store.txn(self._leadership.guard(), [Delete(keys) for _, _, keys in part])
+                    result = await self._store.txn(self._leadership.guard(), [Delete(run.keys) for run in part])
                 except NeveError as error:  # deleted or not, the next round deletes them again
                     log.warning("replay_sweep_failed error=%s", error)
                     break
                 if not result.succeeded:
                     self.end("the election key is not ours any more")
                     return
-                for client_id, below_call_id, _ in part:
-                    self.replay.drop(client_id, below_call_id)
+                for run in part:
+                    self.replay.drop(run)

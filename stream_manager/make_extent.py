@@ -20,6 +20,11 @@ TRIES_MAX = 4
 EVERSION_FIRST = 1
 
 
+def link_before_s(ctx: LeaderContext) -> float:
+    """Until when an extent that is made from now on may be linked: half the collector's grace period (24)."""
+    return ctx.clock() + ctx.config.collecting.grace_s / 2
+
+
 async def make_extent(
     ctx: LeaderContext, policy: Policy, *, stream_id: int, avoid: frozenset[int] = frozenset()
 ) -> Extent:

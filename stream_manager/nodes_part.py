@@ -4,7 +4,7 @@
     replica_reports.py   what nodes hold                                bad_replicas.py     suspicions, verified
     recovery.py          lost replicas are made anew                    reconcile.py        missing confirmations
     open_extents.py      open extents with a lost replica are sealed    collect.py          leftovers are deleted
-    unread_tails.py      so are idle ones that cannot be read
+    unread_tails.py      so are idle ones that cannot be read           relocate.py         where nodes stand by now
 
 Invariants: each part has a loop of its own, made of passes that end; after one that fails the next one comes;
             nothing here outlives the term: all memory is made anew from etcd and from what nodes say.
@@ -31,6 +31,7 @@ from neve.stream_manager.reconcile import Reconciler
 from neve.stream_manager.records import Extent, NodeEntry, Settings
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
+from neve.stream_manager.relocate import Relocation
 from neve.stream_manager.replica_reports import ReplicaReports
 from neve.stream_manager.state import State
 from neve.stream_manager.topology import Topology, resolver_for
@@ -50,9 +51,9 @@ class ClusterNodes(NodesPart):
         self._ctx = ctx
         config = ctx.config.recovery
         self.problems = Problems(retry_delay_s=config.retry_delay_s, retry_delay_s_max=config.retry_delay_s_max)
-        self.registry = Registry(
-            ctx, topology or Topology(resolver_for(ctx.config.topology)), on_bad=lambda bad: self.bad.report(bad)
-        )
+        topology = topology or Topology(resolver_for(ctx.config.topology))
+        self.registry = Registry(ctx, topology, on_bad=lambda bad: self.bad.report(bad))
+        self.relocation = Relocation(ctx, topology)
         self.recovery = Recovery(ctx, self.registry, self.problems)
         self.open_extents = OpenExtents(ctx, self.recovery, self.problems)
         self.reconciler = Reconciler(ctx, self.recovery, self.problems)
@@ -70,6 +71,7 @@ class ClusterNodes(NodesPart):
         poll_s = self._ctx.config.recovery.poll_s
         loops: list[tuple[str, Pass, float]] = [
             ("registry", self.registry.run_once, self._ctx.config.health.heartbeat_s),
+            ("relocation", self.relocation.run_once, self._ctx.config.health.heartbeat_s),
             ("node_modes", self.modes.run_once, poll_s),
             ("recovery", self.recovery.run_once, poll_s),
             ("open_extents", self.open_extents.run_once, poll_s),
@@ -100,8 +102,8 @@ class ClusterNodes(NodesPart):
                 log.exception("pass_broken part=%s", name)
 
     def reload_topology(self) -> None:
-        """Ask the resolver anew where each node stands, with the registry's next pass."""
-        self.registry.reload_topology()
+        """Ask the resolver anew where each node stands, at once."""
+        self.relocation.reload()
 
     # --- rpcs ------------------------------------------------------------------------------------------------
 

@@ -13,15 +13,17 @@ is remembered of a call is only which extent it sealed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import StreamSealed
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_open import decide_open
 from neve.stream_manager.describe import extent_info, stream_info
-from neve.stream_manager.make_extent import make_extent
+from neve.stream_manager.make_extent import link_before_s, make_extent
 from neve.stream_manager.records import Extent, Stream
-from neve.stream_manager.requests import check_owner, stream_named
+from neve.stream_manager.requests import check_list_room, check_owner, stream_named
 from neve.stream_manager.seal_tail import SealOrder, ask_replicas, link_tail, open_tail, seal_tail
 
 log = logging.getLogger(__name__)
@@ -40,9 +42,13 @@ async def check_commit_length(
         tail = open_tail(ctx, stream)
         sealed_before = mutation.replayed.extent_ids[0] if mutation.replayed and mutation.replayed.extent_ids else 0
         if tail is None:
-            successor = await _make(ctx, stream)
-            order = SealOrder(owner=owner, record=lambda changes: mutation.record(changes))
-            stream = await link_tail(ctx, stream, successor, order)
+            with _room(ctx, stream):
+                deadline_s = link_before_s(ctx)
+                successor = await _make(ctx, stream)
+                order = SealOrder(
+                    owner=owner, link_before_s=deadline_s, record=lambda changes: mutation.record(changes)
+                )
+                stream = await link_tail(ctx, stream, successor, order)
             return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed_before)
         length = await _length_to_go_on(ctx, tail, owner.lock, owner.token)
         if length is not None:
@@ -52,13 +58,17 @@ async def check_commit_length(
             changes.require_owner(owner.lock, owner.token)
             await ctx.commit(changes)
             return _reply(ctx, stream, tail.extent_id, length=length, sealed_id=sealed_before)
-        successor = await _make(ctx, stream)
-        order = SealOrder(
-            owner=owner,
-            successor=successor,
-            record=lambda changes: mutation.record(changes, stream_ids=[stream.stream_id], extent_ids=[tail.extent_id]),
-        )
-        stream, sealed = await seal_tail(ctx, stream, tail, order)
+        with _room(ctx, stream):
+            deadline_s = link_before_s(ctx)
+            successor = await _make(ctx, stream)
+            ids = [tail.extent_id]
+            order = SealOrder(
+                owner=owner,
+                successor=successor,
+                link_before_s=deadline_s,
+                record=lambda changes: mutation.record(changes, stream_ids=[stream.stream_id], extent_ids=ids),
+            )
+            stream, sealed = await seal_tail(ctx, stream, tail, order)
         return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed.extent_id)
 
 
@@ -78,6 +88,14 @@ async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: i
     elif length >= tail.extent_bytes_max:
         return None  # full: the first append would ask for the next one
     return length
+
+
+@contextmanager
+def _room(ctx: LeaderContext, stream: Stream) -> Iterator[None]:
+    """A new owner gets a new extent within the same bounds as one who rolls."""
+    check_list_room(stream, ctx.config)
+    with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
+        yield
 
 
 async def _make(ctx: LeaderContext, stream: Stream) -> Extent:

@@ -4,6 +4,7 @@ Invariants: a call is executed once, however often it is sent: a repetition join
             answered from the record that its transaction wrote (26);
             an execution that has begun is finished also if its caller gives up: it is a task of the term, not of the
             connection; when the term ends it is cancelled and its caller hears `NotLeader`, never a success;
+            executions are bounded by number, also those whose callers have given up;
             every mutation leaves one line in the log `neve.audit`, whatever became of it.
 Neighbours: servicer.py brings the calls, the flows run inside; locks, decisions and commits are theirs.
 """
@@ -74,7 +75,11 @@ class Pipeline:
             if running is not None:
                 if running[:2] != (method_id, checksum):
                     raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
-                return await self._result(running[2])  # type: ignore[no-any-return]
+                self.in_flight += 1  # those who wait for it are bounded, too
+                try:
+                    return await self._result(running[2])  # type: ignore[no-any-return]
+                finally:
+                    self.in_flight -= 1
             replayed = self._replay.find(*key, method_id=method_id, request_crc32c=checksum)
         mutation = Mutation(
             client_id=key[0],
@@ -85,7 +90,7 @@ class Pipeline:
             wall_ms=self._ctx.wall_ms(),
             replayed=replayed,
         )
-        task = self._ctx.tasks.start(self._execute(request, call.method.name, call.peer, mutation, flow))
+        task = self._start(self._execute(request, call.method.name, call.peer, mutation, flow))
         if key != (0, 0):
             self._running[key] = (method_id, checksum, task)
             task.add_done_callback(lambda _: self._running.pop(key, None))
@@ -94,7 +99,7 @@ class Pipeline:
     async def ask(self, request: Req, call: Call, flow: Callable[[Req, Call], Coroutine[Any, Any, Rep]]) -> Rep:
         """Run a call that changes nothing of its own but may wait; it ends with its caller and with the term."""
         self._admit(request, call)
-        task = self._ctx.tasks.start(flow(request, call))
+        task = self._start(flow(request, call))
         try:
             return await self._result(task)  # type: ignore[no-any-return]
         finally:
@@ -107,8 +112,16 @@ class Pipeline:
         if self.in_flight >= limit:
             raise Overloaded(what="stream manager", detail=f"{limit} requests are in flight")
 
-    async def _result(self, task: asyncio.Task[Any]) -> Any:
+    def _start(self, work: Coroutine[Any, Any, Rep]) -> asyncio.Task[Rep]:
+        task = self._ctx.tasks.start(work)
         self.in_flight += 1
+        task.add_done_callback(self._on_ended)
+        return task
+
+    def _on_ended(self, task: asyncio.Task[Any]) -> None:
+        self.in_flight -= 1
+
+    async def _result(self, task: asyncio.Task[Any]) -> Any:
         try:
             result = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -117,8 +130,6 @@ class Pipeline:
             raise
         except NotLeader as error:
             raise self._not_leader() if not error.leader else error from None
-        finally:
-            self.in_flight -= 1
         self._ctx.ensure_leading()  # done in time, but if the term is over nothing is answered any more (25)
         return result
 

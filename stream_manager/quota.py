@@ -51,20 +51,25 @@ class QuotaTable(StateListener):
     def usage(self, prefix: str) -> Usage:
         return self._used.get(prefix, Usage())
 
+    def size_bytes(self, extent_ids: Iterable[int]) -> int:
+        """What these extents count."""
+        return sum(map(_counted, self._known(extent_ids)))
+
     @contextmanager
     def reserve(self, labels: Labels, *, streams: int = 0, extents: int = 0, size_bytes: int = 0) -> Iterator[None]:
         """Room for what is about to be made; `QuotaExceeded` if there is none. It ends with the context."""
         prefixes = [prefix for prefix in self._used if matches(prefix, labels)]
         for prefix in prefixes:
             self._check(self._state.quotas[prefix], streams=streams, extents=extents, size_bytes=size_bytes)
-        for prefix in prefixes:
-            self._reserved[prefix].add(streams=streams, extents=extents, size_bytes=size_bytes)
+        # A quota that is removed and set again meanwhile counts anew: what is given back goes where it was taken from.
+        reserved = [self._reserved[prefix] for prefix in prefixes]
+        for usage in reserved:
+            usage.add(streams=streams, extents=extents, size_bytes=size_bytes)
         try:
             yield
         finally:
-            for prefix in prefixes:
-                if (reserved := self._reserved.get(prefix)) is not None:
-                    reserved.add(streams=-streams, extents=-extents, size_bytes=-size_bytes)
+            for usage in reserved:
+                usage.add(streams=-streams, extents=-extents, size_bytes=-size_bytes)
 
     def _check(self, quota: Quota, *, streams: int, extents: int, size_bytes: int) -> None:
         used, reserved = self._used[quota.prefix], self._reserved[quota.prefix]
@@ -94,7 +99,7 @@ class QuotaTable(StateListener):
                 continue
             for prefix, used in self._used.items():
                 if matches(prefix, stream.labels):
-                    size_bytes = sum(map(_counted, self._known(stream.extent_ids)))
+                    size_bytes = self.size_bytes(stream.extent_ids)
                     used.add(streams=sign, extents=sign * len(stream.extent_ids), size_bytes=sign * size_bytes)
 
     def on_extent(self, old: Extent | None, new: Extent | None) -> None:
@@ -113,7 +118,7 @@ class QuotaTable(StateListener):
         self._reserved.setdefault(prefix, Usage())
         for stream in self._state.streams.values():
             if matches(prefix, stream.labels):
-                size_bytes = sum(map(_counted, self._known(stream.extent_ids)))
+                size_bytes = self.size_bytes(stream.extent_ids)
                 used.add(streams=1, extents=len(stream.extent_ids), size_bytes=size_bytes)
 
     def _known(self, extent_ids: Iterable[int]) -> Iterator[Extent | None]:

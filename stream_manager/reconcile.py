@@ -8,7 +8,8 @@
     contradicts the seal                an alarm: a person must look
 
 Invariants: what a manager did not finish before it died is found again in the state: nothing is kept for it;
-            each extent is asked with a growing delay, and at most `reconcile_max` at a time.
+            each extent is asked with a growing delay, at most `reconcile_max` at a time, and a part of them for one
+            node: a node that hangs until its time is over holds up nobody's confirmations but its own (T46).
 Neighbours: confirm.py asks and records; recovery.py repairs and makes anew; dead nodes' replicas are recovery's alone.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 from neve.proto.errors import (
     Conflict,
@@ -43,6 +45,8 @@ ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)
 UNABLE = (ReplicaReadOnly, DiskFull, DiskFailed)
 UNABLE_TIMES_MAX = 3  # then it is made elsewhere
 FIRST_DELAY_S = 1.0
+NODE_SHARE = 2  # of all that are asked at a time, half may wait for the same node
+PASS_S = 1.0  # that a pass waits for answers; those that take longer are asked on
 
 
 class Reconciler:
@@ -52,6 +56,7 @@ class Reconciler:
         self._recovery = recovery
         self._problems = problems
         self._tries: dict[int, tuple[int, float]] = {}  # extent id → how often asked, when to ask again
+        self._asking: dict[int, asyncio.Task[None]] = {}  # by extent id
 
     def note(self, extent_id: int, now_s: float) -> None:
         """Somebody asked its replicas just now, and not all confirmed."""
@@ -61,13 +66,36 @@ class Reconciler:
         unconfirmed = self._ctx.state.unconfirmed_extents
         for extent_id in [extent_id for extent_id in self._tries if extent_id not in unconfirmed]:
             del self._tries[extent_id]
-        due: list[int] = []
-        for extent_id in unconfirmed:
-            if extent_id not in self._ctx.state.tasks and self._tries.get(extent_id, (0, now_s))[1] <= now_s:
-                due.append(extent_id)
-                if len(due) == self._config.reconcile_max:
-                    break
-        await asyncio.gather(*(self._ask(extent_id, now_s) for extent_id in due))
+        self._ask_due(now_s)
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=PASS_S)
+        for extent_id in [extent_id for extent_id, task in self._asking.items() if task.done()]:
+            self._asking.pop(extent_id).result()
+
+    def _ask_due(self, now_s: float) -> None:
+        """Begin to ask for those whose time has come, within the bounds."""
+        state, dead = self._ctx.state, self._ctx.state.dead_nodes()
+        by_node = Counter(node_id for extent_id in self._asking for node_id in self._not_confirmed(extent_id, dead))
+        by_node_max = max(1, self._config.reconcile_max // NODE_SHARE)
+        for extent_id in state.unconfirmed_extents:
+            if len(self._asking) >= self._config.reconcile_max:
+                return
+            if extent_id in state.tasks or extent_id in self._asking:
+                continue
+            if self._tries.get(extent_id, (0, now_s))[1] > now_s:
+                continue
+            asked = self._not_confirmed(extent_id, dead)
+            if any(by_node[node_id] >= by_node_max for node_id in asked):
+                continue
+            by_node.update(asked)
+            self._asking[extent_id] = self._ctx.tasks.start(self._ask(extent_id, now_s))
+
+    def _not_confirmed(self, extent_id: int, dead: frozenset[int]) -> list[int]:
+        """Nodes from which an answer is missing at this moment."""
+        extent = self._ctx.state.extents.get(extent_id)
+        if extent is None:
+            return []
+        return [node_id for node_id in extent.node_ids if node_id not in extent.confirmed and node_id not in dead]
 
     async def _ask(self, extent_id: int, now_s: float) -> None:
         times, _ = self._tries.get(extent_id, (0, now_s))
@@ -107,7 +135,7 @@ class Reconciler:
             elif isinstance(error, UNABLE) and times >= UNABLE_TIMES_MAX:
                 replica = extent.replica_on(node_id)
                 if replica is not None:
-                    self._recovery.bad[extent_id, node_id] = replica.incarnation
+                    self._recovery.note_bad(extent_id, replica)
 
     async def _repair(self, extent: Extent, node_id: int, now_s: float) -> None:
         replica = extent.replica_on(node_id)

@@ -27,11 +27,11 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, NotLeader
 from neve.stream_manager import core_recovery
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.core_health import Health
 from neve.stream_manager.core_recovery import Budget, Loss, Trouble
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.records import Extent, ReplicaAt, Task
 from neve.stream_manager.registry import Registry
+from neve.stream_manager.state import StateListener
 from neve.stream_manager.task_steps import TaskSteps
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ STATUS_PATIENCE_S = 3.0  # heartbeats on their way may be older than the order
 LIST_LIMIT_MAX = 1_000
 
 
-class Recovery:
+class Recovery(StateListener):
     def __init__(self, ctx: LeaderContext, registry: Registry, problems: Problems) -> None:
         self._ctx = ctx
         self._config = ctx.config.recovery
@@ -57,6 +57,7 @@ class Recovery:
         self._scanned_s = -SCAN_INTERVAL_S
         self._scan_was_cut = False
         self._signature: object = None
+        ctx.state.listeners.append(self)
 
     async def run_once(self, now_s: float) -> None:
         """One pass: follow the tasks that there are, then begin others as the bounds allow."""
@@ -77,16 +78,29 @@ class Recovery:
         draining: dict[int, None] = {}
         for node in state.nodes.values():
             if node.dead:
-                # One that beats again and is not steady yet may be back soon: its tasks go on, no new ones begin.
-                silent = registry.judge(node, now_s) is Health.DEAD
-                dead_due_s[node.node_id] = (
-                    registry.dead_since_s(node.node_id) + self._config.delay_s if silent else float("inf")
-                )
+                dead_due_s[node.node_id] = registry.give_up_s(node, now_s, delay_s=self._config.delay_s)
             for disk_uuid in registry.status(node.node_id).gone_disks_since_s:
                 gone_disks[node.node_id, disk_uuid] = None
             if node.mode in (sm.NODE_MODE_DRAINING, sm.NODE_MODE_DECOMMISSIONED):
                 draining[node.node_id] = None
         return Trouble(state.nodes, dead_due_s, gone_disks, self.bad, draining)
+
+    def note_bad(self, extent_id: int, replica: ReplicaAt) -> None:
+        """It is to be made anew elsewhere, if metadata still lists it."""
+        extent = self._ctx.state.extents.get(extent_id)
+        if extent is not None and replica in extent.replicas:
+            self.bad[extent_id, replica.node_id] = replica.incarnation
+
+    def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+        """What is known of replicas that are not listed any more is of no use."""
+        if old is None or (new is not None and new.replicas == old.replicas):
+            return
+        for replica in old.replicas:
+            if new is None or replica not in new.replicas:
+                self.bad.pop((old.extent_id, replica.node_id), None)
+        if new is None:
+            self.problems.solved(old.extent_id)
+            self.steps.forget(old.extent_id)
 
     # --- new tasks -------------------------------------------------------------------------------------------
 
@@ -170,7 +184,8 @@ class Recovery:
             return
         target = self._ctx.state.nodes.get(task.target.node_id)
         if target is None or target.dead or (task.kind == Kind.COPY and target.node_id in trouble.draining):
-            await self.steps.hand_over(task, extent, "it is gone, or being emptied", trouble, budget, now_s)
+            if self.problems.due(task.extent_id, now_s):  # there may be nobody else to take it
+                await self.steps.hand_over(task, extent, "it is gone, or being emptied", trouble, budget, now_s)
             return
         status = self._registry.status(target.node_id)
         told = status.copies.get(task.task_id)

@@ -6,7 +6,7 @@ Invariants: one process for a node id: a second one is refused while the first o
             DEAD is stored before anybody acts on it, and stays until the node was steady for a while.
 Neighbours: core_health.py judges; placement policies choose among `candidates`; node_modes.py changes modes;
             recovery.py reads `status` for copies and disks. nodes_part.py puts them together.
-Not here:   what nodes hold (replica_reports.py).
+Not here:   what nodes hold (replica_reports.py); who has moved since (relocate.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from neve.stream_manager.topology import Topology
 log = logging.getLogger(__name__)
 
 GIVEN_IDS_MAX = 10_000
-RELOCATE_S = 60.0  # between two looks at where nodes stand
 CANDIDATES_S = 0.5  # well below what makes a node suspect; making all of them for each extent would cost more than etcd
 POLICY_MODULES = (placement_rack, placement_region, placement_weighted)  # importing them makes their policies known
 
@@ -70,7 +69,6 @@ class Registry(StateListener):
         self._changed: dict[int, None] = {}  # nodes whose candidate is to be made anew
         self._fresh_until_s = NEVER_S
         self._settings_seen: Settings | None = None
-        self._relocate_s = self._begun_s + RELOCATE_S
         self.failures = FailureHistory()
         ctx.state.listeners.append(self)
         for node in ctx.state.nodes.values():
@@ -229,35 +227,14 @@ class Registry(StateListener):
             return judged is Health.DEAD
         return judged is not Health.ALIVE
 
-    def dead_since_s(self, node_id: int) -> float:
-        """When it died, or will if it stays silent."""
-        return self.status(node_id).health.dead_since_s()
-
-    def reload_topology(self) -> None:
-        self._topology.reload()
-        self._relocate_s = NEVER_S
-
-    async def _relocate(self, now_s: float) -> None:
-        """Where nodes stand may have changed without a word of theirs: the resolver's file or answers did."""
-        if now_s < self._relocate_s:
-            return
-        self._relocate_s = now_s + RELOCATE_S
-        for node_id, node in list(self._ctx.state.nodes.items()):
-            place = await self._topology.locate(node.wire_address)
-            if place is None or place == (node.region, node.rack):
-                continue
-            async with self._ctx.locks.hold(nodes=[node_id]):
-                now = self._ctx.state.nodes.get(node_id)
-                if now is None or now.wire_address != node.wire_address:
-                    continue
-                changes = self._ctx.changes()
-                changes.put_node(now, replace(now, region=place.region, rack=place.rack))
-                await self._ctx.commit(changes)
-            log.info("node_moved node_id=%d place=/%s/%s", node_id, place.region, place.rack)
+    def give_up_s(self, node: NodeEntry, now_s: float, *, delay_s: float) -> float:
+        """When recovery from this node's death is due. Who is being worked on is waited for."""
+        if node.mode == sm.NODE_MODE_MAINTENANCE and node.mode_until_ms > self._ctx.wall_ms():
+            return float("inf")
+        return self.status(node.node_id).health.give_up_s(now_s, delay_s=delay_s)
 
     async def run_once(self, now_s: float) -> None:
-        """Store who has died, come back or moved, and end maintenance whose time is over."""
-        await self._relocate(now_s)
+        """Store who has died or come back, and end maintenance whose time is over."""
         for node in list(self._ctx.state.nodes.values()):
             if node.mode == sm.NODE_MODE_DECOMMISSIONED and not self._ctx.state.extents_on(node.node_id):
                 continue
@@ -277,6 +254,8 @@ class Registry(StateListener):
         if node.mode == sm.NODE_MODE_MAINTENANCE and node.mode_until_ms <= self._ctx.wall_ms():
             new = replace(new, mode=sm.NODE_MODE_NORMAL, mode_until_ms=0, mode_reason="")
         if new is node:
+            if judged is Health.ALIVE:
+                self.status(node.node_id).health.stored_alive()
             return
         async with self._ctx.locks.hold(nodes=[node.node_id]):
             if self._ctx.state.nodes.get(node.node_id) != node:

@@ -2,14 +2,16 @@
 
 Invariants: a record is here if and only if its transaction was committed: it was part of it;
             a call id that comes back with another request is refused, not answered with something else;
-            records are bounded in age and in number; what is dropped here was deleted in etcd before.
+            records are bounded in age and in number; what is dropped here was deleted in etcd before;
+            what is deleted is exactly what was seen to be old: a call that is committed meanwhile stays.
 Neighbours: pipeline.py looks calls up; leader.py fills it at the load and from commits, and runs the sweeping.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from neve.meta.txn import KeyRange, KeyValue
 from neve.proto.errors import InvalidArgument
@@ -19,6 +21,19 @@ from neve.stream_manager.changes import replay_key
 from neve.stream_manager.records import Replay
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Old calls of one client, `first` up to but not `end`, each of which has a record; and their keys in etcd.
+
+    No call can get a new record in it: all ids are taken, and a call that has a record writes no second one.
+    """
+
+    client_id: int
+    first: int
+    end: int
+    keys: KeyRange
 
 
 class ReplayCache:
@@ -47,30 +62,41 @@ class ReplayCache:
 
     # --- expiry ----------------------------------------------------------------------------------------------
 
-    def expired(self, now_ms: int) -> Iterator[tuple[int, int, KeyRange]]:
-        """(client id, call id, keys): all records of that client below that call id may go; their keys in etcd."""
+    def expired(self, now_ms: int) -> Iterator[Run]:
+        """What may go."""
         cutoff_ms = now_ms - self._kept_ms
         if self.count > self._records_max:
             cutoff_ms = max(cutoff_ms, self._median_ms())
             log.warning("replay_records_dropped_early count=%d records_max=%d", self.count, self._records_max)
         for client_id, calls in list(self._by_client.items()):
-            # Call ids count up, but calls end in any order: nothing that is young goes with what is old.
-            young = min((call_id for call_id, replay in calls.items() if replay.created_ms > cutoff_ms), default=None)
-            below = max(calls) + 1 if young is None else young
-            if any(call_id < below for call_id in calls):
-                keys = KeyRange(replay_key(self._root, client_id, 0), replay_key(self._root, client_id, below))
-                yield client_id, below, keys
+            old = sorted(call_id for call_id, replay in calls.items() if replay.created_ms <= cutoff_ms)
+            for first, end in _without_gaps(old):
+                start = replay_key(self._root, client_id, first)
+                keys = KeyRange(start) if end == first + 1 else KeyRange(start, replay_key(self._root, client_id, end))
+                yield Run(client_id, first, end, keys)
 
-    def drop(self, client_id: int, below_call_id: int) -> None:
+    def drop(self, run: Run) -> None:
         """After their keys were deleted."""
-        calls = self._by_client.get(client_id, {})
-        kept = {call_id: replay for call_id, replay in calls.items() if call_id >= below_call_id}
-        self.count -= len(calls) - len(kept)
-        if kept:
-            self._by_client[client_id] = kept
-        else:
-            self._by_client.pop(client_id, None)
+        calls = self._by_client.get(run.client_id, {})
+        for call_id in range(run.first, run.end):
+            if calls.pop(call_id, None) is not None:
+                self.count -= 1
+        if not calls:
+            self._by_client.pop(run.client_id, None)
 
     def _median_ms(self) -> int:
         times = sorted(replay.created_ms for calls in self._by_client.values() for replay in calls.values())
         return times[len(times) // 2]
+
+
+def _without_gaps(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each run of neighbours; the numbers go up."""
+    first = end = -1
+    for number in numbers:
+        if number != end:
+            if first >= 0:
+                yield first, end
+            first = number
+        end = number + 1
+    if first >= 0:
+        yield first, end

@@ -7,8 +7,9 @@
     listed, sealed, not confirmed           reconcile.py asks anyway
     listed, open, not readable to its end   unread_tails.py asks whether that is so everywhere
 
-Invariants: nothing is concluded from a round that is not complete; another round or another process of the node begins
-            anew; what is concluded is a reason to look, never to delete by itself;
+Invariants: nothing is concluded from a round that is not complete: a page must go on from what came before it, so that
+            the end of a round whose beginning another manager got is no round (T36); another round or another process
+            of the node begins anew; what is concluded is a reason to look, never to delete by itself;
             one round's memory is one id for each replica, and the odd ones.
 """
 
@@ -83,7 +84,11 @@ class ReplicaReports:
         if node is None or node.process_id != request.process_id:
             raise InvalidArgument(what="process_id", detail=f"node {request.node_id} is not registered by this process")
         now = self._rounds.get(request.node_id)
-        if now is None or (now.process_id, now.number) != (request.process_id, request.round):
+        known = now is not None and (now.process_id, now.number) == (request.process_id, request.round)
+        if request.after_extent_id > (now.last_id if now is not None and known else 0):
+            log.info("report_page_without_its_round node_id=%d round=%d", request.node_id, request.round)
+            return
+        if now is None or not known:
             now = Round(request.process_id, request.round, self._ctx.state.revision)
             self._rounds[request.node_id] = now
         for info in request.replicas:

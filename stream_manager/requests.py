@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import InvalidArgument, NotFound, NotOwner
+from neve.proto.errors import InvalidArgument, NotFound, NotOwner, QuotaExceeded
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.records import EXTENT_BYTES_LIMIT, Extent, Labels, Policy, Stream, shared
 from neve.stream_manager.state import State
@@ -69,6 +69,14 @@ def labels_of(labels: Mapping[str, str], config: ManagerConfig) -> Labels:
             detail = f"{key[:50]!r}: a key is not empty and has no '='; at most {limits.label_chars_max} characters"
             raise InvalidArgument(what="labels", detail=detail)
     return shared(tuple(sorted(labels.items())))
+
+
+def check_list_room(stream: Stream, config: ManagerConfig) -> None:
+    """One more extent fits into the stream's list."""
+    limit = config.limits.stream_extents_max
+    if len(stream.extent_ids) >= limit:
+        detail = "truncate the stream, or go on with another one"
+        raise QuotaExceeded(what="extents of one stream", used=len(stream.extent_ids), limit=limit, detail=detail)
 
 
 def check_name(what: str, name: str, config: ManagerConfig) -> None:

@@ -39,6 +39,7 @@ class SealOrder:
     owner: common_pb2.Owner | None = None  # None: the manager or an operator, who takes no owner's word
     acknowledged_end: int | None = None
     successor: Extent | None = None  # made on its nodes; None: the stream gets no new tail now
+    link_before_s: float | None = None  # the successor, by the loop's clock: later it is never linked (24)
     seal_stream: bool = False
     unowned: bool = False  # only if nobody holds the stream's lock when it is decided
     record: Callable[[Changes], None] | None = None  # adds the replay record (26)
@@ -128,6 +129,7 @@ async def commit_seal(
             changes.require_unowned(stream.lock)
         if order.record is not None:
             order.record(changes)
+        _check_age(ctx, order)
         await ctx.commit(changes)
     if order.owner is not None:
         ctx.owners.note_held(order.owner.lock, order.owner.token)
@@ -153,8 +155,15 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
         changes.require_owner(order.owner.lock, order.owner.token)
     if order.record is not None:
         order.record(changes)
+    _check_age(ctx, order)
     await ctx.commit(changes)
     return ctx.state.streams[stream.stream_id]
+
+
+def _check_age(ctx: LeaderContext, order: SealOrder) -> None:
+    """Fencing takes its time: what was young enough before may be too old now. Trying again makes another one."""
+    if order.link_before_s is not None and ctx.clock() >= order.link_before_s:
+        raise VersionConflict(what="the next extent", detail="it was made too long ago to be linked: try again")
 
 
 async def seal_open_extent(ctx: LeaderContext, extent_id: int, *, unowned: bool = False) -> bool:

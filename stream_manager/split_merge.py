@@ -55,6 +55,7 @@ async def split_streams(
     names = [copy.new_name for copy in request.streams if copy.new_name]
     if len(set(names)) < len(names):
         raise InvalidArgument(what="new_name", detail="a name is given twice")
+    _check_writes(ctx.root, request.writes)
     async with ctx.locks.hold(names=names, streams=[*ids, *twin_ids]):
         for copy in request.streams:
             check_owner(stream_named(ctx.state, copy.stream_id), copy.owner)
@@ -72,6 +73,8 @@ async def split_streams(
             changes = ctx.changes()
             for copy in request.streams:
                 stream = ctx.state.streams[copy.stream_id]
+                size_bytes = ctx.quotas.size_bytes(stream.extent_ids)  # known only now that the tail is sealed
+                reservations.enter_context(ctx.quotas.reserve(stream.labels, size_bytes=size_bytes))
                 changes.require_stream(stream)
                 changes.require_owner(copy.owner.lock, copy.owner.token)
                 changes.put_stream(None, _twin(ctx, stream, copy))
@@ -91,6 +94,7 @@ async def merge_streams(
     _check_ids(ids, gone_ids)
     if mutation.replayed is not None:
         return sm.MergeStreamsReply(streams=[stream_info(stream_named(ctx.state, number)) for number in ids])
+    _check_writes(ctx.root, request.writes)
     names = [stream_named(ctx.state, number).name for number in gone_ids]
     async with ctx.locks.hold(names=[name for name in names if name], streams=[*ids, *gone_ids]):
         order: list[tuple[int, common_pb2.Owner, sm.StreamCopy | None]] = []
@@ -113,8 +117,21 @@ async def merge_streams(
             changes.require_owner(join.absorbed_owner.lock, join.absorbed_owner.token)
         _add_writes(changes, request.writes)
         mutation.record(changes, stream_ids=ids)
-        await ctx.commit(changes)
+        with contextlib.ExitStack() as reservations:
+            for join in request.streams:
+                reservations.enter_context(_room_for_joined(ctx, join))
+            await ctx.commit(changes)
         return sm.MergeStreamsReply(streams=[stream_info(ctx.state.streams[number]) for number in ids])
+
+
+def _room_for_joined(ctx: LeaderContext, join: sm.StreamJoin) -> contextlib.AbstractContextManager[None]:
+    """With the same labels nothing more is counted than before; with others the extents come under other quotas."""
+    stream, gone = ctx.state.streams[join.stream_id], ctx.state.streams[join.absorbed_stream_id]
+    if stream.labels == gone.labels:
+        return contextlib.nullcontext()
+    held = set(stream.extent_ids)
+    more = [extent_id for extent_id in gone.extent_ids if extent_id not in held]
+    return ctx.quotas.reserve(stream.labels, extents=len(more), size_bytes=ctx.quotas.size_bytes(more))
 
 
 async def _seal_all(ctx: LeaderContext, streams: Iterable[tuple[int, common_pb2.Owner, sm.StreamCopy | None]]) -> None:
@@ -157,15 +174,22 @@ def _check_ids(ids: Sequence[int], others: Sequence[int]) -> None:
         raise InvalidArgument(what="streams", detail="every stream id is given, and given once")
 
 
-def _add_writes(changes: Changes, writes: Sequence[sm.MetaWrite]) -> None:
+def _check_writes(root: bytes, writes: Sequence[sm.MetaWrite]) -> None:
+    """Before anything is sealed."""
     if len(writes) > WRITES_MAX:
         raise InvalidArgument(what="writes", detail=f"{len(writes)}, at most {WRITES_MAX}")
+    if len({write.key for write in writes}) < len(writes):
+        raise InvalidArgument(what="writes.key", detail="a key is written twice")
     for write in writes:
-        kind, _, _ = write.key[len(changes.root) :].partition(b"/")
-        if not write.key.startswith(changes.root) or not kind:
-            raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is not below {changes.root!r}")
+        kind, _, _ = write.key[len(root) :].partition(b"/")
+        if not write.key.startswith(root) or not kind:
+            raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is not below {root!r}")
         if kind in RESERVED or kind.startswith(RESERVED_BEGINNINGS):
             raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is the stream manager's own")
+
+
+def _add_writes(changes: Changes, writes: Sequence[sm.MetaWrite]) -> None:
+    for write in writes:
         if write.delete:
             changes.delete_other(write.key, mod_revision=write.mod_revision)
         else:

@@ -221,6 +221,8 @@ class TaskSteps:
             self._note_failed_node(task.extent_id, node_id)
             try:
                 chosen = self._choose_target(extent, task.lost, budget)
+                if chosen is None and gone:
+                    return  # those that could take it are only busy: in a later pass
             except NotEnoughNodes as refusal:
                 chosen, problem = None, f"{problem}; and no other node: {refusal}"[: 2 * ERROR_CHARS_MAX]
             if chosen is not None:
@@ -244,6 +246,10 @@ class TaskSteps:
         if len(nodes) >= FAILED_NODES_MAX:
             nodes.clear()
         nodes[node_id] = None
+
+    def forget(self, extent_id: int) -> None:
+        """The extent is gone."""
+        self._failed_nodes.pop(extent_id, None)
 
     # --- the end ---------------------------------------------------------------------------------------------
 

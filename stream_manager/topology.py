@@ -7,7 +7,7 @@
     python:operations.racks:locate    called with one address; returns "/region/rack", or None; may be `async def`
 
 Invariants: what the resolver says outweighs what the node says of itself; what it does not know is left to the node;
-            a resolver that fails costs no registration: the last answer stays, and the failure is told once per try;
+            a resolver that fails or hangs costs no registration: the last answer stays, and each failure is told;
             answers are remembered until `reload`, or, for a file, until the file changes.
 Neighbours: registry.py asks when a node registers, and again after `reload`.
 """
@@ -30,7 +30,7 @@ from neve.rpc.wire.sockets import split_address
 
 log = logging.getLogger(__name__)
 
-SCRIPT_TIMEOUT_S = 10.0
+RESOLVE_TIMEOUT_S = 3.0  # of scripts and callables; below what a node waits for the answer to its registration
 ANSWERS_MAX = 100_000  # remembered; far above any cluster
 OUTPUT_BYTES_MAX = 64 << 10
 
@@ -151,7 +151,7 @@ class FileResolver(Resolver):
 
 
 class ScriptResolver(Resolver):
-    def __init__(self, path: str, *, timeout_s: float = SCRIPT_TIMEOUT_S) -> None:
+    def __init__(self, path: str, *, timeout_s: float = RESOLVE_TIMEOUT_S) -> None:
         if not Path(path).is_file():
             raise InvalidArgument(what="topology", detail=f"script {path} does not exist")
         self._path = path
@@ -184,7 +184,7 @@ class ScriptResolver(Resolver):
 
 
 class CallableResolver(Resolver):
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, *, timeout_s: float = RESOLVE_TIMEOUT_S) -> None:
         module, _, function = spec.partition(":")
         try:
             found = getattr(importlib.import_module(module), function)
@@ -193,13 +193,18 @@ class CallableResolver(Resolver):
         if not callable(found):
             raise InvalidArgument(what="topology", detail=f"python:{spec} cannot be called")
         self._spec = spec
+        self._timeout_s = timeout_s
         self._function: Callable[[str], object] = found
 
     async def resolve(self, address: str) -> Place | None:
         try:
             answer = self._function(address)
             if inspect.isawaitable(answer):
-                answer = await _any(answer)
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await _any(answer)
+        except TimeoutError as error:
+            detail = f"python:{self._spec}: no answer within {self._timeout_s:g} s"
+            raise InvalidArgument(what="topology", detail=detail) from error
         except Exception as error:
             raise InvalidArgument(what="topology", detail=f"python:{self._spec}: {error!r}") from error
         return None if answer is None else parse_place(answer, f"python:{self._spec} for {address}")

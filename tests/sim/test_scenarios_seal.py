@@ -12,6 +12,7 @@ import pytest
 
 from neve.client.types import Stream
 from neve.proto.errors import AppendOutcomeUnknown, NeveError
+from neve.rpc.sim import fixed_delay
 from neve.stream_manager.records import Extent
 from tests.sim import raw
 from tests.sim.client import SimClient, SimWriter
@@ -91,7 +92,7 @@ async def test_t02_a_late_duplicate_append_cuts_nothing(cluster: SimCluster) -> 
     assert before is not None
     # A frame of the first append, which a slow connection delivers when more has been acknowledged.
     first = before[: len(before) // 3]
-    cluster.network.slow("old-connection", f"node{node_id}", factor=20_000)
+    cluster.network.set_link("old-connection", f"node{node_id}", delay=fixed_delay(1.0))
     late = asyncio.ensure_future(
         raw.append(cluster, node_id, extent, 0, [first], token=writer.session.token, host="old-connection")
     )

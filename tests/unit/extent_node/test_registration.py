@@ -122,6 +122,7 @@ async def test_a_node_registers_once_beats_and_reports_whole_rounds() -> None:
     assert len(rounds) == 2
     for pages in rounds.values():
         assert [page.last for page in pages] == [False, False, True]
+        assert [page.after_extent_id for page in pages] == [0, 2000, 4000]
         assert [replica.extent_id for page in pages for replica in page.replicas] == list(range(1, 4501))
 
 

@@ -290,6 +290,19 @@ async def test_a_digest_that_differs_is_reported_and_not_confirmed() -> None:
 
 
 @simulated
+async def test_when_replicas_diverged_the_digest_of_most_is_believed() -> None:
+    """Rule 7: also if the one that differs is asked first."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        stream, tail, owner = await cluster.opened()
+        cluster.nodes.of(tail.extent_id)[1].digest = b"other"
+        await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
+        await cluster.until(lambda: bool(cluster.part.bad))
+        assert cluster.part.bad == [(tail.extent_id, 1)]
+        assert cluster.term.state.extents[tail.extent_id].confirmed == (2, 3)
+
+
+@simulated
 async def test_waiting_for_confirmations_ends_with_the_callers_deadline() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)

@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from neve.meta.election import Election, Leadership
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import Fault
-from neve.meta.txn import KeyRange, Put
-from neve.proto.errors import MetaUnavailable, NeveError, NotLeader, NotOwner, TooLarge, VersionConflict
+from neve.meta.txn import KeyRange, Put, key_absent
+from neve.proto.errors import (
+    InvalidArgument,
+    MetaUnavailable,
+    NeveError,
+    NotLeader,
+    NotOwner,
+    TooLarge,
+    VersionConflict,
+)
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.batcher import ITEMS_MAX, Batcher
 from neve.stream_manager.changes import Changes
@@ -284,3 +292,37 @@ async def _random_run(seed: int, lanes: int, faults: float) -> None:
 @given(seed=st.integers(0, 2**32), lanes=st.integers(1, 4), faults=st.sampled_from([0.0, 0.05, 0.1, 0.2]))
 def test_every_mutation_is_applied_once_or_not_at_all(seed: int, lanes: int, faults: float) -> None:
     sim_loop.run(_random_run(seed, lanes, faults), seed=seed % 1000, real_limit_s=60)
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_malformed_change_does_not_sink_the_others() -> None:
+    rig = await Rig.make()
+    malformed = rig.node(2)
+    malformed.writes.append(malformed.writes[0])  # etcd refuses a transaction that writes a key twice
+    results = await asyncio.gather(
+        *(outcome(rig.batcher.commit(changes)) for changes in (rig.node(1), malformed, rig.node(3)))
+    )
+    assert [type(result) for result in results] == [int, InvalidArgument, int]
+    assert sorted(rig.stored()) == [1, 3]
+    assert rig.stored() == rig.state.nodes
+    await rig.batcher.commit(rig.node(2))  # the lane goes on
+    assert not rig.deposed
+
+
+@pytest.mark.sim(seed=1)
+@pytest.mark.parametrize("written_first", [True, False])
+async def test_what_one_change_compares_is_not_written_by_another_in_the_same_transaction(written_first: bool) -> None:
+    """Both compare the key as absent, and both would hold: an order to delete what is just being linked (24)."""
+    rig = await Rig.make()
+    absent = Changes(ROOT)
+    absent.require(key_absent(ROOT + b"nodes/%016x" % 7))
+    changes = [rig.node(7), absent] if written_first else [absent, rig.node(7)]
+    results = await asyncio.gather(*(outcome(rig.batcher.commit(each)) for each in changes))
+    assert rig.batcher.counters.batches == 2
+    assert 7 in rig.stored()
+    if written_first:
+        assert isinstance(results[1], VersionConflict)
+    else:
+        assert isinstance(results[0], int)
+        assert isinstance(results[1], int)
+        assert results[0] < results[1]

@@ -42,9 +42,11 @@ def mute(rig: Rig, *node_ids: int) -> None:
         rig.nodes[node_id].registrar._report_due_s = float("inf")
 
 
-def page(rig: Rig, node_id: int, infos: list[en.ReplicaInfo], *, number: int, last: bool) -> None:
+def page(rig: Rig, node_id: int, infos: list[en.ReplicaInfo], *, number: int, last: bool, after: int = 0) -> None:
     process_id = rig.ctx.state.nodes[node_id].process_id
-    request = sm.ReportReplicasRequest(node_id=node_id, process_id=process_id, round=number, replicas=infos, last=last)
+    request = sm.ReportReplicasRequest(
+        node_id=node_id, process_id=process_id, round=number, replicas=infos, last=last, after_extent_id=after
+    )
     rig.part.reports.page(request)
 
 
@@ -99,6 +101,48 @@ async def test_t36_nothing_is_concluded_from_a_round_that_is_not_complete() -> N
         await one_pass(rig, 10 * GRACE_S)
         assert orders == []
         assert rig.part.bad.waiting == 0
+
+
+async def with_extents(rig: Rig, count: int) -> list[en.ReplicaInfo]:
+    """What node 1 has to tell of; nodes do not report by themselves."""
+    await start_mute(rig, 1, 2, 3)
+    for _ in range(count):
+        await rig.sealed_stream()
+    infos, _ = rig.nodes[1].store.list(after_extent_id=0, limit=100, unsealed_only=False)
+    assert len(infos) == count
+    return list(infos)
+
+
+@simulated
+async def test_t36_the_end_of_a_round_that_began_with_another_leader_is_no_round() -> None:
+    async with Rig(manual=True) as rig:
+        infos = await with_extents(rig, 4)
+        orphan = await make_orphan(rig, 1)
+        page(rig, 1, infos[:2], number=101, last=False)
+        await rig.depose()
+        await rig.lead()
+        page(rig, 1, [*infos[2:], orphan], number=101, last=True, after=infos[1].extent_id)
+        assert rig.part.bad.waiting == 0
+        assert 1 not in rig.part.collector._odd
+        page(rig, 1, infos[1:], number=102, last=True)  # a whole one, in which the first is missing
+        assert rig.part.bad.waiting == 1
+
+
+@simulated
+async def test_t36_a_page_that_was_lost_makes_no_round_and_one_that_came_twice_does() -> None:
+    async with Rig(manual=True) as rig:
+        infos = await with_extents(rig, 5)
+        ids = [info.extent_id for info in infos]
+        page(rig, 1, infos[:1], number=101, last=False)
+        page(rig, 1, infos[2:], number=101, last=True, after=ids[1])
+        assert rig.part.bad.waiting == 0
+        page(rig, 1, infos[:2], number=102, last=False)
+        page(rig, 1, infos[:2], number=102, last=False)  # its answer was lost
+        page(rig, 1, infos[2:3], number=101, last=False, after=ids[1])  # late, of the round before
+        page(rig, 1, infos[2:4], number=102, last=False, after=ids[1])
+        page(rig, 1, infos[2:4], number=102, last=False, after=ids[1])
+        page(rig, 1, [], number=102, last=True, after=ids[3])
+        assert list(rig.part.bad._suspects) == [(ids[4], 1)]  # the round is whole, and the fifth is not in it
 
 
 @simulated
@@ -373,3 +417,18 @@ def test_the_part_is_what_the_manager_expects() -> None:
     """Every method of the interface is the part's own: a Protocol's empty ones would answer nothing."""
     wanted = {name for base in (NodesPart, Placement) for name in vars(base) if not name.startswith("_")}
     assert wanted <= set(vars(ClusterNodes))
+
+
+@simulated
+async def test_what_may_still_be_linked_is_no_orphan() -> None:
+    async with Rig(manual=True) as rig:
+        await start_mute(rig, 1)
+        orders = record_orders(rig)
+        info = await make_orphan(rig, 1)
+        page(rig, 1, [info], number=101, last=True)
+        rig.ctx.is_prepared = lambda extent_id: extent_id == ORPHAN
+        await one_pass(rig, 5 * GRACE_S)
+        assert orders == []
+        rig.ctx.is_prepared = lambda extent_id: False
+        await one_pass(rig)
+        assert orders == [(ORPHAN, 1)]

@@ -102,6 +102,33 @@ def test_a_node_that_an_earlier_leader_declared_dead_stays_dead_until_it_beats()
     assert health.judge(TERM_S + 12) is Health.ALIVE
 
 
+def test_t43_a_death_keeps_its_time_whatever_beats_come_until_the_node_is_stored_as_alive() -> None:
+    health = settled()
+    died_s = SETTLED_S + 30
+    for late_s in (60, 100, 140):  # now and then a heartbeat
+        assert health.judge(SETTLED_S + late_s) is Health.DEAD
+        assert health.dead_since_s() == died_s
+        assert health.give_up_s(SETTLED_S + late_s, delay_s=300) == died_s + 300
+        health.beat(SETTLED_S + late_s)
+        assert health.dead_since_s() == died_s
+        back_s = SETTLED_S + 60  # for the first time: it may be steady soon
+        assert health.give_up_s(SETTLED_S + late_s, delay_s=1) == back_s + 10 + 3
+        assert health.give_up_s(SETTLED_S + late_s, delay_s=300) == died_s + 300
+    steady(health, SETTLED_S + 141, SETTLED_S + 160)
+    assert health.judge(SETTLED_S + 160) is Health.ALIVE
+    assert health.dead_since_s() == died_s
+    health.stored_alive()
+    assert health.dead_since_s() == SETTLED_S + 160 + 30
+
+
+def test_t43_who_was_dead_before_the_term_died_at_the_graces_end_however_often_it_beats() -> None:
+    health = NodeHealth(CONFIG, since_s=TERM_S, was_dead=True)
+    assert health.dead_since_s() == TERM_S + 15
+    for late_s in (20, 60, 100):
+        health.beat(TERM_S + late_s)
+        assert health.dead_since_s() == TERM_S + 15
+
+
 def test_maintenance_keeps_a_silent_node_from_being_dead_until_its_time() -> None:
     health = settled()
     until_s = SETTLED_S + 600

@@ -195,3 +195,20 @@ async def test_a_call_id_that_runs_is_of_one_method_only() -> None:
         await asyncio.sleep(0.5)
         await error_of(cluster.ask(leader, methods.STREAM_MANAGER_DELETE_STREAM, other), InvalidArgument)
         assert (await first).stream.sealed
+
+
+@simulated
+async def test_executions_are_bounded_also_when_their_callers_have_given_up() -> None:
+    async with Cluster(limits=Limits(requests_in_flight_max=4)) as cluster:
+        await cluster.start_managers(1)
+        slow_creation(cluster, 60.0)
+        leader = await cluster.leader()
+        requests = [sm.CreateStreamRequest(call=cluster.call_id()) for _ in range(6)]
+        errors = [
+            await error_of(cluster.ask(leader, CREATE, request, timeout_s=0.5), NeveError) for request in requests
+        ]
+        assert [isinstance(error, Overloaded) for error in errors] == [False] * 4 + [True] * 2
+        assert cluster.term.pipeline.in_flight == 4
+        await asyncio.sleep(60.0)
+        assert cluster.term.pipeline.in_flight == 0
+        assert len(cluster.term.state.streams) == 4

@@ -7,6 +7,7 @@ import asyncio
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, InvalidArgument, NotEnoughNodes, QuotaExceeded
+from neve.stream_manager.config import Limits
 from tests.unit.stream_manager.manager_rig import Cluster, error_of, simulated
 
 MIB = 1 << 20
@@ -91,3 +92,85 @@ async def test_a_quota_is_changed_and_removed() -> None:
         await cluster.create(labels={"tenant": "a"})
         assert await usage(cluster) == {}
         await error_of(set_quota(cluster, "", streams_max=1), InvalidArgument)
+
+
+@simulated
+async def test_a_quota_that_is_set_again_owes_nothing_to_requests_of_before() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        await set_quota(cluster, "tenant=a", streams_max=1)
+        fail = asyncio.Event()
+
+        async def trouble(what: str, extent_id: int, node_id: int) -> None:
+            await fail.wait()
+            raise ConnectFailed(address="node")
+
+        cluster.nodes.trouble = trouble
+        creation = asyncio.ensure_future(error_of(cluster.create(labels={"tenant": "a"}), NotEnoughNodes))
+        await asyncio.sleep(0.5)
+        await set_quota(cluster, "tenant=a")
+        await set_quota(cluster, "tenant=a", streams_max=1)
+        fail.set()
+        await creation
+        cluster.nodes.trouble = None
+        await cluster.create(labels={"tenant": "a"})
+        await error_of(cluster.create(labels={"tenant": "a"}), QuotaExceeded)
+
+
+@simulated
+async def test_opening_makes_no_extent_beyond_a_quota_or_the_limit_of_a_list() -> None:
+    async with Cluster(limits=Limits(stream_extents_max=3)) as cluster:
+        await cluster.start_managers(1)
+        await set_quota(cluster, "tenant=a", extents_max=2)
+        for tenant, most in (("a", 2), ("b", 3)):
+            created = await cluster.create(labels={"tenant": tenant})
+            stream_id = created.stream.stream_id
+            refused = 0
+            for _ in range(4):
+                owner = await cluster.own(created.stream, takeover=True)
+                tail_id = cluster.term.state.streams[stream_id].tail_id
+                assert tail_id is not None
+                cluster.nodes.of(tail_id)[1].fenced = True  # it cannot be gone on with: a new one is needed
+                try:
+                    await cluster.open(stream_id, owner)
+                except QuotaExceeded:
+                    refused += 1
+            assert len(cluster.term.state.streams[stream_id].extent_ids) == most
+            assert refused == 4 - (most - 1)
+
+
+@simulated
+async def test_a_twins_bytes_and_what_a_merge_brings_under_other_labels_are_counted() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        stream, tail, owner = await cluster.opened(labels={"tenant": "a"}, policy=SMALL)
+        cluster.nodes.append(tail, 500, token=owner.token)
+        await set_quota(cluster, "tenant=a", bytes_max=MIB)
+
+        async def split() -> sm.SplitStreamsReply:
+            ids = await cluster.call(methods.STREAM_MANAGER_ALLOC_ID, sm.AllocIdRequest(count=1))
+            copy = sm.StreamCopy(stream_id=stream.stream_id, owner=owner, new_stream_id=ids.first_id)
+            return await cluster.call(methods.STREAM_MANAGER_SPLIT_STREAMS, sm.SplitStreamsRequest(streams=[copy]))
+
+        await set_quota(cluster, "tenant=a", bytes_max=999)
+        await error_of(split(), QuotaExceeded)
+        await set_quota(cluster, "tenant=a", bytes_max=1000)
+        await split()
+        assert (await usage(cluster))["tenant=a"] == (2, 2, 1000)
+
+        other, other_tail, other_owner = await cluster.opened(labels={"tenant": "b"}, policy=SMALL)
+        cluster.nodes.append(other_tail, 1, token=other_owner.token)
+        join = sm.StreamJoin(
+            stream_id=stream.stream_id,
+            owner=owner,
+            absorbed_stream_id=other.stream_id,
+            absorbed_owner=other_owner,
+        )
+
+        async def merge() -> sm.MergeStreamsReply:
+            return await cluster.call(methods.STREAM_MANAGER_MERGE_STREAMS, sm.MergeStreamsRequest(streams=[join]))
+
+        await error_of(merge(), QuotaExceeded)
+        await set_quota(cluster, "tenant=a", bytes_max=1001)
+        await merge()
+        assert (await usage(cluster))["tenant=a"] == (2, 3, 1001)

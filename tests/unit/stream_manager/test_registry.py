@@ -180,9 +180,10 @@ async def test_nodes_move_when_the_resolver_says_so() -> None:
         assert where == {1: ("eu", "r1"), 2: ("own", "word")}
         PLACES["host1:3501"] = "/eu/r2"
         await keep_alive(rig, 70, 1, 2)
+        await rig.part.relocation.run_once(rig.ctx.clock())
         assert rig.ctx.state.nodes[1].rack == "r1"  # answers are remembered
         rig.part.reload_topology()
-        await rig.part.registry.run_once(rig.ctx.clock())
+        await rig.part.relocation.run_once(rig.ctx.clock())
         assert rig.ctx.state.nodes[1].rack == "r2"
 
 

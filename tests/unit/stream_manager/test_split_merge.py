@@ -184,3 +184,21 @@ async def test_splitting_and_merging_back_lists_shared_extents_once() -> None:
         assert list(reply.streams[0].extent_ids) == [tail.extent_id, twin_tail.extent_id]
         await asyncio.sleep(1)
         cluster.term.state.validate()
+
+
+@simulated
+async def test_a_key_that_is_written_twice_is_refused_before_anything_is_sealed() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        partition = await Partition(cluster).make()
+        write = sm.MetaWrite(key=ROOT + b"regions/1", value=b"left")
+        error = await error_of(cluster.call(SPLIT, await partition.split(write, write)), InvalidArgument)
+        assert "twice" in str(error)
+        (one, _, owner), (two, _, other) = partition.streams
+        join = sm.StreamJoin(
+            stream_id=one.stream_id, owner=owner, absorbed_stream_id=two.stream_id, absorbed_owner=other
+        )
+        await error_of(
+            cluster.call(MERGE, sm.MergeStreamsRequest(streams=[join], writes=[write, write])), InvalidArgument
+        )
+        assert all(extent.seal is None for extent in cluster.term.state.extents.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from neve.extent_node.registration import CALL_TIMEOUT_S
 from neve.proto.errors import InvalidArgument
 from neve.stream_manager import placement_rack
 from neve.stream_manager.placement import Candidate
@@ -131,6 +133,19 @@ async def test_a_callable_answers_or_fails_alone(function: str) -> None:
     assert await topology.locate("broken:1") is None
     assert await topology.locate("odd:1") is None
     assert topology.failures == 2
+
+
+async def never(address: str) -> str | None:
+    await asyncio.Event().wait()
+    return None
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_callable_that_hangs_costs_only_its_answer() -> None:
+    topology = Topology(resolver_for(f"python:{__name__}:never"))
+    async with asyncio.timeout(CALL_TIMEOUT_S):  # a node's registration would have ended
+        assert await topology.locate("a:1") is None
+    assert topology.failures == 1
 
 
 async def test_without_a_resolver_nodes_speak_for_themselves() -> None:
