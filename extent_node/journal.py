@@ -46,6 +46,7 @@ from neve.extent_node.journal_label import (
     Kept,
     make_segment,
     read_journal_label,
+    remove_beyond,
     slot_path,
 )
 from neve.extent_node.store_label import write_all, write_label
@@ -140,6 +141,7 @@ class Journal:
         """Begin afresh above every number ever seen; blocks. All that was replayed must be durable in place by now, and
         what could not be replayed is in segments that are kept."""
         self._number_next = max(self.label.fresh_from, number_seen_max + 1)
+        remove_beyond(self.fs, self.folder, self.label.slots)  # what a growing left that did not reach the label
         # The label first: from here on the old records are over, and no later start replays or misses them.
         self._write_label(replace(self.label, fresh_from=self._number_next, in_use=True, kept=tuple(kept)))
         slots_kept = [entry.slot for entry in kept]
@@ -150,7 +152,7 @@ class Journal:
             if self.fs.stat(path) is None:  # found missing by the replay, which has said what follows from it
                 make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
             segment = Segment(slot, self.fs.open(path))
-            self.prepare(segment)
+            self.prepare(segment, self.needed_from)
             self.add_ready(segment)
 
     def retire(self) -> None:
@@ -344,10 +346,14 @@ class Journal:
     def put_back(self, segment: Segment) -> None:
         self._filled.appendleft(segment)
 
-    def prepare(self, segment: Segment) -> None:
-        """Give a free segment its next number, durably; blocks. Its old records are over by that number."""
+    def prepare(self, segment: Segment, needed_from: int) -> None:
+        """Give a free segment its next number, durably; blocks. Its old records are over by that number.
+
+        `needed_from` is the property of that name, read by the caller where appends are made: in a thread of our own
+        the ring could turn between two looks at it, and the header promise more than holds. An older value is safe.
+        """
         assert segment.number == 0, segment
-        header = SegmentHeader(self._number_next, self.needed_from)
+        header = SegmentHeader(self._number_next, needed_from)
         segment.position = FIRST_POSITION
         segment.holders.clear()
         write_all(self.fs, segment.fd, encode_header(header, self.uuid_bytes), 0)
@@ -369,14 +375,14 @@ class Journal:
         live = self.label.slots - len(self.label.kept)
         return not self.failed and live < self.segments_max and self.label.slots < 2 * self.segments_max
 
-    def grow(self) -> Segment:
-        """One more segment file, ready for `add_ready`; blocks."""
+    def grow(self, needed_from: int) -> Segment:
+        """One more segment file, ready for `add_ready`; blocks. `needed_from`: as for `prepare`."""
         slot = self.label.slots
         make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
         self._write_label(replace(self.label, slots=slot + 1))
         segment = Segment(slot, self.fs.open(slot_path(self.folder, slot)))
         try:
-            self.prepare(segment)
+            self.prepare(segment, needed_from)
         except OSError as error:
             # Its header may or may not be on the disk, so that its number can be given to no other segment: the end.
             self.fail(f"making a new segment ready: {error}")

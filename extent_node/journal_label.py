@@ -124,9 +124,20 @@ def make_segment(fs: FileSystem, folder: str, slot: int, segment_bytes: int) -> 
         for offset in range(0, segment_bytes, len(zeros)):
             write_all(fs, fd, zeros[: segment_bytes - offset], offset)
         fs.fsync(fd)
+    except OSError:
+        fs.unlink(path)  # or a full disk stays full of it, and the label cannot be written any more
+        raise
     finally:
         fs.close(fd)
     fs.fsync_dir(folder)
+
+
+def remove_beyond(fs: FileSystem, folder: str, slots: int) -> None:
+    """Remove segment files that the label does not count: a growing was cut short."""
+    known = {os.path.basename(slot_path(folder, slot)) for slot in range(slots)}
+    for name in fs.list_dir(folder):
+        if name.endswith(".seg") and name not in known:
+            fs.unlink(os.path.join(folder, name))
 
 
 def read_journal_label(fs: FileSystem, folder: str) -> JournalLabel:

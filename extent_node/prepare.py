@@ -16,7 +16,7 @@ import os
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from neve.extent_node import disk as disks
 from neve.extent_node import journal_label as journals
@@ -32,20 +32,27 @@ class Found:
     labelled: dict[str, int]  # disk folder → the node id that its label says
     unlabelled: list[str]  # disk folders without a label
     journal_node_id: int | None  # None: the journal's folder has no label
+    unreadable: dict[str, str] = field(default_factory=dict)  # disk folders whose label cannot be read, and why
 
 
 def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Found:
     labelled: dict[str, int] = {}
     unlabelled: list[str] = []
+    unreadable: dict[str, str] = {}
     for folder in disk_folders:
-        if fs.stat(os.path.join(folder, disks.LABEL)) is None:
-            unlabelled.append(folder)
-        else:
-            labelled[folder] = read_disk_label(fs, folder).node_id
+        try:
+            if fs.stat(os.path.join(folder, disks.LABEL)) is None:
+                unlabelled.append(folder)
+            else:
+                labelled[folder] = read_disk_label(fs, folder).node_id
+        except (OSError, DiskRefused) as error:  # one bad disk does not stop the node: the store refuses it by name
+            unreadable[folder] = str(error)
     journal_node_id = None
     if fs.stat(os.path.join(journal_folder, journals.LABEL)) is not None:
         journal_node_id = read_journal_label(fs, journal_folder).node_id
-    return Found(labelled, unlabelled, journal_node_id)
+    if unreadable and not labelled and journal_node_id is None:
+        raise DiskRefused("; ".join(unreadable.values()))  # nothing says which node this is
+    return Found(labelled, unlabelled, journal_node_id, unreadable)
 
 
 def settled_node_id(found: Found, configured: int) -> int:
@@ -67,6 +74,8 @@ def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], ex
     for folder in by_word:
         if folder in found.labelled:
             raise DiskRefused(f"{folder} is a disk already: it is not formatted again")
+        if folder in found.unreadable:
+            raise DiskRefused(f"{folder} seems to be a disk that cannot be read: {found.unreadable[folder]}")
         if folder not in found.unlabelled:
             raise DiskRefused(f"{folder} is not one of the configured disks")
         if expected.get(folder):
@@ -75,7 +84,7 @@ def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], ex
                 "the configuration first; what is lost with the old disk is recovered elsewhere"
             )
     unknown = [folder for folder in found.unlabelled if not expected.get(folder)]
-    brand_new = not found.labelled and found.journal_node_id is None and not any(expected.values())
+    brand_new = not (found.labelled or found.unreadable or any(expected.values())) and found.journal_node_id is None
     if automatic and brand_new:
         return unknown
     for folder in unknown:
@@ -115,7 +124,10 @@ async def prepare(
         )
     node_id = node_id or await ask_for_id()
     if found.journal_node_id is None:
-        if not (format_journal_by_word or (automatic and not found.labelled and not any(expected.values()))):
+        if not (
+            format_journal_by_word
+            or (automatic and not found.labelled and not found.unreadable and not any(expected.values()))
+        ):
             raise DiskRefused(
                 f"{journal_folder} has no {journals.LABEL}, and this node may have disks that depend on a journal: "
                 "mount its folder; or, if it is lost or this node is a new one, start once with --format-journal, and "

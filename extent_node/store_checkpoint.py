@@ -60,7 +60,7 @@ async def free_segments(store: StoreState) -> None:
                     if not await _keep(store, segment):
                         return
                     continue
-                await store.run(journal.prepare, segment)
+                await store.run(journal.prepare, segment, journal.needed_from)
                 journal.add_ready(segment)
                 store.counters.segments_recycled += 1
         except OSError as error:
@@ -69,7 +69,7 @@ async def free_segments(store: StoreState) -> None:
             return
         if journal.ready_count == 0 and journal.may_grow:
             try:
-                journal.add_ready(await store.run(journal.grow))
+                journal.add_ready(await store.run(journal.grow, journal.needed_from))
             except OSError as error:
                 # No room for more journal: appends are synced in place meanwhile (T24).
                 log.warning("journal_not_grown slots=%d error=%s", journal.label.slots, error)

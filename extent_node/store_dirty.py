@@ -25,8 +25,8 @@ class DirtyBytes:
         self._stopped = False
 
     def update(self, replica: Replica) -> None:
-        """Its length or its synced end has changed."""
-        now = replica.dirty_bytes
+        """Its length or its synced end has changed. One that is gone is not counted again by a sync that ends late."""
+        now = 0 if replica.gone else replica.dirty_bytes
         self.bytes_now += now - self._counted.get(replica, 0)
         if now:
             self._counted[replica] = now

@@ -49,12 +49,19 @@ class Replay:
     stalled: dict[Replica, str] = field(default_factory=dict)  # no room for its records; why
     failed: dict[Disk, str] = field(default_factory=dict)  # while its records were applied; why
     numbers: dict[Disk, dict[int, None]] = field(default_factory=dict)  # segments with records of this disk
+    applied: dict[Replica, dict[int, None]] = field(default_factory=dict)  # and of this replica
     records: int = 0
     bytes_written: int = 0
     skipped: int = 0
 
     def keep(self, record: Record) -> None:
         self.kept.setdefault(record.segment_number, {})[record.disk] = None
+
+    def note_stalled(self, found: Replica, error: OSError) -> None:
+        """All of its records stay, also those that were written: they are not synced, and will not be."""
+        self.stalled[found] = f"{type(error).__name__}: {error}"
+        for number in self.applied.get(found, ()):
+            self.kept.setdefault(number, {})[found.disk.short_id] = None
 
     def note_failed(self, disk: Disk, error: OSError) -> None:
         """All of its records stay: what was written of them is not synced."""
@@ -84,6 +91,7 @@ def replay(
             result.keep(record)
         else:
             result.records += 1
+            result.applied.setdefault(found, {})[record.segment_number] = None
             _apply(result, record, payload, found)
     for found, target in result.targets.items():
         if found.disk not in result.failed and found not in result.stalled:
@@ -107,7 +115,7 @@ def _apply(result: Replay, record: Record, payload: memoryview, found: Replica) 
     except OSError as error:
         result.keep(record)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            result.stalled[found] = f"{type(error).__name__}: {error}"
+            result.note_stalled(found, error)
         else:
             result.note_failed(found.disk, error)
 

@@ -144,6 +144,7 @@ def _load_or_refuse(store: StoreState, disk: Disk) -> DiskScan | None:
     except OSError as error:
         log.error("disk_refused folder=%s reason=%s", disk.folder, error)
         store.refused.append((disk.folder, str(error)))
+        store.refused_disks.append(disk.short_id)
         disk.close()
         return None
 
@@ -172,7 +173,7 @@ def _settle_replay(store: StoreState, scans: list[DiskScan], result: Replay, cha
     for found in doubted:
         if found.disk.state is not DiskState.OFFLINE:
             _doubt_or_distrust(store, found)
-    _distrust_absent(store, scans, chain)
+    _distrust_absent(store, scans, chain, result)
 
 
 def _damaged(store: StoreState, scans: list[DiskScan], chain: Chain) -> list[Replica]:
@@ -196,13 +197,15 @@ def _damaged(store: StoreState, scans: list[DiskScan], chain: Chain) -> list[Rep
     return lost
 
 
-def _distrust_absent(store: StoreState, scans: list[DiskScan], chain: Chain) -> None:
+def _distrust_absent(store: StoreState, scans: list[DiskScan], chain: Chain, result: Replay) -> None:
     """Disks that are not here now and of which the journal has lost something: they are doubted when they are back."""
     here = {scan.disk.short_id for scan in scans}
     lost = {record.disk for record in chain.damaged} | set(chain.broken_disks)
     if chain.hole:
         lost |= {short_id(wanted.expected_uuid) for wanted in store.config.disks if wanted.expected_uuid}
         lost |= {disk for kept in store.journal.label.kept for disk in kept.disks}
+        lost |= {disk for disks in result.kept.values() for disk in disks}  # which of their records, nobody can say
+        lost |= set(store.refused_disks)
     for disk in sorted(lost - here):
         store.journal.distrust(disk)
 
@@ -238,8 +241,12 @@ async def stop_cleanly(store: StoreState) -> None:
     """Sync everything, then say so: `unsynced` goes, the journal is retired, boot.json says clean."""
     clean: dict[Disk, bool] = {disk: disk.state is not DiskState.OFFLINE for disk in store.disks.values()}
     for found in list(store.replicas.values()):
-        if found.state.seal is None and clean[found.disk]:
+        if not clean[found.disk]:
+            continue
+        if found.state.seal is None:
             clean[found.disk] = await _stop_replica(store, found)
+        elif not found.verified:  # a process that was killed may have set its seal and not synced it
+            clean[found.disk] = False
     for disk in list(store.distrust_pending)[:1]:
         await store.distrust(disk)
     if not all(clean.values()):

@@ -51,6 +51,7 @@ class StoreState:
         self.counters = Counters()
         self.disks: dict[str, Disk] = {}  # by uuid
         self.refused: list[tuple[str, str]] = []  # folders that are not used, and why
+        self.refused_disks: list[int] = []  # short ids of those that said which disk they are
         self.replicas: dict[int, Replica] = {}  # by extent id
         self.tombstones: dict[int, Tombstone] = {}
         self.quarantined: dict[int, None] = {}  # extents of which something is in quarantine

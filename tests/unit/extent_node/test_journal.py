@@ -119,7 +119,7 @@ def test_t25_a_segment_is_not_used_again_before_every_disk_has_its_extents() -> 
     journal.settle((2, 2), 5000)
     segment = journal.take_free()
     assert segment is not None
-    journal.prepare(segment)
+    journal.prepare(segment, journal.needed_from)
     journal.add_ready(segment)
     assert contents(reread(journal)) == [(3, 0, bytes(5000))]
 
@@ -142,7 +142,7 @@ def test_the_ring_turns_for_ever_and_old_records_never_come_back() -> None:
         assert commit(journal, entry(1, number * 3000, bytes([number]) * 3000)) == 1
         journal.settle((1, 1), number * 3000)  # all but the last one is in place
         while (free := journal.take_free()) is not None:
-            journal.prepare(free)
+            journal.prepare(free, journal.needed_from)
             journal.add_ready(free)
         fs_of(journal).crash()  # descriptors are gone: look as a new process would
         chain = reread(journal)
@@ -269,7 +269,7 @@ def test_a_folder_that_is_not_this_nodes_journal_is_refused_by_name() -> None:
 def test_the_ring_grows_up_to_its_bound() -> None:
     journal = new_journal(slots=1, segments_max=2)
     could_grow = journal.may_grow
-    journal.add_ready(journal.grow())
+    journal.add_ready(journal.grow(journal.needed_from))
     assert (could_grow, journal.may_grow) == (True, False)
     assert commit(journal, entry(1, 0, bytes(9000)), entry(2, 0, bytes(9000))) == 2
     fs_of(journal).power_cut()
@@ -287,3 +287,38 @@ def test_distrusted_disks_are_remembered_until_they_are_trusted_again() -> None:
     assert list(again.label.distrusted_disks) == [7, 9]
     again.trust([7])
     assert list(again.label.distrusted_disks) == [9]
+
+
+def test_a_header_promises_no_more_than_what_its_caller_saw_however_the_ring_turns_meanwhile() -> None:
+    """A segment is made ready in a thread while appends go on: it must not read the ring's state itself."""
+    journal = new_journal(slots=3)
+    commit(journal, entry(1, 0, bytes(9000)))
+    commit(journal, entry(2, 0, bytes(9000)))  # the first segment is full
+    journal.settle((1, 1), 1 << 40)
+    free = journal.take_free()
+    assert free is not None
+    seen = journal.needed_from
+    commit(journal, entry(3, 0, bytes(9000)))  # the ring turns before the thread begins
+    journal.prepare(free, seen)
+    journal.add_ready(free)
+    fs_of(journal).power_cut()
+    assert [extent_id for extent_id, _, _ in contents(reread(journal))] == [2, 3]
+
+
+def test_t24_growing_that_fails_for_lack_of_room_leaves_none_of_it_taken() -> None:
+    journal = new_journal(slots=1, segments_max=4)
+    fs = fs_of(journal)
+    fs.fail(errno.ENOSPC, match=lambda operation, path: operation == "pwrite" and path.endswith("0001.seg"))
+    with pytest.raises(OSError, match="No space"):
+        journal.grow(journal.needed_from)
+    assert "0001.seg" not in fs.list_dir(FOLDER)
+
+
+def test_segment_files_that_the_label_does_not_count_are_removed_by_the_next_start() -> None:
+    journal = new_journal(slots=1)
+    fs = fs_of(journal)
+    fs.close(fs.open(slot_path(FOLDER, 7), create=True))  # a process was killed while the ring grew
+    fs.crash()
+    again = Journal.open(fs, FOLDER, cluster="c", node_id=1)
+    again.start(number_seen_max=5)
+    assert sorted(name for name in fs.list_dir(FOLDER) if name.endswith(".seg")) == ["0000.seg"]

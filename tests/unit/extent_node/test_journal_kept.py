@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from neve.extent_node.journal_label import read_journal_label, slot_path
-from neve.extent_node.store import Store
+from neve.extent_node.store import DiskConfig, Store
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import DiskFailed, DiskFull
+from tests.sim import disk_nodes
 from tests.unit.extent_node.store_rig import (
     JOURNAL,
     Machine,
+    append,
     append_all,
     block_of,
     create,
@@ -295,3 +298,58 @@ def test_a_kept_segment_that_lost_records_makes_that_disks_replicas_doubtful_and
 
     machine.run(back)
     machine.restart(back)
+
+
+def used_bytes(machine: Machine, folder: str) -> int:
+    found = disk_nodes.reachable(machine.fs._tree.node(folder), durable=False)
+    return sum(node.allocated_bytes for node in found if isinstance(node, disk_nodes.File))
+
+
+def test_t24_a_replica_without_room_for_its_second_record_keeps_the_first_ones_segment_too() -> None:
+    """The first record is written and never synced, since the replica stalls: its segment must not be used again."""
+    large = [block_of("first", 20_000), block_of("second", 20_000)]  # a segment each
+    machine = Machine(1, journal_extents_min=1, checkpoint_interval_s=3600.0)
+
+    async def fill(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, large[0])
+        await append(store, 1, len(large[0]), large[1])
+        assert store.counters.journal_entries == 2
+
+    async def stalls(store: Store) -> None:
+        await store.verified()
+        assert await error_of(fence(store, 1)) is DiskFull
+
+    async def has_room(store: Store) -> pb.LengthAnswer:
+        await store.verified()
+        return await fence(store, 1)
+
+    machine.run(fill)
+    machine.fs.power_cut()
+    machine.fs.set_capacity("/disk0", used_bytes(machine, "/disk0") + len(large[0]) + 4_000)
+    machine.run(stalls)
+    assert len(read_journal_label(machine.fs, JOURNAL).kept) == 2
+    machine.fs.power_cut()
+    machine.fs.set_capacity("/disk0", 1 << 30)
+    answer = machine.run(has_room)
+    assert (answer.kind, answer.length) == (Kind.LENGTH, len(large[0]) + len(large[1]))
+
+
+def test_a_hole_in_the_journal_makes_a_refused_disk_doubtful_also_if_only_its_folder_is_configured() -> None:
+    machine = filled()
+    machine.config = replace(machine.config, disks=tuple(DiskConfig(f"/disk{number}") for number in range(2)))
+    machine.fs.power_cut()
+    content = machine.fs.content(slot_path(JOURNAL, 0))
+    at = content.index(A[8:60])  # of the first round, which later records promise to be durable
+    for byte in (5, 9):
+        machine.fs.flip(slot_path(JOURNAL, 0), at + byte, 3)
+    fault = machine.fs.fail(errno.EIO, match=lambda _, path: path.startswith("/disk1/boot"), times=None)
+
+    async def answer(store: Store, extent_id: int) -> pb.LengthAnswer.Kind:
+        await store.verified()
+        return (await fence(store, extent_id)).kind
+
+    assert machine.run(lambda store: answer(store, 1)) == Kind.DOUBTFUL
+    fault.clear()
+    machine.fs.power_cut()
+    assert machine.run(lambda store: answer(store, 2)) == Kind.DOUBTFUL

@@ -192,3 +192,30 @@ def test_a_wrong_configuration_names_the_key(settings: list[str], complaint: str
     with pytest.raises(InvalidArgument) as refused:
         load(None, [*GOOD, *settings])
     assert complaint in str(refused.value)
+
+
+async def test_one_disk_whose_label_cannot_be_read_does_not_stop_the_node_and_is_not_formatted(tmp_path: Path) -> None:
+    assert await run(tmp_path, "d1", "d2", given=7) == 7
+    label = tmp_path / "d2" / "disk.json"
+    damaged = label.read_text().replace("main", "mani", 1)
+    label.write_text(damaged)
+    assert await run(tmp_path, "d1", "d2", given=8) == 7
+    assert label.read_text() == damaged
+    with pytest.raises(DiskRefused, match="cannot be read"):
+        await run(tmp_path, "d1", "d2", by_word=("d2",))
+
+
+async def test_a_node_of_which_nothing_can_be_read_is_refused_and_nothing_is_formatted(tmp_path: Path) -> None:
+    assert await run(tmp_path, "d1", given=7) == 7
+    (tmp_path / "d1" / "disk.json").write_text("{}")
+    (tmp_path / "journal" / "journal.json").unlink()
+    with pytest.raises(DiskRefused):
+        await run(tmp_path, "d1", given=8)
+    assert not (tmp_path / "journal" / "journal.json").exists()
+
+
+async def test_a_journal_without_disks_is_no_new_node(tmp_path: Path) -> None:
+    assert await run(tmp_path, "d1", given=7) == 7
+    (tmp_path / "d1" / "disk.json").unlink()
+    with pytest.raises(DiskRefused, match="has been used before"):
+        await run(tmp_path, "d1", given=8)

@@ -234,6 +234,57 @@ def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_
     assert machine.run(look)
 
 
+def test_a_stop_before_the_verifier_came_to_a_seal_is_not_clean() -> None:
+    """A seal that a killed process set and did not sync is not durable because the next process stopped in order."""
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+
+        def ends_here(operation: str, path: str) -> bool:
+            if operation == "fsync" and SEAL in machine.fs._tree.file(path_of(1)).xattrs:
+                raise SimulatedCrash("after the seal was set, before it was synced")
+            return False
+
+        machine.fs.fail(0, match=ends_here)
+        await seal(store, 1, len(A))
+
+    async def stop_at_once(store: Store) -> None:
+        await store.stop(clean=True)
+
+    async def confirm(store: Store) -> bool:
+        return (await seal(store, 1, len(A))).confirmed
+
+    async def look(store: Store) -> bool:
+        return describe(store, 1).HasField("seal")
+
+    with pytest.raises(SimulatedCrash):
+        machine.run(work)
+    machine.fs._faults._faults.clear()
+    machine.restart(stop_at_once)
+    assert machine.restart(confirm)
+    machine.fs.power_cut()
+    assert machine.run(look)
+
+
+def test_a_sync_that_ends_after_its_replica_was_deleted_leaves_no_dirty_bytes_behind() -> None:
+    machine = Machine(journal_extents_min=1000, checkpoint_interval_s=3600.0)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A, no_sync=True)
+        await append(store, 1, len(A), A, no_sync=True)  # the first one was synced with its attribute
+        found = store._state.replicas[1]
+        assert store.dirty_bytes > 0
+        await delete(store, 1)
+        assert store.dirty_bytes == 0
+        store._state.dirty.update(found)  # as at the end of a sync that was under way
+        assert store.dirty_bytes == 0
+
+    machine.run(work)
+
+
 # --- T23: a failed sync --------------------------------------------------------------------------------------
 
 
