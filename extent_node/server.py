@@ -49,7 +49,7 @@ from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.rpc.diagnostics import build_version, diagnostics_service
-from neve.rpc.front import Front, until_told_to_stop
+from neve.rpc.front import Front, run_until_told_to_stop
 from neve.rpc.logs import set_up_logging
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
@@ -250,21 +250,8 @@ async def serve(
         format_journal=format_journal,
         give_up_disks=give_up_disks,
     )
-    stop = asyncio.ensure_future(until_told_to_stop())
-    start = asyncio.ensure_future(node.start())
-    await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
-    if not start.done():
-        start.cancel()
-        await asyncio.gather(start, return_exceptions=True)
-        return
-    try:
-        start.result()
-    except BaseException:
-        stop.cancel()
-        raise
-    gc.freeze()  # what was made by now stays: no collection needs to look through it again
-    log.info("node_stopping signal=%s", (await stop).name)
-    await node.stop()
+    # What was made by the start stays: no collection needs to look through it again.
+    await run_until_told_to_stop(node, on_started=gc.freeze)
 
 
 def _disk_name(text: str) -> str:

@@ -7,10 +7,12 @@ flight finish, then the process closes what they used.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +24,8 @@ from neve.rpc.status_page import Facts, StatusPage
 from neve.rpc.tls import TlsFiles
 from neve.rpc.wire.server import WireServer
 from neve.rpc.wire.sockets import split_listen_address
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +103,29 @@ async def until_told_to_stop() -> signal.Signals:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     return await told
+
+
+class Process(Protocol):
+    """What a server process is. Both may take a while; a start that fails or is cancelled cleans up after itself."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+async def run_until_told_to_stop(process: Process, *, on_started: Callable[[], None] = lambda: None) -> None:
+    """Start, serve until SIGTERM or SIGINT, stop. A signal while it starts ends the start."""
+    stop = asyncio.ensure_future(until_told_to_stop())
+    start = asyncio.ensure_future(process.start())
+    await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        return
+    try:
+        start.result()
+    except BaseException:
+        stop.cancel()
+        raise
+    on_started()
+    log.info("process_stopping signal=%s", (await stop).name)
+    await process.stop()

@@ -31,7 +31,7 @@ from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.rpc.diagnostics import diagnostics_service
-from neve.rpc.front import Front, until_told_to_stop
+from neve.rpc.front import Front, run_until_told_to_stop
 from neve.rpc.logs import set_up_logging
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
@@ -186,20 +186,7 @@ async def serve(config: ManagerConfig) -> None:
     gc.set_threshold(*GC_THRESHOLDS)
     manager = StreamManager(config, rng=random.SystemRandom())
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, manager.reload_topology)
-    stop = asyncio.ensure_future(until_told_to_stop())
-    start = asyncio.ensure_future(manager.start())
-    await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
-    if not start.done():
-        start.cancel()
-        await asyncio.gather(start, return_exceptions=True)
-        return
-    try:
-        start.result()
-    except BaseException:
-        stop.cancel()
-        raise
-    log.info("manager_stopping signal=%s", (await stop).name)
-    await manager.stop()
+    await run_until_told_to_stop(manager)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

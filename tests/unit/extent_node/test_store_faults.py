@@ -206,7 +206,8 @@ def test_a_kill_makes_nothing_doubtful() -> None:
     machine.restart(after)
 
 
-def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_one() -> None:
+def killed_before_its_seal_was_synced() -> Machine:
+    """Extent 1 has all its bytes, and a seal that only the page cache knows."""
     machine = Machine()
 
     async def work(store: Store) -> None:
@@ -221,13 +222,19 @@ def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_
         machine.fs.fail(0, match=ends_here)
         await seal(store, 1, len(A))
 
+    with pytest.raises(SimulatedCrash):
+        machine.run(work)
+    machine.fs._faults._faults.clear()
+    return machine
+
+
+def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_one() -> None:
+    machine = killed_before_its_seal_was_synced()
+
     async def look(store: Store) -> bool:
         await store.verified()
         return describe(store, 1).HasField("seal")
 
-    with pytest.raises(SimulatedCrash):
-        machine.run(work)
-    machine.fs._faults._faults.clear()
     assert SEAL not in machine.fs._tree.file(path_of(1)).durable_xattrs
     assert machine.restart(look)
     machine.fs.power_cut()
@@ -236,19 +243,7 @@ def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_
 
 def test_a_stop_before_the_verifier_came_to_a_seal_is_not_clean() -> None:
     """A seal that a killed process set and did not sync is not durable because the next process stopped in order."""
-    machine = Machine()
-
-    async def work(store: Store) -> None:
-        await create(store, 1)
-        await append(store, 1, 0, A)
-
-        def ends_here(operation: str, path: str) -> bool:
-            if operation == "fsync" and SEAL in machine.fs._tree.file(path_of(1)).xattrs:
-                raise SimulatedCrash("after the seal was set, before it was synced")
-            return False
-
-        machine.fs.fail(0, match=ends_here)
-        await seal(store, 1, len(A))
+    machine = killed_before_its_seal_was_synced()
 
     async def stop_at_once(store: Store) -> None:
         await store.stop(clean=True)
@@ -259,9 +254,6 @@ def test_a_stop_before_the_verifier_came_to_a_seal_is_not_clean() -> None:
     async def look(store: Store) -> bool:
         return describe(store, 1).HasField("seal")
 
-    with pytest.raises(SimulatedCrash):
-        machine.run(work)
-    machine.fs._faults._faults.clear()
     machine.restart(stop_at_once)
     assert machine.restart(confirm)
     machine.fs.power_cut()
