@@ -11,19 +11,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-
-import uvloop
+from typing import Any
 
 from neve.proto import methods
 from neve.proto.diagnostics_pb2 import EchoRequest
-from neve.proto.errors import NeveError
 from neve.rpc.service import Channel
+from tests.bench import orders
 from tests.bench.echo_server import CLUSTER
 
 TIMEOUT_S = 30.0
@@ -92,33 +89,26 @@ async def latency(channel: Channel, *, attachment_bytes: int, duration_s: float)
     return statistics.median(took_s)
 
 
-async def take_sample(channel: Channel, line: str) -> float:
-    order = json.loads(line)
-    size, duration_s = order["attachment_bytes"], order["duration_s"]
-    if order["case"] == "latency":
-        await latency(channel, attachment_bytes=size, duration_s=WARM_UP_S)
-        return await latency(channel, attachment_bytes=size, duration_s=duration_s)
-    window = order["window"]
-    if order["case"] == "count":
-        return await count(channel, attachment_bytes=size, window=window, duration_s=duration_s)
-    await rate(channel, attachment_bytes=size, window=window, duration_s=WARM_UP_S)
-    return await rate(channel, attachment_bytes=size, window=window, duration_s=duration_s)
+class Echoes:
+    """Calls over one channel."""
 
+    def __init__(self, transport: str, address: str) -> None:
+        self._channel = make_channel(transport, address)
 
-async def serve_orders(transport: str, address: str) -> None:
-    channel = make_channel(transport, address)
-    loop = asyncio.get_running_loop()
-    gc.freeze()
-    # Lines are awaited in a thread, so that between samples the loop still answers the transport's pings.
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        try:
-            answer: dict[str, object] = {"value": await take_sample(channel, line)}
-        except NeveError as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
-    await channel.close()
+    async def take(self, order: dict[str, Any]) -> float:
+        channel, size, duration_s = self._channel, order["attachment_bytes"], order["duration_s"]
+        if order["case"] == "latency":
+            await latency(channel, attachment_bytes=size, duration_s=WARM_UP_S)
+            return await latency(channel, attachment_bytes=size, duration_s=duration_s)
+        window = order["window"]
+        if order["case"] == "count":
+            return await count(channel, attachment_bytes=size, window=window, duration_s=duration_s)
+        await rate(channel, attachment_bytes=size, window=window, duration_s=WARM_UP_S)
+        return await rate(channel, attachment_bytes=size, window=window, duration_s=duration_s)
+
+    async def close(self) -> None:
+        await self._channel.close()
 
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_orders(sys.argv[1], sys.argv[2]))
+    orders.serve(lambda: Echoes(sys.argv[1], sys.argv[2]))

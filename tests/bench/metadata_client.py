@@ -11,18 +11,13 @@ It also stands in for the nodes of the manager under test: they register and sen
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
-import json
 import os
 import random
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
-
-import uvloop
 
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
@@ -30,11 +25,11 @@ from neve.meta.lock import lock_key
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import ConnectFailed, NeveError, NotLeader
+from neve.proto.errors import ConnectFailed, NotLeader
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.wire.client import WireChannel
 from neve.stream_manager.records import root_of
-from tests.bench import metadata_fill
+from tests.bench import metadata_fill, orders
 from tests.bench.node_process import CLUSTER
 
 TIMEOUT_S = 60.0
@@ -233,23 +228,5 @@ async def until_leading(*, address: str) -> float:
         await channel.close()
 
 
-async def answer(client: Client, line: str) -> dict[str, object]:
-    try:
-        return {"value": await client.take(json.loads(line))}
-    except (NeveError, TimeoutError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-async def serve_orders() -> None:
-    client = Client()
-    loop = asyncio.get_running_loop()
-    gc.freeze()
-    # Lines are awaited in a thread, so that between samples heartbeats and lease renewals still go out.
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(await answer(client, line)), flush=True)
-    await client.close()
-
-
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_orders())
+    orders.serve(Client, TimeoutError)

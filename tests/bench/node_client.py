@@ -8,17 +8,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import uvloop
-
-from neve.proto.errors import NeveError
-from tests.bench import node_appends, node_reads
+from tests.bench import node_appends, node_reads, orders
 from tests.bench.node_appends import ManyExtents, Writers
 from tests.bench.node_calls import NodeCalls, Unexpected
 
@@ -62,23 +55,5 @@ class Client:
             await calls.close()
 
 
-async def answer(client: Client, line: str) -> dict[str, object]:
-    try:
-        return {"value": await client.take(json.loads(line))}
-    except (NeveError, Unexpected) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-async def serve_orders() -> None:
-    client = Client()
-    loop = asyncio.get_running_loop()
-    gc.freeze()
-    # Lines are awaited in a thread, so that between samples the loop still answers the transport's pings.
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(await answer(client, line)), flush=True)
-    await client.close()
-
-
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_orders())
+    orders.serve(Client, Unexpected)

@@ -8,18 +8,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import uvloop
-
 from neve.client import Client, ClientOptions
-from neve.proto.errors import NeveError
-from tests.bench import stream_reads, stream_writes
+from tests.bench import orders, stream_reads, stream_writes
 from tests.bench.stream_writes import ManyStreams
 
 # Blocks that were read before would come from memory: reads are to be measured, not the client's cache.
@@ -61,24 +55,6 @@ class Clients:
             await client.close()
 
 
-async def answer(clients: Clients, line: str) -> dict[str, object]:
-    try:
-        return {"value": await clients.take(json.loads(line))}
-    except (NeveError, stream_writes.Unexpected) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-async def serve_orders() -> None:
-    clients = Clients()
-    loop = asyncio.get_running_loop()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    # Lines are awaited in a thread, so that between samples leases are renewed and pings are answered.
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(await answer(clients, line)), flush=True)
-    await clients.close()
-
-
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_orders())
+    gc.set_threshold(*GC_THRESHOLDS)
+    orders.serve(Clients, stream_writes.Unexpected)
