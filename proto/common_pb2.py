@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17neve/proto/common.proto\x12\x04neve\x1a google/protobuf/descriptor.proto\"\x97\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x1f\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32\x10.neve.Error.Fact\x1a_\n\x04\x46\x61\x63t\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x04 \x01(\x0cH\x00\x12\x0e\n\x04\x66lag\x18\x05 \x01(\x08H\x00\x42\x07\n\x05value\",\n\x06\x43\x61llId\x12\x11\n\tclient_id\x18\x01 \x01(\x06\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\x04\"$\n\x05Owner\x12\x0c\n\x04lock\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x04\"2\n\x06Leader\x12\x17\n\x0f\x63reate_revision\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"B\n\x07Replica\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x11\n\tdisk_uuid\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\"-\n\x08Position\x12\x11\n\textent_id\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"8\n\x04Seal\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x10\n\x08\x65version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"*\n\x07Version\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t:3\n\tmethod_id\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17neve/proto/common.proto\x12\x04neve\x1a google/protobuf/descriptor.proto\"\x97\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x1f\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32\x10.neve.Error.Fact\x1a_\n\x04\x46\x61\x63t\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x03H\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x64\x61ta\x18\x04 \x01(\x0cH\x00\x12\x0e\n\x04\x66lag\x18\x05 \x01(\x08H\x00\x42\x07\n\x05value\"E\n\x06\x43\x61llId\x12\x11\n\tclient_id\x18\x01 \x01(\x06\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\x04\x12\x17\n\x0f\x63ompleted_below\x18\x03 \x01(\x04\"K\n\tStreamEnd\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\textent_id\x18\x02 \x01(\x04\x12\x18\n\x10\x61\x63knowledged_end\x18\x03 \x01(\x04\"$\n\x05Owner\x12\x0c\n\x04lock\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x04\"2\n\x06Leader\x12\x17\n\x0f\x63reate_revision\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"B\n\x07Replica\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x11\n\tdisk_uuid\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\"-\n\x08Position\x12\x11\n\textent_id\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"8\n\x04Seal\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x10\n\x08\x65version\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"*\n\x07Version\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t:3\n\tmethod_id\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERROR_FACT']._serialized_start=124
   _globals['_ERROR_FACT']._serialized_end=219
   _globals['_CALLID']._serialized_start=221
-  _globals['_CALLID']._serialized_end=265
-  _globals['_OWNER']._serialized_start=267
-  _globals['_OWNER']._serialized_end=303
-  _globals['_LEADER']._serialized_start=305
-  _globals['_LEADER']._serialized_end=355
-  _globals['_REPLICA']._serialized_start=357
-  _globals['_REPLICA']._serialized_end=423
-  _globals['_POSITION']._serialized_start=425
-  _globals['_POSITION']._serialized_end=470
-  _globals['_SEAL']._serialized_start=472
-  _globals['_SEAL']._serialized_end=528
-  _globals['_VERSION']._serialized_start=530
-  _globals['_VERSION']._serialized_end=572
+  _globals['_CALLID']._serialized_end=290
+  _globals['_STREAMEND']._serialized_start=292
+  _globals['_STREAMEND']._serialized_end=367
+  _globals['_OWNER']._serialized_start=369
+  _globals['_OWNER']._serialized_end=405
+  _globals['_LEADER']._serialized_start=407
+  _globals['_LEADER']._serialized_end=457
+  _globals['_REPLICA']._serialized_start=459
+  _globals['_REPLICA']._serialized_end=525
+  _globals['_POSITION']._serialized_start=527
+  _globals['_POSITION']._serialized_end=572
+  _globals['_SEAL']._serialized_start=574
+  _globals['_SEAL']._serialized_end=630
+  _globals['_VERSION']._serialized_start=632
+  _globals['_VERSION']._serialized_end=674
 # @@protoc_insertion_point(module_scope)

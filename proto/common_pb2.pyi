@@ -31,12 +31,24 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., facts: _Optional[_Iterable[_Union[Error.Fact, _Mapping]]] = ...) -> None: ...
 
 class CallId(_message.Message):
-    __slots__ = ("client_id", "call_id")
+    __slots__ = ("client_id", "call_id", "completed_below")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_BELOW_FIELD_NUMBER: _ClassVar[int]
     client_id: int
     call_id: int
-    def __init__(self, client_id: _Optional[int] = ..., call_id: _Optional[int] = ...) -> None: ...
+    completed_below: int
+    def __init__(self, client_id: _Optional[int] = ..., call_id: _Optional[int] = ..., completed_below: _Optional[int] = ...) -> None: ...
+
+class StreamEnd(_message.Message):
+    __slots__ = ("stream_id", "extent_id", "acknowledged_end")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_END_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    extent_id: int
+    acknowledged_end: int
+    def __init__(self, stream_id: _Optional[int] = ..., extent_id: _Optional[int] = ..., acknowledged_end: _Optional[int] = ...) -> None: ...
 
 class Owner(_message.Message):
     __slots__ = ("lock", "token")

@@ -301,6 +301,15 @@ PARTITION_MANAGER_MOVE_REGION: Final = Method(
     reply=partition_manager_pb2.MoveRegionReply,
 )
 
+PARTITION_MANAGER_SET_BALANCING: Final = Method(
+    service="neve.PartitionManager",
+    name="SetBalancing",
+    handler="set_balancing",
+    method_id=0x0316,
+    request=partition_manager_pb2.SetBalancingRequest,
+    reply=partition_manager_pb2.SetBalancingReply,
+)
+
 PARTITION_MANAGER: Final = (
     PARTITION_MANAGER_LIST_REGIONS,
     PARTITION_MANAGER_LIST_PARTITION_SERVERS,
@@ -310,6 +319,7 @@ PARTITION_MANAGER: Final = (
     PARTITION_MANAGER_SPLIT_REGION,
     PARTITION_MANAGER_MERGE_REGIONS,
     PARTITION_MANAGER_MOVE_REGION,
+    PARTITION_MANAGER_SET_BALANCING,
 )
 
 
@@ -345,6 +355,10 @@ class PartitionManagerServicer(Protocol[CallT_contra]):
     async def move_region(
         self, request: partition_manager_pb2.MoveRegionRequest, call: CallT_contra, /
     ) -> partition_manager_pb2.MoveRegionReply: ...
+
+    async def set_balancing(
+        self, request: partition_manager_pb2.SetBalancingRequest, call: CallT_contra, /
+    ) -> partition_manager_pb2.SetBalancingReply: ...
 
 
 PARTITION_SERVER_GET: Final = Method(
@@ -399,6 +413,15 @@ PARTITION_SERVER_SCAN: Final = Method(
     method_id=0x0406,
     request=partition_server_pb2.ScanRequest,
     reply=partition_server_pb2.ScanReply,
+)
+
+PARTITION_SERVER_MULTI: Final = Method(
+    service="neve.PartitionServer",
+    name="Multi",
+    handler="multi",
+    method_id=0x0407,
+    request=partition_server_pb2.MultiRequest,
+    reply=partition_server_pb2.MultiReply,
 )
 
 PARTITION_SERVER_BEGIN_UPLOAD: Final = Method(
@@ -482,6 +505,15 @@ PARTITION_SERVER_RECLAIM_LOG_EXTENTS: Final = Method(
     reply=partition_server_pb2.ReclaimLogExtentsReply,
 )
 
+PARTITION_SERVER_PREPARE_PARTITION_MERGE: Final = Method(
+    service="neve.PartitionServer",
+    name="PreparePartitionMerge",
+    handler="prepare_partition_merge",
+    method_id=0x0425,
+    request=partition_server_pb2.PreparePartitionMergeRequest,
+    reply=partition_server_pb2.PreparePartitionMergeReply,
+)
+
 PARTITION_SERVER: Final = (
     PARTITION_SERVER_GET,
     PARTITION_SERVER_PUT,
@@ -489,6 +521,7 @@ PARTITION_SERVER: Final = (
     PARTITION_SERVER_HEAD,
     PARTITION_SERVER_BATCH,
     PARTITION_SERVER_SCAN,
+    PARTITION_SERVER_MULTI,
     PARTITION_SERVER_BEGIN_UPLOAD,
     PARTITION_SERVER_UPLOAD_PART,
     PARTITION_SERVER_COMPLETE_UPLOAD,
@@ -498,6 +531,7 @@ PARTITION_SERVER: Final = (
     PARTITION_SERVER_FLUSH_PARTITION,
     PARTITION_SERVER_COMPACT_PARTITION,
     PARTITION_SERVER_RECLAIM_LOG_EXTENTS,
+    PARTITION_SERVER_PREPARE_PARTITION_MERGE,
 )
 
 
@@ -525,6 +559,10 @@ class PartitionServerServicer(Protocol[CallT_contra]):
     async def scan(
         self, request: partition_server_pb2.ScanRequest, call: CallT_contra, /
     ) -> partition_server_pb2.ScanReply: ...
+
+    async def multi(
+        self, request: partition_server_pb2.MultiRequest, call: CallT_contra, /
+    ) -> partition_server_pb2.MultiReply: ...
 
     async def begin_upload(
         self, request: partition_server_pb2.BeginUploadRequest, call: CallT_contra, /
@@ -561,6 +599,10 @@ class PartitionServerServicer(Protocol[CallT_contra]):
     async def reclaim_log_extents(
         self, request: partition_server_pb2.ReclaimLogExtentsRequest, call: CallT_contra, /
     ) -> partition_server_pb2.ReclaimLogExtentsReply: ...
+
+    async def prepare_partition_merge(
+        self, request: partition_server_pb2.PreparePartitionMergeRequest, call: CallT_contra, /
+    ) -> partition_server_pb2.PreparePartitionMergeReply: ...
 
 
 STREAM_MANAGER_ALLOC_ID: Final = Method(

@@ -29,6 +29,76 @@ class Region(_message.Message):
     meta_stream_id: int
     def __init__(self, partition_id: _Optional[int] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ..., server_id: _Optional[int] = ..., address: _Optional[str] = ..., version: _Optional[int] = ..., log_stream_id: _Optional[int] = ..., row_stream_id: _Optional[int] = ..., meta_stream_id: _Optional[int] = ...) -> None: ...
 
+class RegionRecord(_message.Message):
+    __slots__ = ("format", "partition_id", "start", "end", "server_id", "version", "log_stream_id", "row_stream_id", "meta_stream_id", "lock", "merged_manifests", "merged_at", "epoch")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOG_STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    ROW_STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    META_STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    MERGED_MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_AT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    partition_id: int
+    start: bytes
+    end: bytes
+    server_id: int
+    version: int
+    log_stream_id: int
+    row_stream_id: int
+    meta_stream_id: int
+    lock: str
+    merged_manifests: _containers.RepeatedCompositeFieldContainer[_common_pb2.Position]
+    merged_at: int
+    epoch: int
+    def __init__(self, format: _Optional[int] = ..., partition_id: _Optional[int] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ..., server_id: _Optional[int] = ..., version: _Optional[int] = ..., log_stream_id: _Optional[int] = ..., row_stream_id: _Optional[int] = ..., meta_stream_id: _Optional[int] = ..., lock: _Optional[str] = ..., merged_manifests: _Optional[_Iterable[_Union[_common_pb2.Position, _Mapping]]] = ..., merged_at: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ReplayedCall(_message.Message):
+    __slots__ = ("call", "method_id", "partition_ids", "version")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    METHOD_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    method_id: int
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    version: int
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., method_id: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class RegionMapRecord(_message.Message):
+    __slots__ = ("format", "version", "replayed", "balancing_paused")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    BALANCING_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    version: int
+    replayed: _containers.RepeatedCompositeFieldContainer[ReplayedCall]
+    balancing_paused: bool
+    def __init__(self, format: _Optional[int] = ..., version: _Optional[int] = ..., replayed: _Optional[_Iterable[_Union[ReplayedCall, _Mapping]]] = ..., balancing_paused: _Optional[bool] = ...) -> None: ...
+
+class PartitionServerEntry(_message.Message):
+    __slots__ = ("format", "server_id", "wire_address", "grpc_address", "version", "process_id")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    WIRE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    server_id: int
+    wire_address: str
+    grpc_address: str
+    version: _common_pb2.Version
+    process_id: int
+    def __init__(self, format: _Optional[int] = ..., server_id: _Optional[int] = ..., wire_address: _Optional[str] = ..., grpc_address: _Optional[str] = ..., version: _Optional[_Union[_common_pb2.Version, _Mapping]] = ..., process_id: _Optional[int] = ...) -> None: ...
+
 class ListRegionsRequest(_message.Message):
     __slots__ = ("version_min", "after_key", "limit")
     VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
@@ -206,3 +276,17 @@ class MoveRegionReply(_message.Message):
     region: Region
     version: int
     def __init__(self, region: _Optional[_Union[Region, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SetBalancingRequest(_message.Message):
+    __slots__ = ("call", "paused")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    paused: bool
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., paused: _Optional[bool] = ...) -> None: ...
+
+class SetBalancingReply(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...

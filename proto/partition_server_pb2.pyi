@@ -1,5 +1,6 @@
 from neve.proto import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -268,18 +269,104 @@ class PreparePartitionSplitRequest(_message.Message):
     def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., partition_id: _Optional[int] = ..., middle_key: _Optional[bytes] = ...) -> None: ...
 
 class PreparePartitionSplitReply(_message.Message):
-    __slots__ = ("middle_key", "owner", "log_end", "row_end", "meta_end")
+    __slots__ = ("middle_key", "owner", "log", "row", "meta", "frozen_ms")
     MIDDLE_KEY_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
-    LOG_END_FIELD_NUMBER: _ClassVar[int]
-    ROW_END_FIELD_NUMBER: _ClassVar[int]
-    META_END_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    META_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_MS_FIELD_NUMBER: _ClassVar[int]
     middle_key: bytes
     owner: _common_pb2.Owner
-    log_end: int
-    row_end: int
-    meta_end: int
-    def __init__(self, middle_key: _Optional[bytes] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., log_end: _Optional[int] = ..., row_end: _Optional[int] = ..., meta_end: _Optional[int] = ...) -> None: ...
+    log: _common_pb2.StreamEnd
+    row: _common_pb2.StreamEnd
+    meta: _common_pb2.StreamEnd
+    frozen_ms: int
+    def __init__(self, middle_key: _Optional[bytes] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., log: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., row: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., meta: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., frozen_ms: _Optional[int] = ...) -> None: ...
+
+class PreparePartitionMergeRequest(_message.Message):
+    __slots__ = ("call", "partition_id")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    partition_id: int
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., partition_id: _Optional[int] = ...) -> None: ...
+
+class PreparePartitionMergeReply(_message.Message):
+    __slots__ = ("owner", "log", "row", "meta", "manifest", "frozen_ms")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    META_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_MS_FIELD_NUMBER: _ClassVar[int]
+    owner: _common_pb2.Owner
+    log: _common_pb2.StreamEnd
+    row: _common_pb2.StreamEnd
+    meta: _common_pb2.StreamEnd
+    manifest: _common_pb2.Position
+    frozen_ms: int
+    def __init__(self, owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., log: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., row: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., meta: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., manifest: _Optional[_Union[_common_pb2.Position, _Mapping]] = ..., frozen_ms: _Optional[int] = ...) -> None: ...
+
+class MultiOperation(_message.Message):
+    __slots__ = ("kind", "key", "condition", "ttl_ms", "value_bytes", "call_id")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[MultiOperation.Kind]
+        GET: _ClassVar[MultiOperation.Kind]
+        PUT: _ClassVar[MultiOperation.Kind]
+        DELETE: _ClassVar[MultiOperation.Kind]
+        HEAD: _ClassVar[MultiOperation.Kind]
+    UNSPECIFIED: MultiOperation.Kind
+    GET: MultiOperation.Kind
+    PUT: MultiOperation.Kind
+    DELETE: MultiOperation.Kind
+    HEAD: MultiOperation.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    kind: MultiOperation.Kind
+    key: bytes
+    condition: Condition
+    ttl_ms: int
+    value_bytes: int
+    call_id: int
+    def __init__(self, kind: _Optional[_Union[MultiOperation.Kind, str]] = ..., key: _Optional[bytes] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., value_bytes: _Optional[int] = ..., call_id: _Optional[int] = ...) -> None: ...
+
+class MultiRequest(_message.Message):
+    __slots__ = ("call", "regions_version", "operations", "payload")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    regions_version: int
+    operations: _containers.RepeatedCompositeFieldContainer[MultiOperation]
+    payload: bytes
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., regions_version: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[MultiOperation, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class MultiResult(_message.Message):
+    __slots__ = ("info", "existed", "value_bytes", "error")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    info: ObjectInfo
+    existed: bool
+    value_bytes: int
+    error: _common_pb2.Error
+    def __init__(self, info: _Optional[_Union[ObjectInfo, _Mapping]] = ..., existed: _Optional[bool] = ..., value_bytes: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class MultiReply(_message.Message):
+    __slots__ = ("results", "payload")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[MultiResult]
+    payload: bytes
+    def __init__(self, results: _Optional[_Iterable[_Union[MultiResult, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PartitionState(_message.Message):
     __slots__ = ("partition_id", "start", "end", "keys", "size_bytes", "memtable_bytes", "tables", "log_replay_from", "discardable_bytes")

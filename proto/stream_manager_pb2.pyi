@@ -451,16 +451,20 @@ class SplitStreamsReply(_message.Message):
     def __init__(self, streams: _Optional[_Iterable[_Union[StreamInfo, _Mapping]]] = ..., twins: _Optional[_Iterable[_Union[StreamInfo, _Mapping]]] = ...) -> None: ...
 
 class StreamJoin(_message.Message):
-    __slots__ = ("stream_id", "owner", "absorbed_stream_id", "absorbed_owner")
+    __slots__ = ("stream_id", "owner", "absorbed_stream_id", "absorbed_owner", "end", "absorbed_end")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ABSORBED_STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     ABSORBED_OWNER_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ABSORBED_END_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     owner: _common_pb2.Owner
     absorbed_stream_id: int
     absorbed_owner: _common_pb2.Owner
-    def __init__(self, stream_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., absorbed_stream_id: _Optional[int] = ..., absorbed_owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ...) -> None: ...
+    end: _common_pb2.StreamEnd
+    absorbed_end: _common_pb2.StreamEnd
+    def __init__(self, stream_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., absorbed_stream_id: _Optional[int] = ..., absorbed_owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., absorbed_end: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ...) -> None: ...
 
 class MergeStreamsRequest(_message.Message):
     __slots__ = ("call", "streams", "writes")
