@@ -57,6 +57,11 @@ class BlockIndex:
             return number
         return None
 
+    def numbers_in(self, start: int, end: int) -> tuple[int, int]:
+        """The numbers [first, last) of the blocks that begin in [start, end)."""
+        first = int(self.offsets.searchsorted(np.uint64(start)))
+        return first, max(first, int(self.offsets.searchsorted(np.uint64(min(end, self.length)))))
+
     def block(self, number: int) -> BlockRef:
         return BlockRef(int(self.offsets[number]), int(self.sizes[number]), int(self.types[number]))
 

@@ -135,6 +135,11 @@ class ExtentNodeServicer:
         call.attach(*result.payload)
         return result.reply
 
+    async def read_index(self, request: pb.ReadIndexRequest, call: Call) -> pb.ReadIndexReply:
+        result = await self._store.read_index(request)
+        call.attach(*result.payload)
+        return result.reply
+
     async def list_replicas(self, request: pb.ListReplicasRequest, call: Call) -> pb.ListReplicasReply:
         limit = min(request.limit or LIST_LIMIT_MAX, LIST_LIMIT_MAX)
         replicas, more = self._store.list(

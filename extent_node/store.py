@@ -32,7 +32,7 @@ from neve.extent_node.store_checkpoint import run_checkpointer, run_housekeeping
 from neve.extent_node.store_config import Counters, DiskConfig, StoreConfig
 from neve.extent_node.store_copy import Copies
 from neve.extent_node.store_files import SealedFiles
-from neve.extent_node.store_read import RangeResult, Reader, ReadResult
+from neve.extent_node.store_read import IndexResult, RangeResult, Reader, ReadResult
 from neve.extent_node.store_start import start, stop_cleanly
 from neve.extent_node.store_state import StoreState
 from neve.extent_node.store_verify import verify_all
@@ -135,6 +135,10 @@ class Store:
     async def read_range(self, request: pb.ReadRangeRequest) -> RangeResult:
         self._state.check_running()
         return await self._reader.read_range(request)
+
+    async def read_index(self, request: pb.ReadIndexRequest) -> IndexResult:
+        self._state.check_running()
+        return await self._reader.read_index(request)
 
     async def raise_token(self, request: pb.RaiseTokenRequest) -> pb.LengthAnswer:
         self._state.check_running()

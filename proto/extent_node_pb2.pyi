@@ -304,6 +304,36 @@ class ReadRangeReply(_message.Message):
     payload: bytes
     def __init__(self, seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., payload_crc32c: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
+class ReadIndexRequest(_message.Message):
+    __slots__ = ("extent_id", "replica", "start", "end", "max_blocks")
+    EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    extent_id: int
+    replica: _common_pb2.Replica
+    start: int
+    end: int
+    max_blocks: int
+    def __init__(self, extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_blocks: _Optional[int] = ...) -> None: ...
+
+class ReadIndexReply(_message.Message):
+    __slots__ = ("seal", "first_offset", "blocks", "more", "total_blocks", "payload")
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    seal: _common_pb2.Seal
+    first_offset: int
+    blocks: int
+    more: bool
+    total_blocks: int
+    payload: bytes
+    def __init__(self, seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., first_offset: _Optional[int] = ..., blocks: _Optional[int] = ..., more: _Optional[bool] = ..., total_blocks: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
 class DeleteExtentRequest(_message.Message):
     __slots__ = ("call", "leader", "extent_id", "replica", "eversion")
     CALL_FIELD_NUMBER: _ClassVar[int]

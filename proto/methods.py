@@ -158,6 +158,15 @@ EXTENT_NODE_NODE_INFO: Final = Method(
     reply=extent_node_pb2.NodeInfoReply,
 )
 
+EXTENT_NODE_READ_INDEX: Final = Method(
+    service="neve.ExtentNode",
+    name="ReadIndex",
+    handler="read_index",
+    method_id=0x010E,
+    request=extent_node_pb2.ReadIndexRequest,
+    reply=extent_node_pb2.ReadIndexReply,
+)
+
 EXTENT_NODE: Final = (
     EXTENT_NODE_CREATE_EXTENT,
     EXTENT_NODE_APPEND_BLOCK,
@@ -172,6 +181,7 @@ EXTENT_NODE: Final = (
     EXTENT_NODE_LIST_REPLICAS,
     EXTENT_NODE_DESCRIBE_REPLICA,
     EXTENT_NODE_NODE_INFO,
+    EXTENT_NODE_READ_INDEX,
 )
 
 
@@ -227,6 +237,10 @@ class ExtentNodeServicer(Protocol[CallT_contra]):
     async def node_info(
         self, request: extent_node_pb2.NodeInfoRequest, call: CallT_contra, /
     ) -> extent_node_pb2.NodeInfoReply: ...
+
+    async def read_index(
+        self, request: extent_node_pb2.ReadIndexRequest, call: CallT_contra, /
+    ) -> extent_node_pb2.ReadIndexReply: ...
 
 
 PARTITION_MANAGER_LIST_REGIONS: Final = Method(

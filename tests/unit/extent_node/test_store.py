@@ -8,6 +8,7 @@ import pytest
 
 from neve.extent_node.store import Store
 from neve.extent_node.store_checkpoint import purge_trash
+from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import (
     AlreadyExists,
@@ -19,6 +20,7 @@ from neve.proto.errors import (
     LockedByOther,
     ReplicaDeleted,
     ReplicaMissing,
+    WrongReplica,
 )
 from tests.unit.extent_node.store_rig import (
     TOKEN,
@@ -484,5 +486,45 @@ def test_dirty_bytes_are_those_that_were_written_and_not_synced() -> None:
         assert store.dirty_bytes == len(B)
         await delete(store, 2)
         assert store.dirty_bytes == 0
+
+    Machine().run(work)
+
+
+def test_the_index_of_a_sealed_extent_is_told_in_slices_that_meet_and_in_pages() -> None:
+    sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
+    starts = [sum(map(len, sent[:number])) for number in range(len(sent) + 1)]
+
+    async def told(store: Store, start: int, end: int, max_blocks: int = 0) -> list[tuple[int, int]]:
+        """Offsets and sizes of the blocks that begin in [start, end), page by page."""
+        found: list[tuple[int, int]] = []
+        while True:
+            result = await store.read_index(
+                pb.ReadIndexRequest(extent_id=1, start=start, end=end, max_blocks=max_blocks)
+            )
+            payload, count = b"".join(map(bytes, result.payload)), result.reply.blocks
+            assert result.reply.total_blocks == len(sent)
+            assert len(payload) == 5 * count
+            offset = result.reply.first_offset
+            for size_total in memoryview(payload)[: 4 * count].cast("I"):
+                found.append((offset, size_total))
+                offset += size_total
+            if not result.reply.more:
+                return found
+            start = offset
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, *sent)
+        await tell_committed(store, 1, starts[-1])
+        request = pb.ReadIndexRequest(extent_id=1)
+        assert await error_of(store.read_index(request)) is ReplicaMissing  # it is open
+        await seal(store, 1, starts[-1])
+        everything = list(zip(starts[:-1], map(len, sent), strict=True))
+        assert await told(store, 0, 0) == everything
+        assert await told(store, 0, 0, max_blocks=7) == everything
+        for cut in (1, starts[3], starts[3] + 1, starts[20] - 1, starts[-1] - 1, starts[-1], starts[-1] + 9):
+            assert await told(store, 0, cut) + await told(store, cut, starts[-1] + 9) == everything
+        request = pb.ReadIndexRequest(extent_id=1, replica=common_pb2.Replica(node_id=99))
+        assert await error_of(store.read_index(request)) is WrongReplica
 
     Machine().run(work)
