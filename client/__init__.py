@@ -10,6 +10,7 @@ from neve.client.options import ClientOptions
 from neve.client.sync_client import SyncClient, SyncWriter
 from neve.client.types import Extent, Position, Record, Replica, Stream
 from neve.client.writer import Writer, WriterStats
+from neve.client.writer_group import WriterGroup
 from neve.proto.errors import (
     AlreadyExists,
     AppendOutcomeUnknown,
@@ -71,6 +72,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "Writer",
+    "WriterGroup",
     "WriterStats",
     "WrongCluster",
 ]

@@ -7,7 +7,8 @@
         async for record in neve.read(stream.id, start=position):
             print(record.position, record.payload)
 
-Invariants: a client has one lease, and at most one writer a stream: a second one is refused unless it takes over;
+Invariants: a client has one lease, and at most one writer or group of writers a lock: a second one is refused unless
+            it takes over;
             a writer's lock is in the metadata store, put there by the client itself (rule 1);
             closing the client ends all that it began.
 Neighbours: manager_link.py asks managers; writer.py and reader.py do the work; sync_client.py is the twin for threads.
@@ -38,11 +39,12 @@ from neve.client.options import DEFAULT_OPTIONS, ClientOptions
 from neve.client.reader import Reader
 from neve.client.types import Position, Record, Stream
 from neve.client.writer import Opened, Writer
+from neve.client.writer_group import WriterGroup
 from neve.client.writer_tail import WriterTail
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
 from neve.meta.lease import Lease
-from neve.meta.lock import acquire_lock
+from neve.meta.lock import Lock, acquire_lock
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
@@ -87,7 +89,7 @@ class Client:
         )
         self._link = ManagerLink(self._channels, managers, options=options, rng=self._rng)
         self._described: sm.DescribeClusterReply | None = None
-        self._writers: dict[str, Writer] = {}  # open or opening, by lock
+        self._writers: dict[str, Writer | WriterGroup] = {}  # open or opening, by lock
         self._lease: Lease | None = None
         self._meta_lock = asyncio.Lock()
         self._budget = Budget(options.buffer_bytes_max)
@@ -153,8 +155,10 @@ class Client:
         labels: Mapping[str, str] | None = None,
         placement: str = "",
         strict: bool = False,
+        lock: str = "",
     ) -> Stream:
-        """Make a stream. 0 and "" mean the cluster's defaults; a name, if given, is unique."""
+        """Make a stream. 0 and "" mean the cluster's defaults; a name, if given, is unique. Streams with the same
+        `lock` have one owner together; by default each has its own."""
         if replicas < 0 or extent_bytes_max < 0:
             raise InvalidArgument(what="replicas" if replicas < 0 else "extent_bytes_max", detail="it is negative")
         request = sm.CreateStreamRequest(
@@ -167,6 +171,7 @@ class Client:
                 strict=strict,
             ),
             labels=dict(labels or {}),
+            lock=lock,
         )
         reply = await self._link.order(methods.STREAM_MANAGER_CREATE_STREAM, request)
         self._catalog.note(reply.tail)
@@ -268,75 +273,123 @@ class Client:
         """
 
         async def opener(writer: Writer, core: WriterCore) -> Opened:
-            return await self._open_writer(
-                writer,
-                core,
-                sync=sync,
-                takeover=takeover,
-                lock_timeout_s=self.options.lock_timeout_s if lock_timeout_s is None else lock_timeout_s,
-                owner=owner or f"{platform.node()}:{os.getpid()}",
+            stream = await self._appendable(stream_id)
+            lock = await self._take_lock(
+                stream.lock, writer, takeover=takeover, lock_timeout_s=lock_timeout_s, owner=owner
             )
+            try:
+                tail = await self._open_tail(writer, core, stream, lock, sync=sync)
+            except BaseException:
+                await lock.release()
+                self._forget_writer(writer)
+                raise
+            return Opened(lock, tail)
 
         share = self._budget.share(self.options.writer_bytes_max)
         return Writer(stream_id, opener=opener, on_closed=self._forget_writer, share=share, options=self.options)
 
-    async def _open_writer(
-        self, writer: Writer, core: WriterCore, *, sync: bool | None, takeover: bool, lock_timeout_s: float, owner: str
-    ) -> Opened:
-        stream = await self._catalog.stream(writer.stream_id)
+    def writer_group(
+        self,
+        stream_ids: Sequence[int],
+        *,
+        sync: bool | None = None,
+        lock_timeout_s: float | None = None,
+        owner: str = "",
+    ) -> WriterGroup:
+        """Writers of streams that have the same lock, to be opened by `async with`: one holding, one token, one end.
+
+        Streams with different locks are refused. `lock_timeout_s`, `sync` and `owner` are as for `writer`.
+        """
+        if not stream_ids or len(set(stream_ids)) < len(stream_ids):
+            raise InvalidArgument(what="stream_ids", detail="at least one is needed, and each is given once")
+
+        async def maker(group: WriterGroup) -> tuple[Lock, list[Writer]]:
+            streams = [await self._appendable(stream_id) for stream_id in stream_ids]
+            locks = {stream.lock for stream in streams}
+            if len(locks) > 1:
+                detail = f"they have different locks: {', '.join(sorted(locks))}"
+                raise InvalidArgument(what="stream_ids", detail=detail)
+            name = streams[0].lock
+            lock = await self._take_lock(name, group, takeover=False, lock_timeout_s=lock_timeout_s, owner=owner)
+            return lock, [self._writer_under(lock, stream, group, sync=sync) for stream in streams]
+
+        return WriterGroup(stream_ids, maker=maker, on_closed=self._forget_writer)
+
+    def _writer_under(self, lock: Lock, stream: Stream, group: WriterGroup, *, sync: bool | None) -> Writer:
+        async def opener(writer: Writer, core: WriterCore) -> Opened:
+            return Opened(lock, await self._open_tail(writer, core, stream, lock, sync=sync), shared=True)
+
+        return Writer(
+            stream.id,
+            opener=opener,
+            on_closed=lambda writer: None,
+            share=self._budget.share(self.options.writer_bytes_max),
+            options=self.options,
+            on_ended=group.on_writer_ended,
+        )
+
+    async def _appendable(self, stream_id: int) -> Stream:
+        stream = await self._catalog.stream(stream_id)
         if stream.sealed:
             raise StreamSealed(stream_id=stream.id)
-        mine = self._writers.get(stream.lock)
+        return stream
+
+    async def _take_lock(
+        self, name: str, holder: Writer | WriterGroup, *, takeover: bool, lock_timeout_s: float | None, owner: str
+    ) -> Lock:
+        owner = owner or f"{platform.node()}:{os.getpid()}"
+        mine = self._writers.get(name)
         if mine is not None:  # one lease, so that the lock would be ours to take: but not behind the other one's back
             if not takeover:
-                raise LockHeld(lock=stream.lock, owner=owner, detail="by another writer of this client")
+                raise LockHeld(lock=name, owner=owner, detail="by another writer of this client")
             await mine.abort()
-        self._writers[stream.lock] = writer
+        self._writers[name] = holder
         try:
-            meta = await self._connect_meta()
-            lease = await self._ensure_lease(meta)
-            described = await self._describe()
-            lock = await acquire_lock(
-                meta,
-                stream.lock,
+            return await acquire_lock(
+                await self.metadata(),
+                name,
                 owner,
-                lease,
-                root=described.meta_root.encode(),
+                await self.lease(),
+                root=(await self._describe()).meta_root.encode(),
                 takeover=takeover,
-                timeout_s=lock_timeout_s,
+                timeout_s=self.options.lock_timeout_s if lock_timeout_s is None else lock_timeout_s,
             )
-            try:
-                tail = WriterTail(
-                    core,
-                    stream_id=stream.id,
-                    lock=lock,
-                    no_sync=not (stream.sync if sync is None else sync),
-                    link=self._link,
-                    senders=self._senders,
-                    history=self._history,
-                    options=self.options,
-                    rng=self._rng,
-                    on_acknowledged=writer.on_acknowledged,
-                    on_unknown=writer.on_unknown,
-                    on_settled=writer.on_settled,
-                    on_end=writer.on_end,
-                )
-                await tail.open()
-            except BaseException:
-                await lock.release()
-                raise
         except BaseException:
-            self._forget_writer(writer)
+            self._forget_writer(holder)
             raise
-        return Opened(lock, tail)
 
-    def _forget_writer(self, writer: Writer) -> None:
+    async def _open_tail(
+        self, writer: Writer, core: WriterCore, stream: Stream, lock: Lock, *, sync: bool | None
+    ) -> WriterTail:
+        tail = WriterTail(
+            core,
+            stream_id=stream.id,
+            lock=lock,
+            no_sync=not (stream.sync if sync is None else sync),
+            link=self._link,
+            senders=self._senders,
+            history=self._history,
+            options=self.options,
+            rng=self._rng,
+            on_acknowledged=writer.on_acknowledged,
+            on_unknown=writer.on_unknown,
+            on_settled=writer.on_settled,
+            on_end=writer.on_end,
+        )
+        await tail.open()
+        return tail
+
+    def _forget_writer(self, writer: Writer | WriterGroup) -> None:
         for lock, known in list(self._writers.items()):
             if known is writer:
                 del self._writers[lock]
 
     def _writer_of(self, stream_id: int) -> Writer | None:
-        return next((writer for writer in self._writers.values() if writer.stream_id == stream_id), None)
+        for holder in self._writers.values():
+            for writer in holder.writers if isinstance(holder, WriterGroup) else (holder,):
+                if writer.stream_id == stream_id:
+                    return writer
+        return None
 
     async def _owner_of(self, stream_id: int) -> common_pb2.Owner | None:
         """In whose name we change a stream: our writer's, if it has one."""
@@ -355,7 +408,8 @@ class Client:
             self._described = reply
         return self._described
 
-    async def _connect_meta(self) -> MetaStore:
+    async def metadata(self) -> MetaStore:
+        """The connection to the metadata store; it is closed with the client."""
         if self._meta is not None:
             return self._meta
         async with self._meta_lock:
@@ -366,7 +420,9 @@ class Client:
                 self._own_meta = await EtcdStore.connect(EtcdConfig(tuple(endpoints)))
             return self._own_meta
 
-    async def _ensure_lease(self, meta: MetaStore) -> Lease:
+    async def lease(self) -> Lease:
+        """The lease that this client's locks are on, for what is to end with them; a new one if the last was lost."""
+        meta = await self.metadata()
         async with self._meta_lock:
             if self._lease is None or not self._lease.alive():
                 self._lease = await meta.grant_lease(self.options.lease_ttl_s)

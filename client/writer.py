@@ -53,6 +53,7 @@ class Opened:
 
     lock: Lock
     tail: WriterTail
+    shared: bool = False  # the lock is held by a group, which releases it when all of its writers have ended
 
 
 MakeTail = Callable[["Writer", WriterCore], Awaitable[Opened]]
@@ -76,10 +77,12 @@ class Writer:
         on_closed: Callable[[Writer], None],
         share: Share,
         options: ClientOptions,
+        on_ended: Callable[[Writer, NeveError], None] = lambda writer, error: None,
     ) -> None:
         self.stream_id = stream_id
         self._opener = opener
         self._on_closed = on_closed
+        self._on_ended = on_ended
         self._share = share
         self._options = options
         self._core = WriterCore(
@@ -217,11 +220,16 @@ class Writer:
         if opened is None:
             return
         try:
-            if self._error is None:
-                await self.flush()
-                await opened.tail.tell_all(CLOSE_TELL_TIMEOUT_S)
+            await self.drain()
         finally:
             await self._release(opened)
+
+    async def drain(self) -> None:
+        """Wait for what is pending, and until readers may go to the end; nothing if the writer is over."""
+        if self._error is None:
+            await self.flush()
+            assert self._opened is not None
+            await self._opened.tail.tell_all(CLOSE_TELL_TIMEOUT_S)
 
     async def freeze(self) -> tuple[int, int]:
         """For the sealing of the stream: waits for what is pending, and acknowledges nothing more. Returns the tail
@@ -246,7 +254,8 @@ class Writer:
         self._opened = None
         try:
             await opened.tail.closed()
-            await opened.lock.release()
+            if not opened.shared:
+                await opened.lock.release()
         finally:
             self._on_closed(self)
 
@@ -288,6 +297,7 @@ class Writer:
         self._ended_by = str(error)
         assert self._opened is not None
         self._opened.tail.close()
+        self._on_ended(self, error)
         waiters = self._core.abandon()
         log.log(
             logging.WARNING if waiters else logging.INFO,
