@@ -18,12 +18,12 @@ A mutation by a background part:
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
+from neve.meta.term_tasks import TermTasks
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.service import Call
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from neve.stream_manager.node_calls import NodeCalls
     from neve.stream_manager.owner_checks import OwnerChecks
     from neve.stream_manager.quota import QuotaTable
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 # --- placement, as the flows ask for it -----------------------------------------------------------------------
@@ -159,54 +155,6 @@ class NodesPart(Placement, Protocol):
 
 
 # --- one term -------------------------------------------------------------------------------------------------
-
-
-class TermTasks:
-    """Background tasks that end with the term."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
-        self.ended = False
-
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work, name=name or None)
-        if self.ended:
-            task.cancel()
-        self._tasks[task] = None
-        task.add_done_callback(self._on_done)
-        return task
-
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """The same for work whose failure somebody waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        if self.ended:
-            task.cancel()
-        self._tasks[task] = None
-        task.add_done_callback(self._on_awaited_done)
-        return task
-
-    def cancel(self) -> None:
-        self.ended = True
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def stopped(self) -> None:
-        """Wait until all of them have ended."""
-        while self._tasks:
-            tasks = list(self._tasks)
-            await asyncio.wait(tasks)
-            for task in tasks:
-                self._tasks.pop(task, None)
-
-    def _on_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.ended:
-            log.error("term_task_failed task=%s error=%r", task.get_name(), error, exc_info=error)
-
-    def _on_awaited_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # its caller may have given up: that is no unhandled error
 
 
 class Commit(Protocol):

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from neve.meta.election import Leadership
+from neve.meta.follower import PAGE_KEYS
 from neve.meta.store import MetaStore
+from neve.meta.term_tasks import TermTasks
 from neve.meta.txn import Delete, KeyRange
 from neve.proto import common_pb2
 from neve.proto.errors import NeveError, NotLeader
@@ -24,9 +26,9 @@ from neve.stream_manager.allocate import Allocator
 from neve.stream_manager.batcher import Batcher, lane_key
 from neve.stream_manager.changes import Changes, Kind
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.context import LeaderContext, NodesPart, TermTasks
+from neve.stream_manager.context import LeaderContext, NodesPart
 from neve.stream_manager.ensembles import Ensembles
-from neve.stream_manager.follower import PAGE_KEYS, kind_ranges
+from neve.stream_manager.follower import kind_ranges
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.node_calls import NodeCalls

@@ -1,37 +1,32 @@
 """A stream manager without its front doors: campaigns, leads or follows, and starts again after every term.
 
-Invariants: at most one term at a time; a leader that cannot load its state resigns (T15): better no leader than one
-            that serves nothing;
+Invariants: at most one term at a time; a leader that cannot load its state resigns (T15);
             while it does not lead, a state is kept by a watch; who leads is always watched.
-Neighbours: server.py puts it behind a `Front`, tests behind a simulated network; servicer.py answers with it.
+Neighbours: meta.candidate campaigns; servicer.py answers with it; server.py puts it behind a `Front`, tests behind a
+            simulated network.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
 
-from neve.meta.election import Election, Leadership
-from neve.meta.lease import Lease
+from neve.meta.candidate import Candidate
+from neve.meta.election import Leadership
+from neve.meta.roster import Roster
 from neve.meta.store import MetaStore
 from neve.meta.waiting import while_alive
-from neve.proto.errors import NeveError, NotLeader
+from neve.proto.errors import NotLeader
 from neve.stream_manager import records as r
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.follower import Follower
+from neve.stream_manager.follower import StateFollower
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, load
 from neve.stream_manager.pipeline import AllowAll, Authoriser
-from neve.stream_manager.roster import Roster
 
 log = logging.getLogger(__name__)
-
-PAUSE_S = 0.2
-PAUSE_S_MAX = 5.0
-REVOKE_TIMEOUT_S = 1.0
 
 
 class Manager:
@@ -56,9 +51,10 @@ class Manager:
         self.address = ""
         self.ids = IdSource(store, self.root)
         self.roster = Roster(store, r.election_prefix(self.root))
-        self.follower = Follower(store, self.root)
+        self.follower = StateFollower(store, self.root)
         self.term: Term | None = None
         self.terms = 0
+        self._terms_told = 0
         self._make_node_calls = make_node_calls
         self._make_part = make_part
         self._rng = rng
@@ -66,6 +62,14 @@ class Manager:
         self._authoriser = authoriser or AllowAll()
         self._on_loaded = on_loaded
         self._on_ended = on_ended
+        self._candidate = Candidate(
+            store,
+            r.election_prefix(self.root),
+            lease_ttl_s=config.lease_ttl_s,
+            rng=rng,
+            lead=self._lead,
+            resigned=self._after_term,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, address: str) -> None:
@@ -75,7 +79,7 @@ class Manager:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self.roster.run(), name="roster"),
-            loop.create_task(self._campaign_for_ever(), name="campaign"),
+            loop.create_task(self._candidate.run(address), name="campaign"),
         ]
 
     async def stop(self) -> None:
@@ -98,32 +102,10 @@ class Manager:
 
     # --- terms -----------------------------------------------------------------------------------------------
 
-    async def _campaign_for_ever(self) -> None:
-        election = Election(self.store, r.election_prefix(self.root))
-        pause_s = PAUSE_S
-        while True:
-            served = False
-            try:
-                served = await self._one_term(election)
-            except NeveError as error:
-                log.warning("campaign_failed error=%s", error)
-            except Exception:  # a bug must not leave the cluster without a candidate
-                log.exception("term_failed")
-            pause_s = PAUSE_S if served else min(2 * pause_s, PAUSE_S_MAX)
-            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
-
-    async def _one_term(self, election: Election) -> bool:
-        """Campaign, lead until it is over; whether it came to serving."""
-        lease = await self.store.grant_lease(self.config.lease_ttl_s)
-        terms = self.terms
-        try:
-            leadership = await election.campaign(self.address.encode(), lease)
-            async with leadership:  # resigns at the end, also when loading fails
-                return await self._lead(leadership)
-        finally:
-            await _revoke(lease)
-            if self.terms > terms:  # after resigning: what it does may take a while
-                self._on_ended()
+    def _after_term(self) -> None:
+        if self.terms > self._terms_told:  # a campaign that was lost is not a term
+            self._terms_told = self.terms
+            self._on_ended()
 
     async def _lead(self, leadership: Leadership) -> bool:
         await self.follower.stop()
@@ -172,12 +154,3 @@ class Manager:
                 term.end("this manager stops leading")
                 await term.stopped()
             self.follower.start()
-
-
-async def _revoke(lease: Lease) -> None:
-    """So that nobody has to wait for its end; if etcd does not answer it ends by itself."""
-    if not lease.alive():
-        return
-    with contextlib.suppress(NeveError, TimeoutError):
-        async with asyncio.timeout(REVOKE_TIMEOUT_S):
-            await lease.revoke()

@@ -37,12 +37,16 @@ def owner_of(stream: Stream, request: object) -> common_pb2.Owner | None:
     return owner
 
 
-def end_for(tail: Extent, request: sm.SealStreamRequest | sm.StreamCopy) -> int | None:
+def check_end_names_extent(request: sm.SealStreamRequest | sm.StreamCopy) -> None:
+    if request.HasField("acknowledged_end") and not request.extent_id:
+        raise InvalidArgument(what="extent_id", detail="acknowledged_end is of an extent: name it")
+
+
+def end_for(tail: Extent, request: sm.SealStreamRequest) -> int | None:
     """The end acknowledged in this very extent (16). One of an earlier tail would seal this one too short."""
+    check_end_names_extent(request)
     if not request.HasField("acknowledged_end"):
         return None
-    if not request.extent_id:
-        raise InvalidArgument(what="extent_id", detail="acknowledged_end is of an extent: name it")
     return request.acknowledged_end if request.extent_id == tail.extent_id else None
 
 

@@ -11,28 +11,23 @@ Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
 import logging
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-import uvloop
 from prometheus_client import CollectorRegistry
 
 from neve.meta.etcd import EtcdStore
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
-from neve.proto.errors import InvalidArgument, NeveError
+from neve.rpc.command_line import run_server
 from neve.rpc.diagnostics import diagnostics_service
 from neve.rpc.front import Front, run_until_told_to_stop
-from neve.rpc.logs import set_up_logging
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
 from neve.rpc.wire.client import WireChannel
@@ -190,21 +185,4 @@ async def serve(config: ManagerConfig) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="neve-stream-manager", description="Run a stream manager of Neve.")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a TOML file; stream_manager/config.py lists the keys"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key over the file's")
-    options = parser.parse_args(arguments)
-    try:
-        config = load(options.config, options.set)
-    except InvalidArgument as error:
-        print(f"neve-stream-manager: {error}", file=sys.stderr)
-        return 2
-    set_up_logging(as_json=config.log.json, level=config.log.level)
-    try:
-        uvloop.run(serve(config))
-    except (NeveError, TimeoutError, OSError) as error:
-        print(f"neve-stream-manager: cannot run: {error or type(error).__name__}", file=sys.stderr)
-        return 1
-    return 0
+    return run_server(arguments, kind="stream manager", load=load, serve=serve)

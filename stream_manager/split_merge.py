@@ -21,7 +21,7 @@ from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import stream_info
 from neve.stream_manager.records import Stream
-from neve.stream_manager.requests import check_name, check_owner, end_for, stream_named
+from neve.stream_manager.requests import check_end_names_extent, check_name, check_owner, stream_named
 from neve.stream_manager.seal_tail import SealOrder, open_tail, seal_tail
 from neve.stream_manager.streams import check_free
 
@@ -69,7 +69,7 @@ async def split_streams(
                 stream = ctx.state.streams[copy.stream_id]
                 more = {"streams": 1, "extents": len(stream.extent_ids)}
                 reservations.enter_context(ctx.quotas.reserve(stream.labels, **more))
-            await _seal_all(ctx, [(copy.stream_id, copy.owner, copy) for copy in request.streams])
+            await _seal_all(ctx, [(copy.stream_id, copy.owner, _end_of_copy(copy)) for copy in request.streams])
             changes = ctx.changes()
             for copy in request.streams:
                 stream = ctx.state.streams[copy.stream_id]
@@ -97,11 +97,18 @@ async def merge_streams(
     _check_writes(ctx.root, request.writes)
     names = [stream_named(ctx.state, number).name for number in gone_ids]
     async with ctx.locks.hold(names=[name for name in names if name], streams=[*ids, *gone_ids]):
-        order: list[tuple[int, common_pb2.Owner, sm.StreamCopy | None]] = []
+        order: list[tuple[int, common_pb2.Owner, common_pb2.StreamEnd | None]] = []
         for join in request.streams:
             check_owner(stream_named(ctx.state, join.stream_id), join.owner)
             check_owner(stream_named(ctx.state, join.absorbed_stream_id), join.absorbed_owner)
-            order += [(join.stream_id, join.owner, None), (join.absorbed_stream_id, join.absorbed_owner, None)]
+            order += [
+                (join.stream_id, join.owner, _end_of_join(join, "end", join.stream_id)),
+                (
+                    join.absorbed_stream_id,
+                    join.absorbed_owner,
+                    _end_of_join(join, "absorbed_end", join.absorbed_stream_id),
+                ),
+            ]
         await _seal_all(ctx, order)
         changes = ctx.changes()
         for join in request.streams:
@@ -134,14 +141,33 @@ def _room_for_joined(ctx: LeaderContext, join: sm.StreamJoin) -> contextlib.Abst
     return ctx.quotas.reserve(stream.labels, extents=len(more), size_bytes=ctx.quotas.size_bytes(more))
 
 
-async def _seal_all(ctx: LeaderContext, streams: Iterable[tuple[int, common_pb2.Owner, sm.StreamCopy | None]]) -> None:
-    for stream_id, owner, copy in streams:
+async def _seal_all(
+    ctx: LeaderContext, streams: Iterable[tuple[int, common_pb2.Owner, common_pb2.StreamEnd | None]]
+) -> None:
+    for stream_id, owner, end in streams:
         await ctx.owners.verify_new(owner.lock, owner.token)
         stream = ctx.state.streams[stream_id]
         tail = open_tail(ctx, stream)
         if tail is not None:
-            end = end_for(tail, copy) if copy is not None else None
-            await seal_tail(ctx, stream, tail, SealOrder(owner=owner, acknowledged_end=end))
+            # What an owner has acknowledged in an earlier tail says nothing of this one (16).
+            known = end.acknowledged_end if end is not None and end.extent_id == tail.extent_id else None
+            await seal_tail(ctx, stream, tail, SealOrder(owner=owner, acknowledged_end=known))
+
+
+def _end_of_copy(copy: sm.StreamCopy) -> common_pb2.StreamEnd | None:
+    if not copy.HasField("acknowledged_end"):
+        return None
+    check_end_names_extent(copy)
+    return common_pb2.StreamEnd(extent_id=copy.extent_id, acknowledged_end=copy.acknowledged_end)
+
+
+def _end_of_join(join: sm.StreamJoin, field: str, stream_id: int) -> common_pb2.StreamEnd | None:
+    if not join.HasField(field):
+        return None
+    end: common_pb2.StreamEnd = getattr(join, field)
+    if end.stream_id not in (0, stream_id) or not end.extent_id:
+        raise InvalidArgument(what=field, detail=f"it is of stream {stream_id} and names an extent of it")
+    return end
 
 
 def _twin(ctx: LeaderContext, stream: Stream, copy: sm.StreamCopy) -> Stream:

@@ -8,7 +8,7 @@ from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import MetaUnavailable
-from neve.stream_manager.follower import load_state
+from neve.stream_manager.follower import StateFollower
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, error_of, simulated
 
 DESCRIBE = methods.STREAM_MANAGER_DESCRIBE_STREAMS
@@ -44,7 +44,7 @@ async def test_leader_and_follower_hold_the_same_state() -> None:
         await asyncio.sleep(2)
         led, followed = cluster.term.state, cluster.managers[2].manager.follower.state
         assert followed is not None
-        loaded = await load_state(cluster.store, ROOT)
+        loaded = await StateFollower(cluster.store, ROOT).read()
         for state in (followed, loaded):
             state.validate()
             assert state.streams == led.streams

@@ -164,6 +164,41 @@ async def test_a_merge_puts_one_streams_extents_behind_the_others() -> None:
 
 
 @simulated
+async def test_a_merge_seals_at_the_ends_that_the_owners_have_acknowledged() -> None:
+    """With one replica of three left, only an owner's word says where its stream ends (rule 18)."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        partition = await Partition(cluster).make()
+        (first, first_tail, first_owner), (second, second_tail, second_owner) = partition.streams
+
+        async def one_is_left(what: str, extent_id: int, node_id: int) -> None:
+            if what == "fence" and node_id != 1:
+                raise ConnectFailed(address=f"node{node_id}")
+
+        cluster.nodes.trouble = one_is_left
+        join = sm.StreamJoin(
+            stream_id=first.stream_id,
+            owner=first_owner,
+            absorbed_stream_id=second.stream_id,
+            absorbed_owner=second_owner,
+        )
+        request = sm.MergeStreamsRequest(call=cluster.call_id(), streams=[join])
+        await error_of(cluster.call(MERGE, request), SealUnavailable)
+        join.end.CopyFrom(common_pb2.StreamEnd(stream_id=second.stream_id, extent_id=first_tail.extent_id))
+        wrong = sm.MergeStreamsRequest(call=cluster.call_id(), streams=[join])
+        await error_of(cluster.call(MERGE, wrong), InvalidArgument)
+        for end, stream, tail, acknowledged in (
+            (join.end, first, first_tail, 10),
+            (join.absorbed_end, second, second_tail, 20),
+        ):
+            end.stream_id, end.extent_id, end.acknowledged_end = stream.stream_id, tail.extent_id, acknowledged
+        request = sm.MergeStreamsRequest(call=cluster.call_id(), streams=[join])
+        reply = await cluster.call(MERGE, request)
+        sealed = [cluster.term.state.extents[number].seal for number in reply.streams[0].extent_ids]
+        assert [seal.length if seal is not None else None for seal in sealed] == [10, 20]
+
+
+@simulated
 async def test_splitting_and_merging_back_lists_shared_extents_once() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)

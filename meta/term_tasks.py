@@ -1,0 +1,65 @@
+"""The tasks of one term of leadership, which end with it.
+
+Invariants: after `cancel` no task of the term takes another step but to end; one that is started later is cancelled;
+            a background task that fails is logged, as an error: nobody waits for it who could tell.
+Neighbours: the leaders of stream_manager and partition_manager run their work in these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class TermTasks:
+    """Background tasks that end with the term."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
+        self.ended = False
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work, name=name or None)
+        if self.ended:
+            task.cancel()
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+        return task
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The same for work whose failure somebody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        if self.ended:
+            task.cancel()
+        self._tasks[task] = None
+        task.add_done_callback(self._on_awaited_done)
+        return task
+
+    def cancel(self) -> None:
+        self.ended = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def stopped(self) -> None:
+        """Wait until all of them have ended."""
+        while self._tasks:
+            tasks = list(self._tasks)
+            await asyncio.wait(tasks)
+            for task in tasks:
+                self._tasks.pop(task, None)
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None and not self.ended:
+            log.error("term_task_failed task=%s error=%r", task.get_name(), error, exc_info=error)
+
+    def _on_awaited_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # its caller may have given up: that is no unhandled error
