@@ -1,11 +1,17 @@
-"""What users import: the stream client and its synchronous twin, the values they deal in, and every error.
+"""What users import: the clients and their synchronous twins, the values they deal in, and every error.
 
-    from neve.client import Client, Position
+    from neve.client import Client, Position          # streams
+    from neve.client import KeyValueClient            # objects
 
 The command `stream-client` is in the package `command`.
 """
 
 from neve.client.client import Client
+from neve.client.kv_client import KeyValueClient
+from neve.client.kv_options import KeyValueOptions
+from neve.client.kv_sync import SyncKeyValueClient
+from neve.client.kv_transfer import ObjectStream
+from neve.client.kv_types import Delete, Object, ObjectInfo, Put
 from neve.client.options import ClientOptions
 from neve.client.sync_client import SyncClient, SyncWriter
 from neve.client.types import Extent, Position, Record, Replica, Stream
@@ -14,6 +20,7 @@ from neve.client.writer_group import WriterGroup
 from neve.proto.errors import (
     AlreadyExists,
     AppendOutcomeUnknown,
+    ConditionFailed,
     Conflict,
     ConnectFailed,
     DeadlineExceeded,
@@ -36,6 +43,7 @@ from neve.proto.errors import (
     TooLarge,
     Unauthenticated,
     WrongCluster,
+    WrongServer,
 )
 
 __all__ = [
@@ -43,11 +51,15 @@ __all__ = [
     "AppendOutcomeUnknown",
     "Client",
     "ClientOptions",
+    "ConditionFailed",
     "Conflict",
     "ConnectFailed",
     "DeadlineExceeded",
+    "Delete",
     "Extent",
     "InvalidArgument",
+    "KeyValueClient",
+    "KeyValueOptions",
     "LeaseLost",
     "LockHeld",
     "LockedByOther",
@@ -55,10 +67,14 @@ __all__ = [
     "NotEnoughNodes",
     "NotFound",
     "NotOwner",
+    "Object",
+    "ObjectInfo",
+    "ObjectStream",
     "OutOfRange",
     "Overloaded",
     "PermissionDenied",
     "Position",
+    "Put",
     "QuotaExceeded",
     "Record",
     "Replica",
@@ -68,6 +84,7 @@ __all__ = [
     "Stream",
     "StreamSealed",
     "SyncClient",
+    "SyncKeyValueClient",
     "SyncWriter",
     "TooLarge",
     "Unauthenticated",
@@ -75,4 +92,5 @@ __all__ = [
     "WriterGroup",
     "WriterStats",
     "WrongCluster",
+    "WrongServer",
 ]

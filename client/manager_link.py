@@ -1,4 +1,4 @@
-"""Calls to the stream managers: finds the leader, follows NotLeader, and repeats what may be repeated.
+"""Calls to the stream or partition managers: finds the leader, follows NotLeader, and repeats what may be repeated.
 
 Invariants: a mutation carries one call id however often it is sent, so it is executed once (rule 26);
             every operation ends within its deadline; between rounds there is a pause with jitter;
@@ -51,7 +51,13 @@ class ManagerLink:
     """`managers`: wire addresses, at least one. Which of them leads is found out."""
 
     def __init__(
-        self, channels: ChannelPool, managers: Sequence[str], *, options: ClientOptions, rng: random.Random
+        self,
+        channels: ChannelPool,
+        managers: Sequence[str],
+        *,
+        options: ClientOptions,
+        rng: random.Random,
+        kind: str = "stream manager",
     ) -> None:
         if not managers:
             raise InvalidArgument(what="managers", detail="the address of at least one manager is needed")
@@ -59,6 +65,7 @@ class ManagerLink:
         self._managers = list(dict.fromkeys(managers))
         self._options = options
         self._rng = rng
+        self._kind = kind  # for people: who does not answer
         self._leader = ""  # who leads, as far as we know
         self._reader = ""  # who has answered our last read
         self.client_id = rng.getrandbits(64)
@@ -148,7 +155,7 @@ class ManagerLink:
             pause_s = delay_s * self._rng.uniform(0.5, 1.0)
             if loop.time() + pause_s >= deadline_s:
                 assert last is not None
-                raise _no_manager(last, self._managers)
+                raise _no_manager(last, self._managers, self._kind)
             await asyncio.sleep(pause_s)
             delay_s = min(2 * delay_s, options.retry_delay_s_max)
 
@@ -166,7 +173,7 @@ class ManagerLink:
         return next((address for address in self._managers if address not in tried), None)
 
 
-def _no_manager(last: NeveError, managers: Sequence[str]) -> NeveError:
+def _no_manager(last: NeveError, managers: Sequence[str], kind: str) -> NeveError:
     if isinstance(last, ConnectFailed):
-        return ConnectFailed(address=", ".join(managers), detail="no stream manager answers there")
+        return ConnectFailed(address=", ".join(managers), detail=f"no {kind} answers there")
     return last

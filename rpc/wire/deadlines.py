@@ -1,7 +1,8 @@
 """Deadlines of many calls with few timers.
 
 A timer for each call would cost more than the rest of a small call. Deadlines are rounded up to a bucket of some
-milliseconds, and a bucket has one timer; adding and removing a call are set operations.
+milliseconds, and a bucket has one timer; adding and removing a call are operations
+on a dict, which keeps their order: calls that expire together do so in the same order in every simulated run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Deadlines(Generic[T]):
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
         self._loop = loop
         self._expired = expired
-        self._buckets: dict[int, set[T]] = {}
+        self._buckets: dict[int, dict[T, None]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._sweep_at = BUCKETS_SWEEP_MIN
 
@@ -33,15 +34,15 @@ class Deadlines(Generic[T]):
         if calls is None:
             if len(self._buckets) >= self._sweep_at:
                 self._sweep()
-            calls = self._buckets[bucket] = set()
+            calls = self._buckets[bucket] = {}
             self._timers[bucket] = self._loop.call_at(bucket / BUCKETS_PER_S, self._fire, bucket)
-        calls.add(call)
+        calls[call] = None
         return bucket
 
     def remove(self, call: T, bucket: int) -> None:
         calls = self._buckets.get(bucket)
         if calls is not None:
-            calls.discard(call)
+            calls.pop(call, None)
 
     def close(self) -> None:
         for timer in self._timers.values():

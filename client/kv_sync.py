@@ -1,0 +1,124 @@
+"""The key-value client for programs without asyncio: the same methods, without await, from any thread.
+
+    with SyncKeyValueClient(["127.0.0.1:3701"]) as kv:
+        kv.put(b"greeting", b"hello")
+        print(kv.get(b"greeting").value)
+
+Invariants: as sync_client.py: one loop in one thread of its own does all the work; operations of several threads travel
+            together; nothing here decides anything.
+Neighbours: kv_client.py is the client; sync_client.LoopThread runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+from neve.client.kv_client import KeyValueClient
+from neve.client.kv_options import DEFAULT_KV_OPTIONS, KeyValueOptions
+from neve.client.kv_transfer import ObjectStream
+from neve.client.kv_types import Delete, Object, ObjectInfo, Put
+from neve.client.sync_client import LoopThread
+from neve.proto.crc import Buffer
+from neve.rpc.tls import TlsFiles
+
+
+class SyncObjectStream:
+    """A streamed get: iterate over its chunks once, or `read` all of it."""
+
+    def __init__(self, thread: LoopThread, stream: ObjectStream) -> None:
+        self._thread = thread
+        self._stream = stream
+        self.info = stream.info
+        self.offset = stream.offset
+        self.length = stream.length
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._thread.iterate(self._stream.__aiter__())
+
+    def read(self) -> bytes:
+        return b"".join(self)
+
+
+class SyncKeyValueClient:
+    """The twin of `KeyValueClient`. The arguments are the same."""
+
+    def __init__(
+        self,
+        managers: Sequence[str],
+        *,
+        cluster: str = "main",
+        token: str = "",
+        tls: TlsFiles | None = None,
+        options: KeyValueOptions = DEFAULT_KV_OPTIONS,
+    ) -> None:
+        self._thread = LoopThread()
+
+        async def make() -> KeyValueClient:
+            return KeyValueClient(managers, cluster=cluster, token=token, tls=tls, options=options)
+
+        try:
+            self._client = self._thread.run(make())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def open(self) -> Self:
+        """Reach a manager. `with` does it."""
+        try:
+            self._thread.run(self._client.open())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Disconnect, and end the thread."""
+        try:
+            self._thread.run(self._client.close())
+        finally:
+            self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, key: Buffer, **how: Any) -> Object:
+        """As `KeyValueClient.get`, and so for all below."""
+        return self._thread.run(self._client.get(key, **how))
+
+    def head(self, key: Buffer, **how: Any) -> ObjectInfo:
+        return self._thread.run(self._client.head(key, **how))
+
+    def put(self, key: Buffer, value: Buffer, **how: Any) -> ObjectInfo:
+        return self._thread.run(self._client.put(key, value, **how))
+
+    def delete(self, key: Buffer, **how: Any) -> bool:
+        return self._thread.run(self._client.delete(key, **how))
+
+    def batch(self, operations: Sequence[Put | Delete], **how: Any) -> list[ObjectInfo]:
+        return self._thread.run(self._client.batch(operations, **how))
+
+    def scan(self, **how: Any) -> Iterator[ObjectInfo]:
+        """Close the iterator, or read it to its end."""
+        return self._thread.iterate(self._client.scan(**how))
+
+    def scan_objects(self, **how: Any) -> Iterator[Object]:
+        return self._thread.iterate(self._client.scan_objects(**how))
+
+    def put_stream(self, key: Buffer, chunks: Iterable[Buffer], **how: Any) -> ObjectInfo:
+        """The source is read in another thread, one piece at a time: it may block."""
+        pieces = iter(chunks)
+
+        async def source() -> AsyncIterator[Buffer]:
+            loop = asyncio.get_running_loop()
+            while (piece := await loop.run_in_executor(None, next, pieces, None)) is not None:
+                yield piece
+
+        return self._thread.run(self._client.put_stream(key, source(), **how))
+
+    def get_stream(self, key: Buffer, **how: Any) -> SyncObjectStream:
+        return SyncObjectStream(self._thread, self._thread.run(self._client.get_stream(key, **how)))
