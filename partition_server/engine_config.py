@@ -1,0 +1,69 @@
+"""What can be set about the storage of a partition. Every bound of it is here, with its reason.
+
+Invariants: a value that cannot work is refused when it is given, naming it.
+Neighbours: every module of the engine gets the one EngineConfig of its process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from neve.proto.errors import InvalidArgument
+from neve.rpc.limits import KIB, MIB
+
+KEY_BYTES_MAX = 4 * KIB
+VALUE_BYTES_MAX = 32 * MIB  # at once; larger ones are uploaded in parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    # --- objects ---
+    value_threshold_bytes: int = 4 * KIB  # values from here on stay in the log, tables point to them
+    part_bytes: int = 1 * MIB  # larger values are cut, so that a range reads no more than it needs
+    get_bytes_max: int = 32 * MIB  # of one answer
+    batch_operations_max: int = 10_000
+
+    # --- memtables ---
+    memtable_bytes: int = 64 * MIB  # then it is flushed
+    memtables_closed_max: int = 2  # waiting to be flushed; then writes stall
+    flush_after_s: float = 600.0  # what little there is, too: so that the log can be cut and a load stays short
+
+    # --- tables ---
+    block_bytes: int = 16 * KIB  # before compression
+    zstd_level: int = 1  # 3 is 5 % smaller and takes twice as long
+    bloom_bits_per_key: int = 10  # about 1 % of misses read a block in vain
+    append_bytes: int = 1 * MIB  # of a table, appended at a time
+
+    # --- compaction ---
+    tables_max: int = 8  # of similar size: then they are merged
+    size_ratio: float = 1.5  # tables join a merge while they are not larger than this times those before them
+    space_waste_max: float = 1.0  # newer tables together, in relation to the oldest: then all are merged
+    slice_s: float = 0.003  # how long background work holds the loop
+    maintenance_s: float = 1.0  # between two looks at what there is to do
+
+    # --- value log ---
+    log_garbage_ratio: float = 0.6  # of a log extent: then what lives in it is moved
+    reclaim_bytes_max: int = 32 * MIB  # moved and not acknowledged
+
+    # --- scans ---
+    scan_keys_max: int = 10_000
+    scan_bytes_max: int = 4 * MIB
+    snapshots_max: int = 100
+    snapshot_idle_s: float = 30.0
+    snapshot_age_s: float = 300.0
+
+    # --- calls ---
+    session_clients_max: int = 10_000
+    session_results_max: int = 16_384  # of one client
+    session_idle_s: float = 600.0
+    uploads_max: int = 100
+    upload_idle_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not value > 0:
+                raise InvalidArgument(what=each.name, detail=f"{value} is not above 0")
+
+
+DEFAULT_CONFIG = EngineConfig()

@@ -1,0 +1,132 @@
+"""What clients have called: a repeated call is answered with what it was answered before, and executed once (T50).
+
+Invariants: only acknowledged results are kept here for good, and only they go into a manifest: a result whose record
+            the log does not have would be a lie after a crash;
+            a call below what its client has said to be over, or below what was forgotten of it, is refused;
+            bounded: in clients, in results of a client, and in the time that an idle client is remembered.
+Neighbours: writes.py enters every write; replay.py and manifest.py bring back what was before.
+Not here:   client 0, of which nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from neve.partition_server.log_format import Caller
+from neve.partition_server.write import Outcome, Write
+from neve.proto.errors import InvalidArgument, Overloaded
+
+
+@dataclass(slots=True)
+class Session:
+    """One client. Calls below `floor` are over."""
+
+    floor: int = 0
+    used_ms: int = 0
+    results: dict[int, Outcome] = field(default_factory=dict)  # acknowledged, in the order of acknowledgement
+    running: dict[int, Write] = field(default_factory=dict)
+
+    def raise_floor(self, floor: int) -> None:
+        if floor <= self.floor:
+            return
+        self.floor = floor
+        results = self.results
+        while results:
+            first = next(iter(results))
+            if first >= floor:
+                break  # one that came out of order may lie behind it: it goes with a later floor
+            del results[first]
+
+
+class Sessions:
+    def __init__(self, *, clients_max: int, results_max: int, idle_ms: int) -> None:
+        self._clients_max = clients_max
+        self._results_max = results_max
+        self._idle_ms = idle_ms
+        self._clients: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
+
+    def enter(self, caller: Caller, now_ms: int) -> tuple[Write, bool]:
+        """The write of this call, and whether it is a new one: otherwise it is under way, or done."""
+        if not caller.client_id:
+            return Write(caller), True
+        session = self._session(caller.client_id, now_ms)
+        session.raise_floor(caller.completed_below)
+        call_id = caller.call_id
+        if call_id < session.floor:
+            detail = f"call {call_id} of client {caller.client_id:016x} is over: those below {session.floor} are"
+            raise InvalidArgument(what="call", detail=detail)
+        outcome = session.results.get(call_id)
+        if outcome is not None:
+            write = Write(caller)
+            write.outcome = outcome
+            write.finish()
+            return write, False
+        running = session.running.get(call_id)
+        if running is not None:
+            return running, False
+        if len(session.running) >= self._results_max:
+            raise Overloaded(what="session", detail=f"{len(session.running)} calls of one client are under way")
+        write = session.running[call_id] = Write(caller)
+        return write, True
+
+    def leave(self, write: Write) -> None:
+        """It came to nothing: the same call may be tried again."""
+        session = self._clients.get(write.caller.client_id)
+        if session is not None and session.running.get(write.caller.call_id) is write:
+            del session.running[write.caller.call_id]
+
+    def acknowledged(self, write: Write) -> None:
+        self.leave(write)
+        self.remember(write.caller, write.outcome, 0)
+
+    def remember(self, caller: Caller, outcome: Outcome, now_ms: int) -> None:
+        if not caller.client_id:
+            return
+        session = self._session(caller.client_id, now_ms)
+        session.raise_floor(caller.completed_below)
+        if caller.call_id >= session.floor:
+            session.results[caller.call_id] = outcome
+            while len(session.results) > self._results_max:  # it does not say what is over: by age, then
+                session.raise_floor(max(next(iter(session.results)) + 1, session.floor + 1))
+
+    def restore(self, client_id: int, floor: int, used_ms: int, results: dict[int, Outcome]) -> None:
+        """From a manifest; of two partitions that became one, both count."""
+        session = self._session(client_id, used_ms)
+        for call_id, outcome in results.items():
+            session.results.setdefault(call_id, outcome)
+        session.raise_floor(floor)
+
+    def expire(self, now_ms: int) -> None:
+        """Forget who has not called for long, and has nothing under way."""
+        while self._clients:
+            client_id, session = next(iter(self._clients.items()))
+            if session.running or session.used_ms + self._idle_ms > now_ms:
+                return
+            del self._clients[client_id]
+
+    def all(self) -> Iterator[tuple[int, Session]]:
+        return iter(self._clients.items())
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def _session(self, client_id: int, now_ms: int) -> Session:
+        session = self._clients.get(client_id)
+        if session is None:
+            if len(self._clients) >= self._clients_max:
+                self._drop_one()
+            session = self._clients[client_id] = Session()
+        else:
+            self._clients.move_to_end(client_id)
+        if now_ms > session.used_ms:
+            session.used_ms = now_ms
+        return session
+
+    def _drop_one(self) -> None:
+        for client_id, session in self._clients.items():
+            if not session.running:
+                del self._clients[client_id]
+                return
+        raise Overloaded(what="sessions", detail=f"{len(self._clients)} clients have calls under way")

@@ -1,0 +1,206 @@
+"""What the modules of one loaded partition share: its range, its streams, its memtables and tables, and its counters.
+
+Invariants: `view` is replaced as a whole, never changed: whoever took it sees one consistent list of memtables and
+            tables;
+            a partition that failed answers nothing more: whoever owns it loads it anew;
+            no log extent that somebody has pinned leaves the stream.
+Neighbours: engine.py makes one; lookups, writes, scans, flusher, compactor and reclaimer work on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from neve.client.client import Client
+from neve.client.types import Position
+from neve.client.writer import Writer
+from neve.partition_server.engine_config import KEY_BYTES_MAX, EngineConfig
+from neve.partition_server.entry import Entry
+from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.memtable import Memtable
+from neve.partition_server.sessions import Sessions
+from neve.proto import partition_manager_pb2 as pm
+from neve.proto.errors import InvalidArgument, NeveError, NotOwner, Overloaded, ShuttingDown, TooLarge, WrongServer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStreams:
+    """The streams of a partition, opened under one lock. `ensure_owner` raises unless we surely still have it."""
+
+    log: Writer
+    row: Writer
+    meta: Writer
+    client: Client
+    ensure_owner: Callable[[], None]
+
+
+class View(NamedTuple):
+    """The newest first. The first memtable is the active one."""
+
+    memtables: tuple[Memtable, ...]
+
+
+class Pins:
+    """Log extents that something refers to which is in no table and no memtable (yet)."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, extent_ids: Iterable[int]) -> None:
+        for extent_id in extent_ids:
+            self._counts[extent_id] = self._counts.get(extent_id, 0) + 1
+
+    def remove(self, extent_ids: Iterable[int]) -> None:
+        for extent_id in extent_ids:
+            left = self._counts[extent_id] - 1
+            if left:
+                self._counts[extent_id] = left
+            else:
+                del self._counts[extent_id]
+
+    def __contains__(self, extent_id: int) -> bool:
+        return extent_id in self._counts
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the partition was loaded."""
+
+    reads: int = 0
+    writes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+class Store:
+    def __init__(
+        self,
+        region: pm.RegionRecord,
+        streams: PartitionStreams,
+        *,
+        config: EngineConfig,
+        clock: Callable[[], int],
+        rng: random.Random,
+        memory: MemoryBudget,
+    ) -> None:
+        self.partition_id = region.partition_id
+        self.region = region
+        self.start: bytes = region.start
+        self.end: bytes = region.end
+        self.streams = streams
+        self.config = config
+        self.wall_ms = clock
+        self.rng = rng
+        self.memory = memory
+        self.share = memory.share()
+        self.loop = asyncio.get_running_loop()
+        self.seq = 0
+        self.applied = 0  # acknowledgements so far
+        self.snapshot_applied = 0  # of the newest snapshot that is kept
+        self.pending: dict[bytes, Entry] = {}  # the newest of each key that is submitted and not acknowledged
+        self.pins = Pins()
+        self.counters = Counters()
+        self.sessions = Sessions(
+            clients_max=config.session_clients_max,
+            results_max=config.session_results_max,
+            idle_ms=int(config.session_idle_s * 1000),
+        )
+        self.memtables_made = 0
+        self.view = View((self.new_memtable(),))
+        self.log_replay_from: Position | None = None  # None: from the stream's beginning
+        self.frozen = False
+        self.error: NeveError | None = None
+        self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is of no use
+        self.work = asyncio.Event()  # there may be something for the background to do
+        self._stalled: list[asyncio.Future[None]] = []
+
+    def new_memtable(self) -> Memtable:
+        self.memtables_made += 1
+        return Memtable(self.memtables_made)
+
+    @property
+    def active(self) -> Memtable:
+        return self.view.memtables[0]
+
+    # --- room ------------------------------------------------------------------------------------------------
+
+    def must_wait(self) -> bool:
+        """Whether memory is full: writes then wait for a flush."""
+        if self.memory.full:
+            return True
+        memtables = self.view.memtables
+        config = self.config
+        return memtables[0].memory_bytes >= config.memtable_bytes and len(memtables) > config.memtables_closed_max
+
+    async def until_room(self) -> None:
+        """Wait for memory; ends without an await if there is some."""
+        self.check_writable()
+        while self.must_wait():
+            self.work.set()
+            if self.memory.full:
+                await self.memory.until_room()
+            else:
+                future: asyncio.Future[None] = self.loop.create_future()
+                self._stalled.append(future)
+                await future
+            self.check_writable()
+
+    def unstall(self) -> None:
+        """A memtable was flushed, or the partition is over: those who wait look again."""
+        stalled, self._stalled = self._stalled, []
+        for future in stalled:
+            if not future.done():
+                future.set_result(None)
+
+    # --- may we? ---------------------------------------------------------------------------------------------
+
+    def owns(self, key: bytes) -> bool:
+        return self.start <= key and (not self.end or key < self.end)
+
+    def check_key(self, key: bytes) -> None:
+        if not key:
+            raise InvalidArgument(what="key", detail="it is empty")
+        if len(key) > KEY_BYTES_MAX:
+            raise TooLarge(what="key", size_bytes=len(key), limit_bytes=KEY_BYTES_MAX)
+        if not self.owns(key):
+            raise WrongServer(partition_id=self.partition_id, regions_version=self.region.version)
+
+    def check_readable(self) -> None:
+        if self.error is not None:
+            raise ShuttingDown(detail=f"partition {self.partition_id} ended: {self.error}")
+
+    def check_writable(self) -> None:
+        self.check_readable()
+        if self.frozen:
+            raise Overloaded(what="partition", detail=f"partition {self.partition_id} is frozen")
+
+    def ensure_owner(self) -> None:
+        """Right before an answer: nobody else may serve these keys now (rule 2)."""
+        try:
+            self.streams.ensure_owner()
+        except NeveError as error:
+            self.fail(error)
+            raise
+        self.check_readable()
+
+    def fail(self, error: NeveError) -> None:
+        """A stream or the lock is lost: nothing is answered any more."""
+        if self.error is not None:
+            return
+        self.error = error
+        log.log(
+            logging.INFO if isinstance(error, (ShuttingDown, NotOwner)) else logging.WARNING,
+            "partition_failed partition_id=%d error=%s",
+            *(self.partition_id, error),
+        )
+        self.work.set()
+        self.unstall()
+        if not self.failed.done():
+            self.failed.set_result(error)
