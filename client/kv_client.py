@@ -43,6 +43,7 @@ from neve.client.kv_types import (
     ObjectInfo,
     Put,
     checked_key,
+    checked_object,
     checked_ttl_ms,
     checked_value,
     condition,
@@ -53,7 +54,7 @@ from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
-from neve.proto.crc import Buffer, crc32c
+from neve.proto.crc import Buffer
 from neve.proto.errors import (
     ConditionFailed,
     InvalidArgument,
@@ -162,12 +163,7 @@ class KeyValueClient:
         info = info_from(result.info, key)
         if len(payload) != info.size_bytes:
             return await self._get_large(key, timeout_s)
-        value = bytes(payload)
-        if crc32c(value) != info.crc32c:
-            raise ProtocolViolation(
-                detail=f"the value of {show_key(key)} does not have the checksum that it was put with"
-            )
-        return Object(info, value)
+        return checked_object(info, bytes(payload))
 
     async def _get_large(self, key: bytes, timeout_s: float | None) -> Object:
         """In ranges; from the beginning again if the object changes meanwhile, within the time that there is."""
@@ -181,10 +177,7 @@ class KeyValueClient:
                 if loop.time() >= deadline_s:
                     raise
                 continue
-            if crc32c(value) != stream.info.crc32c:
-                detail = f"the value of {show_key(key)} does not have the checksum that it was put with"
-                raise ProtocolViolation(detail=detail)
-            return Object(stream.info, value)
+            return checked_object(stream.info, value)
 
     async def head(self, key: Buffer, *, timeout_s: float | None = None) -> ObjectInfo:
         """What is known of an object; NotFound if there is none."""

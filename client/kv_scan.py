@@ -16,7 +16,7 @@ from typing import NamedTuple
 from neve.client.core_kv_routing import Region, ScanCursor
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_router import Router
-from neve.client.kv_types import Object, ObjectInfo, info_from
+from neve.client.kv_types import Object, ObjectInfo, checked_object, info_from
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError, NotFound, ProtocolViolation
@@ -119,6 +119,6 @@ def _objects(infos: list[ObjectInfo], payload: memoryview) -> list[Object]:
         end = at + info.size_bytes
         if end > len(payload):
             raise ProtocolViolation(detail=f"the value of {info.key!r} ends at {end}, the payload at {len(payload)}")
-        objects.append(Object(info, bytes(payload[at:end])))
+        objects.append(checked_object(info, bytes(payload[at:end])))
         at = end
     return objects

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from neve.proto import partition_server_pb2 as ps
-from neve.proto.crc import Buffer
-from neve.proto.errors import InvalidArgument, TooLarge
+from neve.proto.crc import Buffer, crc32c
+from neve.proto.errors import InvalidArgument, ProtocolViolation, TooLarge
 
 KEY_BYTES_MAX = 4096
 VALUE_BYTES_MAX = 32 << 20  # at once; put_stream takes more
@@ -96,6 +96,14 @@ def checked_value(value: Buffer) -> Buffer:
             what="value", size_bytes=len(value), limit_bytes=VALUE_BYTES_MAX, detail="put_stream takes larger ones"
         )
     return value
+
+
+def checked_object(info: ObjectInfo, value: bytes) -> Object:
+    """ProtocolViolation if the bytes are not those that were put: the checksum was made where they came from."""
+    if crc32c(value) != info.crc32c:
+        detail = f"the value of {show_key(info.key)} does not have the checksum that it was put with"
+        raise ProtocolViolation(detail=detail)
+    return Object(info, value)
 
 
 def checked_ttl_ms(ttl_s: float | None) -> int:

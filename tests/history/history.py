@@ -1,0 +1,150 @@
+"""What clients of a key-value store asked and were told, and when: the material of tests/history/linearizable.py.
+
+    recorder = Recorder(clock)
+    kv = RecordingClient(client, recorder, name="c1")
+    await kv.put(b"k", b"v1"); await kv.get(b"k")
+    assert_linearizable(recorder.history)
+
+Invariants: an operation is in the history from the moment before it is sent; its end is noted when its answer is known;
+            one that ends with an error whose outcome is unknown, or that never ends, is a "maybe": it may take effect
+            at any time from its beginning on, or never; one that certainly was not executed is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any
+
+from neve.client.kv_client import KeyValueClient
+from neve.proto import errors
+
+
+class Kind(enum.Enum):
+    GET = "get"
+    PUT = "put"
+    DELETE = "delete"
+
+
+class Outcome(enum.Enum):
+    MAYBE = "maybe"  # not known: also while it is under way
+    DONE = "done"
+    REFUSED = "refused"  # its condition was not met; `seen_version` is what was found
+    NOTHING = "nothing"  # certainly not executed
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Operation:
+    """One operation on one key. `end_s` is infinite while nobody knows."""
+
+    client: str
+    kind: Kind
+    key: bytes
+    begin_s: float
+    end_s: float = float("inf")
+    value: bytes | None = None  # that a put writes
+    if_absent: bool = False
+    if_version: int | None = None
+    outcome: Outcome = Outcome.MAYBE
+    seen_value: bytes | None = None  # by a get; None: there was no object
+    seen_version: int = 0  # of a get, of a put's own object, or of what a refused one found; 0: none
+    existed: bool = False  # of a delete
+
+    def __str__(self) -> str:
+        end = "…" if self.end_s == float("inf") else f"{self.end_s:.6f}"
+        condition = " if absent" if self.if_absent else f" if version {self.if_version}" if self.if_version else ""
+        told = {
+            Kind.GET: f"{self.seen_value!r} @{self.seen_version}",
+            Kind.PUT: f"{self.value!r} @{self.seen_version}",
+            Kind.DELETE: f"existed={self.existed} @{self.seen_version}",
+        }[self.kind]
+        return (
+            f"[{self.begin_s:.6f}, {end}] {self.client} {self.kind.value}{condition} {self.key!r}: "
+            f"{self.outcome.value} {told}"
+        )
+
+
+class Recorder:
+    """Collects the operations of any number of clients."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or asyncio.get_running_loop().time
+        self.history: list[Operation] = []
+
+    def begin(self, client: str, kind: Kind, key: bytes, **fields: Any) -> Operation:
+        operation = Operation(client, kind, key, self._clock(), **fields)
+        self.history.append(operation)
+        return operation
+
+    def end(self, operation: Operation, outcome: Outcome, **fields: Any) -> None:
+        operation.end_s = self._clock()
+        operation.outcome = outcome
+        for name, value in fields.items():
+            setattr(operation, name, value)
+
+    def failed(self, operation: Operation, error: errors.NeveError) -> None:
+        """A maybe if it may have been executed, otherwise nothing. A get changes nothing either way."""
+        if error.outcome_unknown and operation.kind is not Kind.GET:
+            return
+        self.end(operation, Outcome.NOTHING)
+
+    def of_key(self, key: bytes) -> list[Operation]:
+        return [operation for operation in self.history if operation.key == key]
+
+
+class RecordingClient:
+    """The same methods as the client, each noted. Errors are noted and not raised: a workload goes on."""
+
+    def __init__(
+        self, client: KeyValueClient, recorder: Recorder, *, name: str, timeout_s: float | None = None
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._timeout_s = timeout_s
+        self.name = name
+
+    async def get(self, key: bytes) -> bytes | None:
+        operation = self._recorder.begin(self.name, Kind.GET, key)
+        try:
+            found = await self._client.get(key, timeout_s=self._timeout_s)
+        except errors.NotFound:
+            self._recorder.end(operation, Outcome.DONE)
+            return None
+        except errors.NeveError as error:
+            self._recorder.failed(operation, error)
+            return None
+        self._recorder.end(operation, Outcome.DONE, seen_value=found.value, seen_version=found.info.version)
+        return found.value
+
+    async def put(
+        self, key: bytes, value: bytes, *, if_absent: bool = False, if_version: int | None = None
+    ) -> int | None:
+        """The version; None if it failed."""
+        operation = self._recorder.begin(
+            self.name, Kind.PUT, key, value=value, if_absent=if_absent, if_version=if_version
+        )
+        try:
+            info = await self._client.put(
+                key, value, if_absent=if_absent, if_version=if_version, timeout_s=self._timeout_s
+            )
+        except errors.ConditionFailed as error:
+            self._recorder.end(operation, Outcome.REFUSED, seen_version=error.version)
+            return None
+        except errors.NeveError as error:
+            self._recorder.failed(operation, error)
+            return None
+        self._recorder.end(operation, Outcome.DONE, seen_version=info.version)
+        return info.version
+
+    async def delete(self, key: bytes, *, if_version: int | None = None) -> None:
+        operation = self._recorder.begin(self.name, Kind.DELETE, key, if_version=if_version)
+        try:
+            existed = await self._client.delete(key, if_version=if_version, timeout_s=self._timeout_s)
+        except errors.ConditionFailed as error:
+            self._recorder.end(operation, Outcome.REFUSED, seen_version=error.version)
+        except errors.NeveError as error:
+            self._recorder.failed(operation, error)
+        else:
+            self._recorder.end(operation, Outcome.DONE, existed=existed)
