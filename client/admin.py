@@ -105,3 +105,16 @@ class Admin:
         versions = [sm.ExtentVersion(extent_id=extent_id, eversion=eversion) for extent_id, eversion in extents]
         request = sm.DeleteExtentsRequest(extents=versions, revision=revision)
         return await self._link.order(methods.STREAM_MANAGER_DELETE_EXTENTS, request)
+
+    # --- for the partition layer ------------------------------------------------------------------------------
+
+    async def alloc_ids(self, count: int = 1) -> int:
+        """The first of `count` numbers in a row that nobody else ever gets."""
+        return (await self._link.ask(methods.STREAM_MANAGER_ALLOC_ID, sm.AllocIdRequest(count=count))).first_id
+
+    async def split_streams(self, request: sm.SplitStreamsRequest, *, timeout_s: float) -> sm.SplitStreamsReply:
+        """Twins of several streams, and keys of the caller, in one transaction."""
+        return await self._link.order(methods.STREAM_MANAGER_SPLIT_STREAMS, request, timeout_s=timeout_s)
+
+    async def merge_streams(self, request: sm.MergeStreamsRequest, *, timeout_s: float) -> sm.MergeStreamsReply:
+        return await self._link.order(methods.STREAM_MANAGER_MERGE_STREAMS, request, timeout_s=timeout_s)

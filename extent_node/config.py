@@ -25,6 +25,7 @@ from neve.proto.errors import InvalidArgument
 from neve.rpc import config
 from neve.rpc.front import FrontConfig
 from neve.rpc.limits import MIB
+from neve.rpc.logs import Logging
 from neve.rpc.wire.sockets import split_address
 
 
@@ -36,16 +37,6 @@ class Location:
     rack: str = ""
     zone: str = ""
     labels: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logging:
-    json: bool = False
-    level: str = "INFO"
-
-    def __post_init__(self) -> None:
-        if self.level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-            raise ValueError(f"level must be DEBUG, INFO, WARNING or ERROR, not {self.level!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

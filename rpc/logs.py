@@ -9,6 +9,19 @@ import json
 import logging
 import sys
 import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logging:
+    """Table [log] of every server."""
+
+    json: bool = False
+    level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if self.level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            raise ValueError(f"level must be DEBUG, INFO, WARNING or ERROR, not {self.level!r}")
 
 
 class JsonFormatter(logging.Formatter):

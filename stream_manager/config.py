@@ -22,20 +22,11 @@ from neve.meta.etcd_config import EtcdConfig
 from neve.rpc import config
 from neve.rpc.front import FrontConfig
 from neve.rpc.limits import MIB
+from neve.rpc.logs import Logging
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.records import EXTENT_BYTES_LIMIT
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logging:
-    json: bool = False
-    level: str = "INFO"
-
-    def __post_init__(self) -> None:
-        if self.level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-            raise ValueError(f"level must be DEBUG, INFO, WARNING or ERROR, not {self.level!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

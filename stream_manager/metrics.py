@@ -5,58 +5,24 @@ Counting on the way of a call is an addition; gauges are read from the state whe
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from neve.rpc.call_times import CallTimes
 from neve.stream_manager import reads
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.state import State
 
-LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-
-class _Durations:
-    """One method's histogram. A list and a sum: prometheus_client's own takes longer than a whole read."""
-
-    __slots__ = ("counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
-        self.sum_s = 0.0
-
-
-class ManagerMetrics(Collector):
-    """`registry` is the manager's own, so that several managers fit into one process."""
-
+class ManagerMetrics(CallTimes):
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._by_method: dict[str, _Durations] = {}
-        registry.register(self)
-
-    def observe(self, method: str, duration_s: float) -> None:
-        found = self._by_method.get(method)
-        if found is None:
-            found = self._by_method[method] = _Durations()
-        found.counts[bisect.bisect_left(LATENCY_BUCKETS_S, duration_s)] += 1
-        found.sum_s += duration_s
-
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(
-            "neve_manager_call_seconds",
-            "Time from receiving a call that changes metadata to its answer.",
-            labels=["method"],
-        )
-        bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
-        for method, found in self._by_method.items():
-            buckets = list(zip(bounds, itertools.accumulate(found.counts), strict=True))
-            family.add_metric([method], buckets=buckets, sum_value=found.sum_s)
-        yield family
+        text = "Time from receiving a call that changes metadata to its answer."
+        super().__init__(registry, "neve_manager_call_seconds", text)
 
 
 class ManagerCollector(Collector):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from neve.meta import keys
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 
@@ -296,13 +297,8 @@ STREAMS, EXTENTS, NODES, NAMES, TASKS, REPLAY, QUOTAS, SETTINGS, COMMITS, IDS = 
 SETTINGS_NAME = b"cluster"
 
 
-def root_of(cluster: str) -> bytes:
-    """What all keys of a cluster begin with."""
-    return b"/" + cluster.encode() + b"/"
-
-
-def id_text(number: int) -> bytes:
-    return b"%016x" % number
+root_of = keys.root_of
+id_text = keys.id_text
 
 
 def election_prefix(root: bytes) -> bytes:

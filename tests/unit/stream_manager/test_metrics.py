@@ -6,8 +6,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from neve.rpc.call_times import SLOW_CALL_BUCKETS_S as LATENCY_BUCKETS_S
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.metrics import LATENCY_BUCKETS_S, ManagerCollector, ManagerMetrics
+from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
 from neve.stream_manager.reads import lacking_extents, under_replicated
 from tests.unit.stream_manager.manager_rig import Cluster, simulated
 

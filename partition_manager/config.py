@@ -1,0 +1,78 @@
+"""What can be set about a partition manager: a TOML file, and `--set key=value` over it.
+
+cluster = "main"
+stream_managers = ["10.0.0.1:3401"]
+advertise = "10.0.0.1:3701"                 # empty: where we listen
+[listen]
+wire = "10.0.0.1:3701"
+[etcd]
+endpoints = ["10.0.0.1:2379"]
+[balance]
+split_bytes = "8 GiB"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neve.meta.etcd_config import EtcdConfig
+from neve.partition_manager.core_balance import BalanceConfig
+from neve.rpc import config
+from neve.rpc.front import FrontConfig
+from neve.rpc.logs import Logging
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Table [timeouts], in seconds."""
+
+    prepare_split_s: float = 10.0  # of a server, to have all of its appends acknowledged
+    prepare_merge_s: float = 60.0  # the same, and a flush of what is in memory
+    reshape_s: float = 20.0  # of the stream manager, to seal and to commit: the freeze at the server bounds it, too
+    known_s: float = 10.0  # until we have heard of what we have committed ourselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Table [limits]."""
+
+    requests_in_flight_max: int = 1000
+    page_max: int = 1000  # regions in one answer
+    bootstrap_regions_max: int = 100  # one transaction has them all
+    moves_max: int = 60  # in one transaction
+    streams_at_once: int = 12  # that a bootstrap makes side by side
+    waiting_max: int = 10_000  # callers that wait for a newer map
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionManagerConfig:
+    cluster: str
+    stream_managers: list[str]
+    etcd: EtcdConfig = field(default_factory=lambda: EtcdConfig(endpoints=("127.0.0.1:2379",)))
+    listen: FrontConfig = field(default_factory=FrontConfig)
+    advertise: str = ""  # what servers and clients dial; empty: where we listen
+    token: str = ""  # what this manager shows to stream managers and partition servers
+    lease_ttl_s: int = 5
+    start_grace_s: float = 5.0  # in a new term a server that has not been seen yet keeps its partitions for so long
+    log: Logging = field(default_factory=Logging)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    limits: Limits = field(default_factory=Limits)
+    balance: BalanceConfig = field(default_factory=BalanceConfig)
+    drain_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.stream_managers:
+            raise ValueError("stream_managers must name at least one address")
+        if self.lease_ttl_s < 2:
+            raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+        if not 1 <= self.limits.bootstrap_regions_max <= 120 or not 1 <= self.limits.moves_max <= 120:
+            raise ValueError(
+                "limits.bootstrap_regions_max and limits.moves_max must fit into one transaction: 1 to 120"
+            )
+
+
+def load(path: Path | None, assignments: Sequence[str] = ()) -> PartitionManagerConfig:
+    """InvalidArgument names what is wrong."""
+    return config.load(PartitionManagerConfig, path, assignments)

@@ -1,0 +1,221 @@
+"""Who serves what, and when partitions are split, merged or moved by themselves. Pure: it is told the time.
+
+Invariants: a partition without a live server goes to the one with the least to do, and no other partition moves for it;
+            everything else is done only when its reason has stood for several rounds in a row, a little at a time, and
+            not again to the same partition for a while: what a step changes must be seen before the next one;
+            a merge never makes what would be split again: its bounds are far below those of a split;
+            never fewer partitions than `regions_per_server_min` for each server: there must be something to balance.
+Neighbours: balancer.py feeds it with the map and what servers tell, and carries out its steps.
+
+How much a partition weighs. Half of it is its share of all operations, half its share of the partitions: operations
+alone would pile hundreds of idle partitions on one server, which then all have to be loaded when it dies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from neve.proto import partition_manager_pb2 as pm
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceConfig:
+    """Table [balance]."""
+
+    interval_s: float = 5.0  # of a round
+    split_bytes: int = 8192 * MIB  # reading what a partition of this size has to replay and to compact is still quick
+    split_ops_per_s: float = 20_000.0
+    merge_bytes_max: int = 512 * MIB  # of both together: a sixteenth of what is split
+    merge_ops_per_s_max: float = 100.0
+    regions_per_server_min: int = 4
+    regions_per_server_max: int = 200
+    imbalance_min: float = 0.4  # between the fullest and the emptiest server, as a share of what each should have
+    rounds: int = 3  # a reason for a split or a move stands for so many rounds
+    merge_rounds: int = 60
+    moves_max: int = 2  # in a round
+    rest_s: float = 60.0  # before the same partition is moved, split or merged again
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if 2 * self.merge_bytes_max > self.split_bytes or 2 * self.merge_ops_per_s_max > self.split_ops_per_s:
+            raise ValueError("what is merged must stay below half of what is split, or both would go on for ever")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    partition_id: int
+    server_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    partition_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    left_id: int
+    right_id: int
+
+
+Step = Move | Split | Merge
+
+
+def weights(regions: Sequence[pm.RegionRecord], loads: Mapping[int, pm.PartitionLoad]) -> dict[int, float]:
+    """By partition; all of them together weigh 1."""
+    ops = {region.partition_id: ops_per_s(loads.get(region.partition_id)) for region in regions}
+    total_ops = sum(ops.values())
+    even = 1 / len(regions) if regions else 0.0
+    if total_ops < 1.0:  # an idle cluster: what little there is says nothing
+        return dict.fromkeys(ops, even)
+    return {partition_id: 0.5 * even + 0.5 * each / total_ops for partition_id, each in ops.items()}
+
+
+def ops_per_s(load: pm.PartitionLoad | None) -> float:
+    return load.reads_per_s + load.writes_per_s if load is not None else 0.0
+
+
+def assign(
+    regions: Sequence[pm.RegionRecord], servers: Iterable[int], loads: Mapping[int, pm.PartitionLoad]
+) -> dict[int, int]:
+    """A server for each partition whose own is not among `servers`; the others stay where they are."""
+    weight = weights(regions, loads)
+    held = dict.fromkeys(sorted(servers), 0.0)
+    if not held:
+        return {}
+    homeless = []
+    for region in regions:
+        if region.server_id in held:
+            held[region.server_id] += weight[region.partition_id]
+        else:
+            homeless.append(region.partition_id)
+    found: dict[int, int] = {}
+    for partition_id in sorted(homeless, key=lambda each: (-weight[each], each)):
+        server_id = min(held, key=lambda each: (held[each], each))
+        found[partition_id] = server_id
+        held[server_id] += weight[partition_id]
+    return found
+
+
+@dataclass(slots=True)
+class Balance:
+    """Remembers from round to round what it has seen, and what was done. Of one term."""
+
+    config: BalanceConfig
+    _large: dict[int, int] = field(default_factory=dict)  # rounds in a row
+    _cold: dict[tuple[int, int], int] = field(default_factory=dict)
+    _uneven: int = 0
+    _rests_until_s: dict[int, float] = field(default_factory=dict)
+
+    def rest(self, partition_ids: Iterable[int], *, now_s: float) -> None:
+        """Something was done to these: not again soon."""
+        for partition_id in partition_ids:
+            self._rests_until_s[partition_id] = now_s + self.config.rest_s
+
+    def round(
+        self,
+        regions: Sequence[pm.RegionRecord],
+        servers: Sequence[int],
+        loads: Mapping[int, pm.PartitionLoad],
+        *,
+        now_s: float,
+    ) -> list[Step]:
+        """What is to be done now; the caller tells by `rest` what it has done. Regions are by their start."""
+        self._rests_until_s = {each: until for each, until in self._rests_until_s.items() if until > now_s}
+        if not servers:
+            return []
+        steps: list[Step] = [*self._splits(regions, servers, loads)]
+        if not steps:
+            steps += self._merges(regions, servers, loads)
+        steps += self._moves(regions, servers, loads)
+        return steps
+
+    def _splits(
+        self, regions: Sequence[pm.RegionRecord], servers: Sequence[int], loads: Mapping[int, pm.PartitionLoad]
+    ) -> list[Split]:
+        config = self.config
+        large: dict[int, int] = {}
+        for region in regions:
+            load = loads.get(region.partition_id)
+            if load is None:
+                continue
+            if load.size_bytes > config.split_bytes or ops_per_s(load) > config.split_ops_per_s:
+                large[region.partition_id] = self._large.get(region.partition_id, 0) + 1
+        self._large = large
+        if len(regions) >= config.regions_per_server_max * len(servers):
+            return []
+        due = [each for each, rounds in large.items() if rounds >= config.rounds and each not in self._rests_until_s]
+        due.sort(key=lambda each: (-loads[each].size_bytes, each))
+        return [Split(each) for each in due[:1]]  # one at a time: each stops writes for a moment
+
+    def _merges(
+        self, regions: Sequence[pm.RegionRecord], servers: Sequence[int], loads: Mapping[int, pm.PartitionLoad]
+    ) -> list[Merge]:
+        config = self.config
+        cold: dict[tuple[int, int], int] = {}
+        for left, right in itertools.pairwise(regions):
+            one, two = loads.get(left.partition_id), loads.get(right.partition_id)
+            if one is None or two is None:  # nobody has told: that is not the same as cold
+                continue
+            if one.size_bytes + two.size_bytes > config.merge_bytes_max:
+                continue
+            if ops_per_s(one) + ops_per_s(two) <= config.merge_ops_per_s_max:
+                pair = (left.partition_id, right.partition_id)
+                cold[pair] = self._cold.get(pair, 0) + 1
+        self._cold = cold
+        if len(regions) <= config.regions_per_server_min * len(servers):
+            return []
+        for pair, rounds in cold.items():
+            if rounds >= config.merge_rounds and not any(each in self._rests_until_s for each in pair):
+                return [Merge(*pair)]
+        return []
+
+    def _moves(
+        self, regions: Sequence[pm.RegionRecord], servers: Sequence[int], loads: Mapping[int, pm.PartitionLoad]
+    ) -> list[Move]:
+        weight = weights(regions, loads)
+        held = dict.fromkeys(sorted(servers), 0.0)
+        homes: dict[int, int] = {}
+        for region in regions:
+            if region.server_id in held:
+                held[region.server_id] += weight[region.partition_id]
+                homes[region.partition_id] = region.server_id
+        fair = 1 / len(held)
+        if max(held.values()) - min(held.values()) < self.config.imbalance_min * fair:
+            self._uneven = 0
+            return []
+        moves: list[Move] = []
+        for _ in range(self.config.moves_max):
+            step = self._best_move(weight, held, homes)
+            if step is None:
+                break
+            held[homes[step.partition_id]] -= weight[step.partition_id]
+            held[step.server_id] += weight[step.partition_id]
+            homes[step.partition_id] = step.server_id
+            moves.append(step)
+        self._uneven = self._uneven + 1 if moves else 0  # a partition that outweighs all others makes nothing due
+        return moves if self._uneven >= self.config.rounds else []
+
+    def _best_move(
+        self, weight: Mapping[int, float], held: Mapping[int, float], homes: Mapping[int, int]
+    ) -> Move | None:
+        """From the fullest to the emptiest, the one that leaves them most alike; None if none helps enough."""
+        fullest = max(held, key=lambda each: (held[each], -each))
+        emptiest = min(held, key=lambda each: (held[each], each))
+        gap = held[fullest] - held[emptiest]
+        if gap < self.config.imbalance_min / len(held):
+            return None
+        best: tuple[float, int] | None = None
+        for partition_id, home in homes.items():
+            if home != fullest or partition_id in self._rests_until_s:
+                continue
+            gap_after = abs(gap - 2 * weight[partition_id])
+            if gap_after < 0.9 * gap and (best is None or (gap_after, partition_id) < best):
+                best = (gap_after, partition_id)
+        return Move(best[1], emptiest) if best is not None else None

@@ -1,0 +1,43 @@
+"""What partition servers have told this leader: the load of each partition, as of the last heartbeat. Of one term.
+
+Invariants: it is news, not a record: who lives is decided by the registrations on leases, not here;
+            a server that is gone, or a partition that its server does not have any more, is forgotten.
+Neighbours: heartbeats come through servicer.py; balancer.py reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from neve.proto import partition_manager_pb2 as pm
+
+
+class ServerTable:
+    def __init__(self) -> None:
+        self._loads: dict[int, dict[int, pm.PartitionLoad]] = {}
+        self._seen: set[int] = set()
+
+    def heard(self, server_id: int, load: Collection[pm.PartitionLoad]) -> None:
+        self._loads[server_id] = {each.partition_id: each for each in load}
+
+    def registered(self, server_ids: Collection[int]) -> None:
+        """These have a registration now; what others told is forgotten."""
+        self._seen.update(server_ids)
+        for gone in self._loads.keys() - set(server_ids):
+            del self._loads[gone]
+
+    def was_seen(self, server_id: int) -> bool:
+        """Whether it had a registration at any time of this term."""
+        return server_id in self._seen
+
+    def load_of(self, server_id: int) -> list[pm.PartitionLoad]:
+        return list(self._loads.get(server_id, {}).values())
+
+    def loads(self, regions: Collection[pm.RegionRecord]) -> dict[int, pm.PartitionLoad]:
+        """By partition, as its own server told it."""
+        found = {}
+        for region in regions:
+            load = self._loads.get(region.server_id, {}).get(region.partition_id)
+            if load is not None:
+                found[region.partition_id] = load
+        return found

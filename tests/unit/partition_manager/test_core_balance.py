@@ -1,0 +1,154 @@
+"""Who serves what: as few moves as possible, and nothing that goes to and fro."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neve.partition_manager.core_balance import Balance, BalanceConfig, Merge, Move, Split, Step, assign, weights
+from neve.proto import partition_manager_pb2 as pm
+
+MIB = 1 << 20
+
+
+def region(partition_id: int, server_id: int) -> pm.RegionRecord:
+    return pm.RegionRecord(partition_id=partition_id, server_id=server_id)
+
+
+def load(partition_id: int, *, ops: float = 0.0, size_bytes: int = 0) -> pm.PartitionLoad:
+    return pm.PartitionLoad(partition_id=partition_id, reads_per_s=ops / 2, writes_per_s=ops / 2, size_bytes=size_bytes)
+
+
+class Cluster:
+    """What a balance would see of a cluster that does what it says."""
+
+    def __init__(self, homes: Mapping[int, int], servers: list[int], **config: float) -> None:
+        self.homes = dict(homes)
+        self.servers = servers
+        self.ops = dict.fromkeys(homes, 0.0)
+        self.size_bytes = dict.fromkeys(homes, 1)
+        self.balance = Balance(BalanceConfig(**config))  # type: ignore[arg-type]
+        self.now_s = 0.0
+        self.moved: list[int] = []
+
+    def step(self) -> list[Step]:
+        self.now_s += 5.0
+        regions = [region(number, home) for number, home in self.homes.items()]
+        loads = {n: load(n, ops=self.ops[n], size_bytes=self.size_bytes[n]) for n in self.homes}
+        steps = self.balance.round(regions, self.servers, loads, now_s=self.now_s)
+        for each in steps:
+            if isinstance(each, Move):
+                self.homes[each.partition_id] = each.server_id
+                self.moved.append(each.partition_id)
+                self.balance.rest([each.partition_id], now_s=self.now_s)
+        return steps
+
+    def run(self, rounds: int) -> list[Step]:
+        return [step for _ in range(rounds) for step in self.step()]
+
+
+HOMES = st.dictionaries(st.integers(1, 40), st.integers(0, 6), min_size=1, max_size=30)
+
+
+@given(HOMES, st.sets(st.integers(1, 6), max_size=5), st.dictionaries(st.integers(1, 40), st.floats(0, 1e6)))
+def test_only_partitions_without_a_live_server_are_assigned(
+    homes: dict[int, int], servers: set[int], ops: dict[int, float]
+) -> None:
+    regions = [region(number, home) for number, home in homes.items()]
+    found = assign(regions, servers, {number: load(number, ops=each) for number, each in ops.items()})
+    homeless = {number for number, home in homes.items() if home not in servers}
+    assert set(found) == (homeless if servers else set())
+    assert set(found.values()) <= servers
+
+
+@given(st.integers(1, 60), st.integers(2, 8))
+def test_the_partitions_of_a_dead_server_are_shared_out_evenly(partitions: int, servers: int) -> None:
+    homes = {number: number % servers for number in range(partitions)}
+    alive = set(range(1, servers))
+    found = assign([region(number, home) for number, home in homes.items()], alive, {})
+    counts = Counter({**homes, **found}.values())
+    assert max(counts[each] for each in alive) - min(counts[each] for each in alive) <= 1
+
+
+@given(HOMES, st.dictionaries(st.integers(1, 40), st.floats(0, 1e5)))
+def test_weights_are_shares_of_one(homes: dict[int, int], ops: dict[int, float]) -> None:
+    regions = [region(number, home) for number, home in homes.items()]
+    found = weights(regions, {number: load(number, ops=each) for number, each in ops.items()})
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert min(found.values()) >= 0.5 / len(regions) - 1e-9
+
+
+def test_a_new_server_gets_its_share_a_little_at_a_time_and_then_nothing_moves() -> None:
+    cluster = Cluster(dict.fromkeys(range(8), 1), [1, 2])
+    first = next(number for number in range(1, 10) if cluster.step())
+    assert first == BalanceConfig().rounds, "not before it has been so for some rounds"
+    assert len(cluster.moved) == BalanceConfig().moves_max
+    cluster.run(30)
+    assert sorted(Counter(cluster.homes.values()).values()) == [4, 4]
+    assert len(cluster.moved) == 4, "none went to and fro"
+    assert cluster.run(100) == []
+
+
+@given(st.lists(st.floats(0, 10_000), min_size=2, max_size=20), st.integers(2, 5))
+def test_balancing_ends_whatever_the_loads_are(ops: list[float], servers: int) -> None:
+    """With loads that stay as they are, moves come to an end, and no partition comes back to where it was."""
+    cluster = Cluster(dict.fromkeys(range(len(ops)), 1), list(range(1, servers + 1)), rest_s=1.0, merge_rounds=10**9)
+    cluster.ops = dict(enumerate(ops))
+    cluster.run(len(ops) * 6)
+    assert cluster.run(20) == []
+    assert max(Counter(cluster.moved).values(), default=0) <= servers
+
+
+def test_one_hot_partition_is_not_sent_around() -> None:
+    cluster = Cluster({1: 1, 2: 2}, [1, 2], rest_s=1.0)
+    cluster.ops = {1: 10_000.0, 2: 1.0}
+    assert cluster.run(50) == [], "moving it would only change who is busy"
+
+
+def test_a_load_that_comes_and_goes_moves_nothing() -> None:
+    cluster = Cluster({number: number % 2 + 1 for number in range(8)}, [1, 2])
+    for round_number in range(60):
+        busy = round_number % 3 != 0  # two rounds in a row, never three
+        cluster.ops = {number: 500.0 if busy and number % 2 else 1.0 for number in range(8)}
+        assert cluster.step() == []
+
+
+def test_large_and_busy_partitions_are_split_one_at_a_time() -> None:
+    cluster = Cluster({1: 1, 2: 1, 3: 2, 4: 2}, [1, 2], split_bytes=1000 * MIB, merge_bytes_max=100 * MIB)
+    cluster.size_bytes[2] = 2000 * MIB
+    cluster.size_bytes[3] = 3000 * MIB
+    assert [cluster.step(), cluster.step(), cluster.step()] == [[], [], [Split(3)]]
+    cluster.balance.rest([3], now_s=cluster.now_s)
+    assert cluster.step() == [Split(2)]
+    cluster.balance.rest([2], now_s=cluster.now_s)
+    assert cluster.step() == [], "what was split rests"
+    cluster.size_bytes = dict.fromkeys(cluster.size_bytes, 1)
+    cluster.ops[4] = 50_000.0
+    assert Split(4) in cluster.run(3)
+
+
+def test_cold_neighbours_are_merged_late_and_never_below_the_least_number() -> None:
+    cluster = Cluster(dict.fromkeys(range(10), 1), [1], merge_rounds=4, regions_per_server_min=9)
+    assert cluster.run(3) == []
+    assert cluster.step() == [Merge(0, 1)]
+    del cluster.homes[1]
+    cluster.balance.rest([0], now_s=cluster.now_s)
+    assert cluster.run(20) == [], "nine are the least"
+
+
+def test_what_nobody_has_told_of_is_not_cold() -> None:
+    balance = Balance(BalanceConfig(merge_rounds=1, regions_per_server_min=1))
+    regions = [region(number, 1) for number in range(1, 5)]
+    assert balance.round(regions, [1], {1: load(1), 3: load(3)}, now_s=1.0) == []
+    assert balance.round(regions, [1], {1: load(1), 2: load(2)}, now_s=2.0) == [Merge(1, 2)]
+
+
+def test_bounds_under_which_splits_and_merges_would_chase_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="for ever"):
+        BalanceConfig(split_bytes=100 * MIB, merge_bytes_max=60 * MIB)
+    with pytest.raises(ValueError, match="rounds"):
+        BalanceConfig(rounds=0)
