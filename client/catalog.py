@@ -73,6 +73,10 @@ class Catalog:
         self._extents.pop(extent_id, None)
         raise NotFound(kind="extent", name=str(extent_id))
 
+    def known(self, extent_id: int) -> Extent | None:
+        """What is known of an extent without asking."""
+        return self._extents.get(extent_id)
+
     def note(self, info: sm.ExtentInfo) -> Extent:
         extent = Extent.of(info)
         self._extents[extent.id] = extent

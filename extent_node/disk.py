@@ -279,10 +279,10 @@ class Disk:
         return f"{self.folder}/{EXTENTS}/{extent_id & 0xFF:02x}"
 
     def extent_path(self, extent_id: int) -> str:
-        return f"{self.folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"
+        return extent_path(self.folder, extent_id)
 
     def index_path(self, extent_id: int) -> str:
-        return f"{self.folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.idx"
+        return index_path(self.folder, extent_id)
 
     def tmp_path(self, name: str) -> str:
         return os.path.join(self.folder, TMP, name)
@@ -371,6 +371,15 @@ class Disk:
                 self.fs.unlink(os.path.join(folder, name))
                 purged += 1
         return purged
+
+
+def extent_path(folder: str, extent_id: int) -> str:
+    """Where a disk in `folder` has the extent."""
+    return f"{folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"
+
+
+def index_path(folder: str, extent_id: int) -> str:
+    return f"{folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.idx"
 
 
 def short_id(disk_uuid: str) -> int:

@@ -93,10 +93,9 @@ class Follower(Generic[S]):
                 raise MetaUnavailable(detail="this manager has stopped following: ask again")
         return self.state
 
-    async def read(self) -> S:
-        """Everything at one revision, read linearizably with the first page."""
+    async def read(self, *, revision: int = 0) -> S:
+        """Everything at one revision: the newest, read linearizably with the first page, or one that etcd still has."""
         state = self._make()
-        revision = 0
         for keys in self._ranges:
             async for page in self._store.range_pages(keys, page_keys=PAGE_KEYS, revision=revision):
                 revision = page.revision

@@ -1,0 +1,92 @@
+"""The columns of the data source, as Spark and as Arrow know them. No pyspark here: tasks and tests need none.
+
+Invariants: a name means the same in every kind of rows;
+            ids are signed 64-bit numbers, as Spark has no others: Neve hands ids out from 1 upwards.
+Neighbours: source.py tells Spark; batches.py fills them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+BLOCKS, EXTENTS, REPLICAS = "blocks", "extents", "replicas"
+ROWS = (BLOCKS, EXTENTS, REPLICAS)
+
+
+class Column(NamedTuple):
+    spark: str  # type in DDL
+    arrow: pa.DataType
+
+
+LONG = Column("bigint", pa.int64())
+INT = Column("int", pa.int32())
+BOOL = Column("boolean", pa.bool_())
+TEXT = Column("string", pa.string())
+BYTES = Column("binary", pa.binary())
+LONGS = Column("array<bigint>", pa.list_(pa.field("element", pa.int64())))
+
+SCHEMAS: dict[str, dict[str, Column]] = {
+    # One row a block.
+    BLOCKS: {
+        "revision": LONG,  # of the metadata that the whole scan was planned with
+        "stream_id": LONG,
+        "extent_id": LONG,
+        "offset": LONG,
+        "type": INT,  # 1 FULL, 2 FIRST, 3 MIDDLE, 4 LAST
+        "length": INT,  # of the payload
+        "node_id": LONG,  # whose replica it was read from; null where any would do
+        "crc_ok": BOOL,
+        "payload": BYTES,
+    },
+    # One row an extent, from metadata alone.
+    EXTENTS: {
+        "revision": LONG,
+        "extent_id": LONG,
+        "stream_id": LONG,  # that it was made for
+        "stream_ids": LONGS,  # that refer to it
+        "eversion": LONG,
+        "sealed": BOOL,
+        "length": LONG,  # of one copy: the seal's, or how far readers may go; null if nobody can say
+        "digest": BYTES,
+        "created_ms": LONG,
+        "changed_revision": LONG,
+        "node_ids": LONGS,
+        "confirmed_node_ids": LONGS,
+    },
+    # One row a replica; with verify=true every byte of it was read.
+    REPLICAS: {
+        "revision": LONG,
+        "extent_id": LONG,
+        "node_id": LONG,
+        "disk_uuid": TEXT,
+        "incarnation": TEXT,  # hex: a number that is drawn from 64 bits
+        "rack": TEXT,
+        "confirmed": BOOL,
+        "sealed": BOOL,
+        "length": LONG,
+        "created_ms": LONG,
+        "verdict": TEXT,  # ok, bad, unread; null if it was not verified
+        "problem_offset": LONG,
+        "problem": TEXT,
+        "digest": BYTES,  # of the bytes that were read
+        "blocks": LONG,
+        "bytes_read": LONG,
+        "read_from": TEXT,  # file or node
+    },
+}
+
+METADATA_COLUMNS = ("revision", "stream_id", "extent_id", "offset", "type", "length")
+# What can only be told by reading the extent's bytes, not its index.
+BYTES_COLUMNS = frozenset({"crc_ok", "payload"})
+
+
+def arrow_schema(rows: str, names: tuple[str, ...]) -> pa.Schema:
+    known = SCHEMAS[rows]
+    return pa.schema([pa.field(name, known[name].arrow) for name in names])
+
+
+def ddl(rows: str, names: tuple[str, ...]) -> str:
+    known = SCHEMAS[rows]
+    return ", ".join(f"`{name}` {known[name].spark}" for name in names)

@@ -1,0 +1,120 @@
+"""What a scrub concludes from what was read of each replica. Pure.
+
+Invariants: a replica that could not be read is not called bad;
+            where replicas of one extent differ although each is sound in itself, the seal's digest decides; without one
+            (an open extent, or none has confirmed) what most of them say counts, and if there is no majority nobody is
+            called bad: a person has to look;
+            what changed since the scan was planned is left to the next scrub: a replica that was moved or deleted
+            meanwhile is no finding.
+Neighbours: replica_check.py reads; scrub.py collects the rows, reports and shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+OK, BAD, UNREAD, STALE = "ok", "bad", "unread", "changed meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaVerdict:
+    extent_id: int
+    node_id: int
+    incarnation: int
+    sealed: bool
+    verdict: str
+    offset: int = 0
+    problem: str = ""
+    digest: bytes = b""
+    blocks: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(slots=True)
+class Summary:
+    replicas: int = 0
+    extents: int = 0
+    bytes_read: int = 0
+    blocks: int = 0
+    bad: list[ReplicaVerdict] = field(default_factory=list)
+    unread: list[ReplicaVerdict] = field(default_factory=list)
+    stale: list[ReplicaVerdict] = field(default_factory=list)
+    undecided: list[int] = field(default_factory=list)  # extents whose replicas differ, and nobody can say who is right
+    notes: list[ReplicaVerdict] = field(default_factory=list)  # sound replicas with something to mention
+    endangered: list[int] = field(default_factory=list)  # extents without a replica that was read and found sound
+
+
+def compare(verdicts: Iterable[ReplicaVerdict]) -> list[ReplicaVerdict]:
+    """The verdicts again, with those turned bad whose bytes differ from what counts."""
+    by_extent: dict[int, list[ReplicaVerdict]] = defaultdict(list)
+    for verdict in verdicts:
+        by_extent[verdict.extent_id].append(verdict)
+    judged: list[ReplicaVerdict] = []
+    for group in by_extent.values():
+        right = _right_digest(group)
+        for each in group:
+            if right is not None and each.verdict == OK and each.digest != right:
+                problem = "its bytes differ from those of most other replicas"
+                judged.append(replace(each, verdict=BAD, problem=problem))
+            else:
+                judged.append(each)
+    return judged
+
+
+def undecided(verdicts: Iterable[ReplicaVerdict]) -> list[int]:
+    """Extents whose sound replicas differ without a majority."""
+    digests: dict[int, list[bytes]] = defaultdict(list)
+    for verdict in verdicts:
+        if verdict.verdict == OK:
+            digests[verdict.extent_id].append(verdict.digest)
+    return sorted(extent_id for extent_id, found in digests.items() if len(set(found)) > 1)
+
+
+def _right_digest(group: list[ReplicaVerdict]) -> bytes | None:
+    """What most of the sound replicas have, if more than half of them do."""
+    sound = Counter(each.digest for each in group if each.verdict == OK)
+    if not sound:
+        return None
+    digest, count = sound.most_common(1)[0]
+    return digest if 2 * count > sound.total() else None
+
+
+def drop_stale(
+    verdicts: Iterable[ReplicaVerdict], listed_now: Mapping[int, Mapping[int, tuple[int, bool]]]
+) -> list[ReplicaVerdict]:
+    """`listed_now`: incarnation, and whether it may be read, by extent and node, as metadata has them by now."""
+    kept: list[ReplicaVerdict] = []
+    for each in verdicts:
+        now = listed_now.get(each.extent_id, {}).get(each.node_id)
+        same = now is not None and now[0] == each.incarnation and now[1]
+        kept.append(each if each.verdict == OK or same else replace(each, verdict=STALE))
+    return kept
+
+
+def summarise(verdicts: Iterable[ReplicaVerdict]) -> Summary:
+    summary = Summary()
+    sound: set[int] = set()
+    seen: set[int] = set()
+    judged = list(verdicts)
+    for each in judged:
+        summary.replicas += 1
+        summary.bytes_read += each.bytes_read
+        summary.blocks += each.blocks
+        seen.add(each.extent_id)
+        if each.verdict == OK:
+            sound.add(each.extent_id)
+            if each.problem:
+                summary.notes.append(each)
+        elif each.verdict == BAD:
+            summary.bad.append(each)
+        elif each.verdict == UNREAD:
+            summary.unread.append(each)
+        else:
+            summary.stale.append(each)
+    stale = {each.extent_id for each in summary.stale}
+    summary.extents = len(seen)
+    summary.undecided = undecided(judged)
+    summary.endangered = sorted(seen - sound - stale)
+    return summary

@@ -1,0 +1,148 @@
+"""What can be said to `spark.read.format("neve")`: the options of a scan, checked before anything is read.
+
+Invariants: an option that is not known, or a value that cannot be, is refused by name: a typing error never becomes a
+            scan of something else;
+            frozen, and made of plain values: tasks on other machines get it as it is.
+Neighbours: source.py makes it from Spark's options; docs/spark.md has the table for users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neve.client.command import options as command_options
+from neve.pipeline.columns import BLOCKS, METADATA_COLUMNS, ROWS, SCHEMAS
+from neve.proto.errors import InvalidArgument
+
+DISKS_VARIABLE = "NEVE_DISKS"
+
+ANY, EACH = "any", "each"
+
+SLICE_BYTES = 64 << 20  # one task's work: about a second of checking CRCs, so that a lost task costs little
+BATCH_BYTES = 8 << 20  # of payload in one Arrow batch: Java and Python hold a few of them
+BATCH_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOptions:
+    managers: tuple[str, ...]
+    cluster: str = command_options.CLUSTER_DEFAULT
+    token: str = ""
+    rows: str = BLOCKS
+    stream: str = ""  # id or name; these three choose, and none of them means everything
+    node_id: int = 0
+    extents: tuple[int, ...] = ()
+    columns: tuple[str, ...] = METADATA_COLUMNS
+    replica: str = ANY  # "any", "each", or a node's id
+    revision: int = 0  # of metadata; 0: the newest
+    slice_bytes: int = SLICE_BYTES
+    batch_bytes: int = BATCH_BYTES
+    batch_rows: int = BATCH_ROWS
+    disks: tuple[str, ...] = ()  # patterns of folders where this machine may have nodes' disks
+    open_extents: bool = True
+    verify: bool = False  # of rows=replicas: read every byte
+    bytes_per_trigger: int = 0  # of a stream's micro-batch; 0: all there is
+
+    @property
+    def stream_key(self) -> int | str:
+        return int(self.stream) if self.stream.isdecimal() else self.stream
+
+    @property
+    def replica_node_id(self) -> int:
+        """The node whose replicas are wanted; 0: not one node's."""
+        return int(self.replica) if self.replica.isdecimal() else 0
+
+
+def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> ScanOptions:
+    """From Spark's options; their names in any case, as Spark treats them."""
+    given = {name.lower(): value for name, value in options.items()}
+    unknown = sorted(set(given) - set(_PARSERS))
+    if unknown:
+        raise InvalidArgument(what=unknown[0], detail=f"no such option; there are {', '.join(sorted(_PARSERS))}")
+    given.setdefault("managers", environment.get(command_options.MANAGERS_VARIABLE, command_options.MANAGERS_DEFAULT))
+    given.setdefault("cluster", environment.get(command_options.CLUSTER_VARIABLE, command_options.CLUSTER_DEFAULT))
+    given.setdefault("token", environment.get(command_options.TOKEN_VARIABLE, ""))
+    given.setdefault("disks", environment.get(DISKS_VARIABLE, ""))
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        field, parser = _PARSERS[name]
+        try:
+            values[field] = parser(text)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise InvalidArgument(what=name, detail=str(error)) from None
+    made = ScanOptions(**values)
+    chosen = [name for name in ("stream", "node", "extents") if given.get(name)]
+    if len(chosen) > 1:
+        raise InvalidArgument(what=chosen[1], detail=f"{chosen[0]} is given, too: choose by one of them")
+    return made
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse_word(text: str) -> str:
+        if text.strip().lower() not in words:
+            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+        return text.strip().lower()
+
+    return parse_word
+
+
+def _flag(text: str) -> bool:
+    return _one_of("true", "false")(text) == "true"
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(_id(part.strip()) for part in text.split(",") if part.strip())
+
+
+_id = command_options.whole_number(0, 2**63 - 1)
+
+
+def _replica(text: str) -> str:
+    text = text.strip().lower()
+    if text not in (ANY, EACH) and (not text.isdecimal() or int(text) == 0):
+        raise ValueError(f"{text!r} is neither any, each, nor a node's id")
+    return text
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """`metadata` (the default), `payload` (both), or names."""
+    words = tuple(part.strip().lower() for part in text.split(",") if part.strip())
+    if words == ("metadata",):
+        return METADATA_COLUMNS
+    if words in (("payload",), ("all",)):
+        return tuple(SCHEMAS[BLOCKS])
+    unknown = [word for word in words if word not in SCHEMAS[BLOCKS]]
+    if unknown or not words:
+        name = unknown[0] if unknown else ""
+        raise ValueError(f"{name!r} is no column; there are {', '.join(SCHEMAS[BLOCKS])}")
+    return tuple(dict.fromkeys(words))
+
+
+_Parser = Callable[[str], Any]
+_PARSERS: dict[str, tuple[str, _Parser]] = {
+    "managers": ("managers", command_options.addresses),
+    "cluster": ("cluster", str.strip),
+    "token": ("token", str),
+    "rows": ("rows", _one_of(*ROWS)),
+    "stream": ("stream", str.strip),
+    "node": ("node_id", _id),
+    "extents": ("extents", _ids),
+    "columns": ("columns", _columns),
+    "replica": ("replica", _replica),
+    "revision": ("revision", _id),
+    "slicebytes": ("slice_bytes", command_options.positive_size_bytes),
+    "batchbytes": ("batch_bytes", command_options.positive_size_bytes),
+    "batchrows": ("batch_rows", command_options.whole_number(1, 1 << 24)),
+    "disks": ("disks", _patterns),
+    "openextents": ("open_extents", _flag),
+    "verify": ("verify", _flag),
+    "maxbytespertrigger": ("bytes_per_trigger", command_options.positive_size_bytes),
+}

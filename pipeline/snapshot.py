@@ -1,0 +1,60 @@
+"""The metadata of one revision: streams, extents, nodes; what a whole scan or job is planned with.
+
+Managers answer a listing page by page, each page from what they know by then. A job that deletes must not put pages of
+different moments together, so all of it is read from etcd itself, at one revision.
+
+Invariants: everything in a snapshot stood at `revision`, and nothing is left out: an error of any page is raised;
+            an older revision can be asked for until etcd has compacted it (`Compacted`).
+Neighbours: stream_manager.state keeps what is read; planning.py chooses extents from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neve.meta.etcd import EtcdStore
+from neve.meta.etcd_config import EtcdConfig
+from neve.pipeline.link import Link
+from neve.pipeline.options import ScanOptions
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import MetaUnavailable, NotFound, WrongCluster
+from neve.stream_manager import describe
+from neve.stream_manager.follower import StateFollower
+from neve.stream_manager.records import Stream
+from neve.stream_manager.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    cluster: str
+    state: State
+
+    @property
+    def revision(self) -> int:
+        return self.state.revision
+
+    def extent(self, extent_id: int) -> sm.ExtentInfo:
+        return describe.extent_info(self.state, self.state.extents[extent_id], with_streams=True)
+
+    def stream(self, key: int | str) -> Stream:
+        """By id or name."""
+        stream_id = self.state.names.get(key, 0) if isinstance(key, str) else key
+        stream = self.state.streams.get(stream_id)
+        if stream is None:
+            raise NotFound(kind="stream", name=str(key), detail=f"at revision {self.revision}")
+        return stream
+
+
+async def take(link: Link, options: ScanOptions) -> Snapshot:
+    """Of the revision that the options name, or of the newest."""
+    described = await link.describe_cluster()
+    if described.cluster != options.cluster:
+        raise WrongCluster(expected=described.cluster, got=options.cluster)
+    if not described.meta_endpoints:
+        raise MetaUnavailable(detail="the managers did not tell where the metadata store is")
+    store = await EtcdStore.connect(EtcdConfig(tuple(described.meta_endpoints)))
+    try:
+        state = await StateFollower(store, described.meta_root.encode()).read(revision=options.revision)
+    finally:
+        await store.close()
+    return Snapshot(described.cluster, state)

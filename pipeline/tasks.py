@@ -1,0 +1,66 @@
+"""One task of a scan: what it has to read, and reading it. Runs in Spark's workers, on any machine.
+
+Invariants: a task is plain values and the same rows come of it however often it is run (T38);
+            an error is raised, never passed over: an incomplete scan must not look like a complete one (T36).
+Neighbours: planning.py makes tasks; source.py and follow.py carry them to the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from neve.pipeline import columns, replica_check
+from neve.pipeline.batches import BlockBatches, batches_of
+from neve.pipeline.block_runs import SliceReader, Wanted
+from neve.pipeline.core_filters import Filters
+from neve.pipeline.core_slices import Slice
+from neve.pipeline.link import link_for
+from neve.pipeline.local_files import disks_for
+from neve.pipeline.options import ScanOptions
+from neve.pipeline.replica_check import ReplicaToCheck
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    options: ScanOptions
+    names: tuple[str, ...]  # of the columns
+    revision: int
+    filters: Filters = Filters()  # noqa: RUF009  # frozen
+    slices: tuple[Slice, ...] = ()  # rows=blocks
+    rows: tuple[dict[str, Any], ...] = ()  # rows=extents, and replicas that need not be read
+    checks: tuple[ReplicaToCheck, ...] = ()  # replicas to read
+
+
+def read(task: ScanTask, *, first_attempt: bool = True) -> Iterator[pa.RecordBatch]:
+    kind = task.options.rows
+    if kind == columns.BLOCKS:
+        yield from _read_blocks(task, first_attempt=first_attempt)
+        return
+    yield from batches_of(kind, task.names, task.rows)
+    if task.checks:
+        link, disks = link_for(task.options), disks_for(task.options.disks, task.options.cluster)
+        verdicts = (replica_check.check(link, disks, each) for each in task.checks)
+        yield from batches_of(kind, task.names, verdicts)
+
+
+def _read_blocks(task: ScanTask, *, first_attempt: bool) -> Iterator[pa.RecordBatch]:
+    options = task.options
+    wanted = Wanted(
+        crc="crc_ok" in task.names,
+        payload="payload" in task.names,
+        batch_rows=options.batch_rows,
+        batch_bytes=options.batch_bytes,
+        filters=task.filters,
+    )
+    reader = SliceReader(
+        link_for(options), disks_for(options.disks, options.cluster), wanted, first_attempt=first_attempt
+    )
+    batches = BlockBatches(task.names, task.revision)
+    for piece in task.slices:
+        for run in reader.runs(piece):
+            if len(run.offsets):
+                yield batches.batch(piece, run)

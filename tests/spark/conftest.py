@@ -1,0 +1,36 @@
+"""One Spark session and one cluster of real processes for each module of this folder: both are slow to start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.stream_cluster import CLUSTER, StreamCluster
+from tests.spark.driver import SparkDriver
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkDriver]:
+    driver = SparkDriver()
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamCluster]:
+    made = StreamCluster(tmp_path_factory.mktemp("cluster"), managers=1, nodes=4)
+    asyncio.run(made.__aenter__())
+    yield made
+    made.close()
+
+
+def options_of(cluster: StreamCluster, **more: object) -> dict[str, str]:
+    """Of `spark.read.format("neve")`."""
+    said = {"managers": ",".join(cluster.addresses), "cluster": CLUSTER, **more}
+    return {name: str(value) for name, value in said.items()}
+
+
+def disks_of(cluster: StreamCluster) -> str:
+    return str(cluster.folder / "node*" / "disk1")

@@ -1,0 +1,75 @@
+"""What tests have the Spark driver do. Each function gets the session, and returns what JSON can carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+Options = dict[str, str]
+
+
+def load(spark: SparkSession, options: Options) -> DataFrame:
+    return spark.read.format("neve").options(**options).load()
+
+
+def total(spark: SparkSession, count: int) -> int:
+    return int(spark.range(count).agg(F.sum("id")).collect()[0][0])
+
+
+def rows(
+    spark: SparkSession, options: Options, columns: list[str], where: str = "", order: str = ""
+) -> list[list[Any]]:
+    """The rows, payloads as text."""
+    frame = load(spark, options)
+    if where:
+        frame = frame.filter(where)
+    if order:
+        frame = frame.orderBy(*order.split(","))
+    return [[_plain(value) for value in row] for row in frame.select(*columns).collect()]
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value).decode("latin-1") if isinstance(value, (bytes, bytearray)) else value
+
+
+def summary(spark: SparkSession, options: Options, where: str = "true") -> dict[str, Any]:
+    """Of a scan of blocks: how many rows, distinct ones, bytes and revisions there are, and in how many tasks."""
+    frame = load(spark, options).filter(where).withColumn("task", F.spark_partition_id())
+    row = frame.agg(
+        F.count("*").alias("rows"),
+        F.countDistinct("extent_id", "offset").alias("distinct"),
+        F.sum("length").alias("bytes"),
+        F.countDistinct("revision").alias("revisions"),
+        F.countDistinct("task").alias("tasks"),
+    ).collect()[0]
+    return row.asDict()
+
+
+def filtered_rows_of_scan(spark: SparkSession, options: Options, where: str) -> dict[str, int]:
+    """How many rows a filter admits, and how many of them the scan itself gave to Spark."""
+    frame = load(spark, options).filter(where)
+    admitted = frame.count()
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    return {"rows": admitted, "filters_left": plan.count("Filter (")}
+
+
+def follow(spark: SparkSession, options: Options, checkpoint: str, query: str, **how: str) -> dict[str, Any]:
+    """What there is now of a stream, in micro-batches; goes on where the checkpoint says."""
+    table = f"{query}_rows"
+    started = (
+        spark.readStream.format("neve")
+        .options(**options)
+        .options(**how)
+        .load()
+        .writeStream.format("parquet")
+        .option("path", f"{checkpoint}/{table}")
+        .option("checkpointLocation", f"{checkpoint}/offsets")
+        .trigger(availableNow=True)
+        .start()
+    )
+    started.awaitTermination()
+    found = spark.read.parquet(f"{checkpoint}/{table}")
+    row = found.agg(F.count("*").alias("rows"), F.countDistinct("extent_id", "offset").alias("distinct")).collect()[0]
+    return {**row.asDict(), "batches": sum(1 for progress in started.recentProgress if progress.numInputRows)}

@@ -1,0 +1,42 @@
+"""Options of a scan: what users can say, and what they are told when it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from neve.pipeline import options
+from neve.pipeline.columns import SCHEMAS
+from neve.proto.errors import InvalidArgument
+
+
+def test_options_are_found_in_any_case_and_in_the_environment() -> None:
+    environment = {"NEVE_MANAGERS": "a:1,b:2", "NEVE_CLUSTER": "blue", "NEVE_TOKEN": "secret", "NEVE_DISKS": "/d/*"}
+    parsed = options.parse({"Stream": "events", "sliceBytes": "4MiB", "COLUMNS": "payload"}, environment)
+    assert parsed.managers == ("a:1", "b:2")
+    assert (parsed.cluster, parsed.token, parsed.disks) == ("blue", "secret", ("/d/*",))
+    assert (parsed.stream_key, parsed.slice_bytes) == ("events", 4 << 20)
+    assert parsed.columns == tuple(SCHEMAS["blocks"])
+    assert options.parse({"stream": "12", "replica": "3"}, {}).stream_key == 12
+    assert options.parse({"replica": "3"}, {}).replica_node_id == 3
+    assert options.parse({"extents": "3, 4"}, {}).extents == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"streem": "x"}, "streem"),
+        ({"managers": "nowhere"}, "managers"),
+        ({"columns": "payload,nothing"}, "columns"),
+        ({"columns": " "}, "columns"),
+        ({"replica": "0"}, "replica"),
+        ({"revision": "-1"}, "revision"),
+        ({"sliceBytes": "0"}, "slicebytes"),
+        ({"rows": "records"}, "rows"),
+        ({"openExtents": "maybe"}, "openextents"),
+        ({"stream": "a", "extents": "1"}, "extents"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(given: dict[str, str], word: str) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        options.parse(given, {})
+    assert raised.value.what == word
