@@ -151,7 +151,7 @@ class Lane:
             return
         if result.HasField("error"):
             error = errors.from_message(result.error)
-            self._on_failure(taken, error, length=result.length)
+            self._on_failure(taken, error, length=result.length if result.HasField("length") else None)
         elif isinstance(taken, int):
             self._tell_attempts = 0
             self.told = max(self.told, taken)

@@ -82,9 +82,18 @@ class Committer:
         if queue is None:
             queue = replica.commit = CommitQueue()
         queue.add(end, call, number, offset, piece)
+        if queue.pieces_bytes >= self._config.in_place_bytes_min:
+            queue.drop_pieces()  # too many for the journal: they are synced in place, and need not be kept for that
         self._gathering[replica] = None
         if not self._kick_scheduled:
             self.look_at(replica)
+
+    def forget(self, replica: Replica, call: AppendCall) -> None:
+        """Nobody waits for this call's segments any more. Their bytes stay, and become durable with what comes next."""
+        queue = replica.commit
+        if queue is not None:
+            queue.forget(call)
+            self._drop_if_idle(replica, queue)
 
     def abandon(self, replica: Replica, error: NeveError) -> None:
         """Whoever still waits gets this error: the bytes were cut or are gone, or cannot become durable."""

@@ -2,27 +2,37 @@
 
 Invariants: a call is told once for each segment that it counted in `pending`, and its future is done when none is left;
             `end_wanted` is the highest end that anyone in the line waits for;
-            `pieces` are bytes one behind the other from `pieces_offset` on, or there are none.
+            `pieces` are bytes one behind the other from `pieces_offset` on, or there are none;
+            a call that was given up waits nowhere: what waits is bounded by the calls that somebody still waits for.
 Neighbours: `store_append` makes calls, `commit` keeps the lines.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from neve.extent_node.fs import Buffer
 from neve.proto.errors import NeveError
 
 
+class Line(Protocol):
+    """Where a call's segment waits for its turn."""
+
+    def leave(self, place: asyncio.Future[None]) -> None: ...
+
+
 class AppendCall:
     """The segments of one AppendBlock call that are not answered yet, and one future for all of them."""
 
-    __slots__ = ("_future", "ends", "errors", "pending")
+    __slots__ = ("_future", "ends", "errors", "given_up", "pending", "places")
 
     def __init__(self, count: int) -> None:
         self.ends = [0] * count
         self.errors: list[NeveError | None] = [None] * count
         self.pending = 0  # segments that will be settled later: whoever defers one counts it here
+        self.given_up = False  # nobody waits for it any more
+        self.places: list[tuple[Line, asyncio.Future[None]]] | None = None  # in lines, of segments that wait for a turn
         self._future: asyncio.Future[None] | None = None
 
     def settle(self, number: int, error: NeveError | None) -> None:
@@ -37,10 +47,17 @@ class AppendCall:
             self._future.set_result(None)
 
     async def wait(self) -> None:
-        """Cancelling this leaves the appends to themselves: they are finished all the same."""
+        """Cancelling this leaves the appends that have begun to themselves: they are finished all the same. Those that
+        wait for their turn leave the line: a disk that hangs must not gather what nobody waits for any more."""
         if self.pending:
             self._future = asyncio.get_running_loop().create_future()
-            await self._future
+            try:
+                await self._future
+            except asyncio.CancelledError:
+                self.given_up = True
+                for line, place in self.places or ():
+                    line.leave(place)
+                raise
 
 
 class CommitQueue:
@@ -77,6 +94,13 @@ class CommitQueue:
             return
         self.pieces.append(piece)
         self.pieces_bytes += len(piece)
+
+    def forget(self, call: AppendCall) -> None:
+        """Nobody waits for this call any more."""
+        self.waits = [wait for wait in self.waits if wait[1] is not call]
+        self.end_wanted = max((end for end, _, _ in self.waits), default=0)
+        if not self.waits:
+            self.drop_pieces()
 
     def drop_pieces(self) -> None:
         if self.pieces:

@@ -42,6 +42,9 @@ LOCK = "lock"
 EXTENTS, TMP, TRASH, QUARANTINE, TOMBSTONES = "extents", "tmp", "trash", "quarantine", "tombstones"
 FOLDERS = (EXTENTS, TMP, TRASH, QUARANTINE, TOMBSTONES)
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no room: a state of a disk, not a fault
+SHORT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the process's trouble, no disk's
+
 _PROBE = "probe"  # a file in tmp/, for a moment
 _PROBE_ATTRIBUTE = "user.neve.probe"
 
@@ -169,7 +172,7 @@ class Disk:
         self.reason = ""
         self.usage = Usage(capacity_bytes=0, free_bytes=0)
         self.extents = 0  # kept by the store
-        self._lock_fd = lock_fd
+        self._lock_fd: int | None = lock_fd
 
     def __repr__(self) -> str:
         return f"Disk({self.uuid}, {self.state.value})"
@@ -207,8 +210,13 @@ class Disk:
         except BlockingIOError:
             raise DiskRefused(f"{folder} is locked: another process uses this disk") from None
         try:
-            _probe_attributes(fs, folder)
             disk = cls(fs, folder, label, lock_fd, marks or Marks())
+            try:
+                _probe_attributes(fs, folder)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                disk.note_full(f"{type(error).__name__}: {error}")  # it was tried when there was room
             disk.refresh_usage()
         except BaseException:
             fs.close(lock_fd)
@@ -216,7 +224,10 @@ class Disk:
         return disk
 
     def close(self) -> None:
-        self.fs.close(self._lock_fd)
+        """Once or more often."""
+        if self._lock_fd is not None:
+            self.fs.close(self._lock_fd)
+            self._lock_fd = None
 
     # --- boot ------------------------------------------------------------------------------------------------
 

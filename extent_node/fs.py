@@ -24,6 +24,8 @@ from neve.extent_node import mounts
 Buffer = bytes | bytearray | memoryview
 
 _FALLOC_FL_KEEP_SIZE = 0x01
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 0x02
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class FileSystem(Protocol):
     def list_dir(self, path: str) -> list[str]: ...
     def make_dirs(self, path: str) -> None: ...
     def rename(self, source: str, target: str) -> None: ...
+    def exchange(self, one: str, other: str) -> None:
+        """Two files take each other's name, at once; EINVAL or ENOSYS where that is unsupported."""
+        ...
+
     def unlink(self, path: str) -> None: ...
     def remove_dir(self, path: str) -> None: ...
     def fsync_dir(self, path: str) -> None: ...
@@ -176,6 +182,12 @@ class RealFileSystem:
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
+
+    def exchange(self, one: str, other: str) -> None:
+        result = _libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+        if result != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), one, None, other)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)

@@ -9,6 +9,8 @@ Invariants: a record is written only for bytes below which everything is durable
             on stable storage (T25), and segments are freed in the order in which they were filled;
             a segment with records of a disk that failed or is not here is kept, and the label says so, until that disk
             is back or given up by the operator; kept ones are bounded, and without a free one appends go in place;
+            a segment file that could not be read, or not be made ready on start, is not used again, and the label says
+            so before its number is another one's;
             after a write or sync of the journal failed it is `failed` for the rest of the process: nothing is written,
             nothing is promised any more, and who waited gets the error (T23);
             one process has the folder, by a lock file.
@@ -25,6 +27,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from neve.extent_node.disk import SHORT_OF_RESOURCES
 from neve.extent_node.fs import Buffer, FileSystem
 from neve.extent_node.journal_format import (
     FIRST_POSITION,
@@ -133,27 +136,43 @@ class Journal:
             lock_fd = fs.lock(os.path.join(folder, LOCK))
         except BlockingIOError:
             raise JournalRefused(f"{folder} is locked: another process runs on this journal") from None
-        return cls(fs, folder, label, lock_fd, segments_max=max(segments_max, label.slots - len(label.kept)))
+        return cls(fs, folder, label, lock_fd, segments_max=max(segments_max, len(label.slots_usable)))
 
     # --- life ------------------------------------------------------------------------------------------------
 
-    def start(self, *, number_seen_max: int, kept: Sequence[Kept] = ()) -> None:
+    def start(self, *, number_seen_max: int, kept: Sequence[Kept] = (), bad_slots: Collection[int] = ()) -> None:
         """Begin afresh above every number ever seen; blocks. All that was replayed must be durable in place by now, and
-        what could not be replayed is in segments that are kept."""
+        what could not be replayed is in segments that are kept. `bad_slots`: files that cannot be read."""
         self._number_next = max(self.label.fresh_from, number_seen_max + 1)
         remove_beyond(self.fs, self.folder, self.label.slots)  # what a growing left that did not reach the label
         # The label first: from here on the old records are over, and no later start replays or misses them.
-        self._write_label(replace(self.label, fresh_from=self._number_next, in_use=True, kept=tuple(kept)))
-        slots_kept = [entry.slot for entry in kept]
-        for slot in range(self.label.slots):
-            if slot in slots_kept:
-                continue
-            path = slot_path(self.folder, slot)
-            if self.fs.stat(path) is None:  # found missing by the replay, which has said what follows from it
-                make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
-            segment = Segment(slot, self.fs.open(path))
+        label = replace(self.label, fresh_from=self._number_next, in_use=True, kept=tuple(kept))
+        self._write_label(replace(label, bad_slots=tuple(sorted({*label.bad_slots, *bad_slots}))))
+        for slot in self.label.slots_usable:
+            try:
+                self.add_ready(self._opened_and_prepared(slot))
+            except OSError as error:
+                if error.errno in SHORT_OF_RESOURCES:
+                    raise
+                log.error("journal_slot_bad slot=%d error=%s", slot, error)
+                self._write_label(replace(self.label, bad_slots=(*self.label.bad_slots, slot)))
+
+    def _opened_and_prepared(self, slot: int) -> Segment:
+        path = slot_path(self.folder, slot)
+        if self.fs.stat(path) is None:  # found missing by the replay, which has said what follows from it
+            make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
+        segment = Segment(slot, self.fs.open(path))
+        try:
             self.prepare(segment, self.needed_from)
-            self.add_ready(segment)
+        except OSError:
+            self.fs.close(segment.fd)
+            raise
+        return segment
+
+    def mark_used(self) -> None:
+        """Say durably that something may depend on it; blocks. Before a disk that was another journal's names it."""
+        if self.label.never_used:
+            self._write_label(replace(self.label, in_use=True))
 
     def retire(self) -> None:
         """Say durably that no extent needs a record: the last step of a clean stop; blocks."""
@@ -371,16 +390,20 @@ class Journal:
 
     @property
     def may_grow(self) -> bool:
-        """Kept segments do not take the place of others, up to twice the bound for all of them."""
-        live = self.label.slots - len(self.label.kept)
+        """Kept and bad segments do not take the place of others, up to twice the bound for all of them."""
+        live = len(self.label.slots_usable)
         return not self.failed and live < self.segments_max and self.label.slots < 2 * self.segments_max
 
     def grow(self, needed_from: int) -> Segment:
         """One more segment file, ready for `add_ready`; blocks. `needed_from`: as for `prepare`."""
         slot = self.label.slots
         make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
-        self._write_label(replace(self.label, slots=slot + 1))
         segment = Segment(slot, self.fs.open(slot_path(self.folder, slot)))
+        try:
+            self._write_label(replace(self.label, slots=slot + 1))
+        except OSError:
+            self.fs.close(segment.fd)
+            raise
         try:
             self.prepare(segment, needed_from)
         except OSError as error:

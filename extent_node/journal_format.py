@@ -164,6 +164,18 @@ def decode_record(data: Buffer, position: int, seed: int, *, data_from: int = 0)
     return Record(magic == END_MAGIC, payload_bytes, *fields)
 
 
+def announced_end(data: Buffer, position: int, segment_number: int) -> int:
+    """Where the record at this position would end by its own word, whether it is whole or not; of no record of this
+    segment only the bytes are meant that would tell."""
+    header_end = position + RECORD_HEADER_BYTES
+    if header_end > len(data):
+        return header_end
+    magic, _, payload_bytes, *fields = _RECORD.unpack_from(data, position)
+    if magic not in (RECORD_MAGIC, END_MAGIC) or fields[:2] != [position, segment_number]:
+        return header_end
+    return header_end + int(payload_bytes)
+
+
 @dataclass(slots=True)
 class SegmentScan:
     """What one segment file says of the chain."""

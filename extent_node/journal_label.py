@@ -25,6 +25,7 @@ LOCK = "lock"
 SEGMENT_BYTES_DEFAULT = 64 << 20
 # Segments in the ring at most. Bounds the disk space, and the bytes that a restart replays.
 SEGMENTS_MAX_DEFAULT = 8
+FIRST_NUMBER = 1  # of a journal's segments
 # Prewriting is done in pieces of this size, so that making a segment does not need a segment of memory.
 _PREWRITE_BYTES = 1 << 20
 
@@ -66,6 +67,19 @@ class JournalLabel:
     # replicas, which become doubtful when the disk is back.
     distrusted_disks: tuple[int, ...] = ()  # short ids
     kept: tuple[Kept, ...] = ()  # whatever `fresh_from` and `in_use` say
+    # Slots whose files could not be read or written to: neither read nor used again, except for what is kept in one.
+    bad_slots: tuple[int, ...] = ()
+
+    @property
+    def never_used(self) -> bool:
+        """It was made, and no process has started on it since: nothing was ever stored that depends on it."""
+        return not self.in_use and self.fresh_from == FIRST_NUMBER and not (self.kept or self.bad_slots)
+
+    @property
+    def slots_usable(self) -> list[int]:
+        """Those that the ring may use."""
+        taken = {*self.bad_slots, *(kept.slot for kept in self.kept)}
+        return [slot for slot in range(self.slots) if slot not in taken]
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -79,6 +93,7 @@ class JournalLabel:
             "in_use": self.in_use,
             "distrusted_disks": [f"{disk:016x}" for disk in self.distrusted_disks],
             "kept": [kept.fields() for kept in self.kept],
+            "bad_slots": list(self.bad_slots),
         }
 
 
@@ -107,7 +122,7 @@ def format_journal(
         )
     for slot in range(slots):
         make_segment(fs, folder, slot, segment_bytes)
-    label = JournalLabel(str(journal_uuid), cluster, node_id, segment_bytes, slots, fresh_from=1)
+    label = JournalLabel(str(journal_uuid), cluster, node_id, segment_bytes, slots, fresh_from=FIRST_NUMBER)
     write_label(fs, folder, LABEL, label.fields())  # last: without it there is no journal
     log.info("journal_formatted folder=%s uuid=%s segment_bytes=%d", folder, label.uuid, segment_bytes)
     return label.uuid
@@ -165,4 +180,5 @@ def read_journal_label(fs: FileSystem, folder: str) -> JournalLabel:
         in_use=fields["in_use"],
         distrusted_disks=tuple(int(disk, 16) for disk in fields["distrusted_disks"]),
         kept=tuple(_kept(entry) for entry in fields.get("kept", ())),
+        bad_slots=tuple(fields.get("bad_slots", ())),
     )

@@ -9,8 +9,12 @@ if nobody was told of them, and a bit that flipped in one record must not hide t
 
 Segments that are kept for disks which were not here come before the chain, with the records of those disks only.
 
+Pages that cannot be read count as zeros. Something is missing by that only where the chain leads into one of them, or
+to a segment that is not found; what was never written there, or is not needed any more, nobody misses.
+
 Invariants: nothing here writes; memory is bounded by one segment, however long the chain;
-            a payload that is given is what was written.
+            a payload that is given is what was written;
+            a segment file with a page that cannot be read is told, so that it is not used again.
 Neighbours: `store_replay` applies the records to replicas and decides what is missing for them.
 """
 
@@ -25,6 +29,7 @@ from neve.extent_node.journal_format import (
     FIRST_POSITION,
     Record,
     SegmentScan,
+    announced_end,
     crc_seed,
     find_records,
     lsn_of,
@@ -32,6 +37,7 @@ from neve.extent_node.journal_format import (
     segment_of,
 )
 from neve.extent_node.journal_label import JournalLabel, Kept, slot_path
+from neve.extent_node.journal_read import SegmentBytes, read_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class Chain:
         self._journal_uuid = journal_uuid
         self._found: dict[int, _Found] = {}  # by segment number
         self._kept: dict[int, Kept] = {}  # by segment number, those that can be read
+        self._unreadable: dict[int, list[int]] = {}  # slot → positions of its pages that cannot be read
+        self._looked_through: set[int] = set()  # slots
         self.first_number = label.fresh_from
         self.end_lsn = 0
         self.number_seen_max = label.fresh_from - 1
@@ -64,10 +72,10 @@ class Chain:
         kept_by_slot = {kept.slot: kept for kept in self._label.kept}
         for slot in range(self._label.slots):
             kept = kept_by_slot.get(slot)
-            if kept is None and not self._label.in_use:
-                continue  # the last process stopped cleanly: whatever is in it, nobody depends on it
+            if kept is None and (not self._label.in_use or slot in self._label.bad_slots):
+                continue  # the last process stopped cleanly, or did not use it: nobody depends on what is in it
             data = self._read(slot)
-            scan = None if data is None else scan_segment(data, self._journal_uuid)
+            scan = None if data is None else scan_segment(data.content, self._journal_uuid)
             if kept is not None:
                 self._look_at_kept(kept, scan)
             if scan is None:
@@ -87,6 +95,8 @@ class Chain:
         self.end_lsn = self._follow()
         if missing:
             self.hole = f"segment file {slot_path(self._folder, missing[0])} is missing"
+        elif self._leads_to_unreadable():
+            self.hole = f"the chain leads to what cannot be read of {self._names_of_unreadable()}"
         elif promised > self.end_lsn:
             number, position = segment_of(self.end_lsn), self.end_lsn & 0xFFFFFFFF
             self.hole = f"no valid record in segment {number} at {position}, though later ones say that one was durable"
@@ -111,6 +121,30 @@ class Chain:
             number += 1
         return lsn_of(number, 0)
 
+    def _leads_to_unreadable(self) -> bool:
+        """Whether the place where the chain ends, or the record that stands there, cannot be read."""
+        if not self._unreadable:
+            return False
+        found = self._found.get(segment_of(self.end_lsn))
+        if found is None:  # an end record says that there is such a segment, or a promise that it is needed
+            return True
+        pages = self._unreadable.get(found.slot)
+        if not pages:
+            return False
+        data = self._read(found.slot)
+        if data is None:
+            return True
+        position = found.scan.end_position
+        return data.has_unreadable(position, announced_end(data.content, position, segment_of(self.end_lsn)))
+
+    def _names_of_unreadable(self) -> str:
+        return ", ".join(slot_path(self._folder, slot) for slot in sorted(self._unreadable))
+
+    @property
+    def unreadable_slots(self) -> list[int]:
+        """Segment files in which something could not be read."""
+        return sorted(self._unreadable)
+
     def _look_for_damage(self) -> None:
         """Nothing promises more than the chain has. What stands at its end may prove it all the same."""
         seed = crc_seed(self._journal_uuid)
@@ -120,7 +154,7 @@ class Chain:
             data = self._read(found.slot)
             if data is None:
                 continue
-            for damage in find_damage(data, found.scan.end_position, number, seed):
+            for damage in find_damage(data.content, found.scan.end_position, number, seed):
                 if damage.record is None:
                     self.hole = (
                         f"a record of segment {number} at {damage.position} is damaged, and it is not known whose"
@@ -139,8 +173,8 @@ class Chain:
             data = self._read(self._found[number].slot if whole else self._kept[number].slot)
             if data is None:
                 continue
-            view = memoryview(data)
-            for record in find_records(data, FIRST_POSITION, seed):
+            view = memoryview(data.content)
+            for record in find_records(data.content, FIRST_POSITION, seed):
                 if record.segment_number != number or record.is_end:
                     continue
                 if whole or record.disk in self._kept[number].disks:
@@ -154,26 +188,18 @@ class Chain:
         earlier = self._kept[number]
         return Kept(number, earlier.slot, earlier.end_position, disks)
 
-    def _read(self, slot: int) -> bytes | None:
-        return _read_segment(self._fs, self._folder, slot, self._label.segment_bytes)
+    def _read(self, slot: int) -> SegmentBytes | None:
+        read = read_segment(self._fs, slot_path(self._folder, slot), self._label.segment_bytes)
+        if read is not None and read.unreadable:
+            before = self._unreadable.get(slot, [])
+            if slot in self._looked_through and not set(read.unreadable) <= set(before):
+                # Only since then, so that nobody can say what is missing now.
+                self.hole = self.hole or f"{slot_path(self._folder, slot)} cannot be read any more"
+            self._unreadable[slot] = sorted({*before, *read.unreadable})
+        self._looked_through.add(slot)
+        return read
 
 
 def read_chain(fs: FileSystem, folder: str, label: JournalLabel, journal_uuid: bytes) -> Chain:
     """Scan all segments; blocks for as long as reading them takes."""
     return Chain(fs, folder, label, journal_uuid)
-
-
-def _read_segment(fs: FileSystem, folder: str, slot: int, segment_bytes: int) -> bytes | None:
-    path = slot_path(folder, slot)
-    if fs.stat(path) is None:
-        return None
-    fd = fs.open(path, writable=False)
-    try:
-        pieces = []
-        offset = 0
-        while offset < segment_bytes and (piece := fs.pread(fd, segment_bytes - offset, offset)):
-            pieces.append(piece)
-            offset += len(piece)
-        return b"".join(pieces)
-    finally:
-        fs.close(fd)

@@ -6,7 +6,9 @@ Invariants: folders are formatted by themselves only for a node of which nothing
             it is refused by name, and becomes a new disk only by the operator's word (`--format-disk`) (T32). The same
             holds for the journal (`--format-journal`): a new one in place of one that is not mounted would cost what is
             in it;
-            a folder whose disk is known by its uuid is never formatted: the node starts without it and says so.
+            a folder whose disk is known by its uuid is never formatted: the node starts without it and says so;
+            a first start that was cut short is gone on with by the next: as long as no process has started on the
+            journal, and every disk that is here was made for it, nothing was stored that could be missing.
 Neighbours: `disk.py` and `journal_label.py` format; `server.py` calls this first.
 """
 
@@ -33,10 +35,18 @@ class Found:
     unlabelled: list[str]  # disk folders without a label
     journal_node_id: int | None  # None: the journal's folder has no label
     unreadable: dict[str, str] = field(default_factory=dict)  # disk folders whose label cannot be read, and why
+    # The journal was never started on, and the disks that are here name it: they are of a start that was cut short.
+    begun: bool = False
+
+    @property
+    def nothing_is_known(self) -> bool:
+        """Nothing here says that this node has ever served."""
+        return not self.unreadable and (self.begun or not (self.labelled or self.journal_node_id is not None))
 
 
 def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Found:
     labelled: dict[str, int] = {}
+    journals_named: set[str] = set()
     unlabelled: list[str] = []
     unreadable: dict[str, str] = {}
     for folder in disk_folders:
@@ -44,15 +54,19 @@ def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Fo
             if fs.stat(os.path.join(folder, disks.LABEL)) is None:
                 unlabelled.append(folder)
             else:
-                labelled[folder] = read_disk_label(fs, folder).node_id
+                label = read_disk_label(fs, folder)
+                labelled[folder] = label.node_id
+                journals_named.add(label.journal_uuid)
         except (OSError, DiskRefused) as error:  # one bad disk does not stop the node: the store refuses it by name
             unreadable[folder] = str(error)
-    journal_node_id = None
+    journal_node_id, begun = None, False
     if fs.stat(os.path.join(journal_folder, journals.LABEL)) is not None:
-        journal_node_id = read_journal_label(fs, journal_folder).node_id
+        journal = read_journal_label(fs, journal_folder)
+        journal_node_id = journal.node_id
+        begun = journal.never_used and journals_named <= {journal.uuid}
     if unreadable and not labelled and journal_node_id is None:
         raise DiskRefused("; ".join(unreadable.values()))  # nothing says which node this is
-    return Found(labelled, unlabelled, journal_node_id, unreadable)
+    return Found(labelled, unlabelled, journal_node_id, unreadable, begun)
 
 
 def settled_node_id(found: Found, configured: int) -> int:
@@ -73,6 +87,8 @@ def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], ex
     of the disk that belongs there; without its label it is left to the store, which starts without it."""
     for folder in by_word:
         if folder in found.labelled:
+            if found.begun:
+                continue  # by the same word, in a start that was cut short
             raise DiskRefused(f"{folder} is a disk already: it is not formatted again")
         if folder in found.unreadable:
             raise DiskRefused(f"{folder} seems to be a disk that cannot be read: {found.unreadable[folder]}")
@@ -84,7 +100,7 @@ def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], ex
                 "the configuration first; what is lost with the old disk is recovered elsewhere"
             )
     unknown = [folder for folder in found.unlabelled if not expected.get(folder)]
-    brand_new = not (found.labelled or found.unreadable or any(expected.values())) and found.journal_node_id is None
+    brand_new = found.nothing_is_known and not any(expected.values())
     if automatic and brand_new:
         return unknown
     for folder in unknown:
@@ -94,7 +110,7 @@ def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], ex
                 f"{folder} has no {disks.LABEL}, and {why}: the disk was wiped or is not mounted. Mount it; or, to use "
                 f"the folder as a new disk, start once with --format-disk {folder}"
             )
-    return list(by_word)
+    return [folder for folder in by_word if folder not in found.labelled]
 
 
 async def prepare(

@@ -21,14 +21,11 @@ from neve.extent_node import attributes, index, scan
 from neve.extent_node.attributes import Doubt, Meta, Seal
 from neve.extent_node.commit_queue import CommitQueue
 from neve.extent_node.core import ReadOnly, ReplicaState
-from neve.extent_node.disk import Disk, DiskState
+from neve.extent_node.disk import FULL, SHORT_OF_RESOURCES, Disk, DiskState
 from neve.extent_node.fs import Buffer, FileSystem
 from neve.proto.errors import DiskFailed, DiskFull, NeveError, Overloaded, ReplicaDamaged
 
 NO_FD = -1
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SyncFailed(OSError):
@@ -69,6 +66,11 @@ class TurnLock:
             self._waiters = deque()
         self._waiters.append(future)
         return future
+
+    def leave(self, place: asyncio.Future[None]) -> None:
+        """Give up a place in the line, unless its turn has come. Whoever awaits it is cancelled."""
+        if self._waiters and place in self._waiters and place.cancel():
+            self._waiters.remove(place)
 
     def release(self) -> None:
         assert self._held
@@ -326,14 +328,14 @@ def read_exactly(fs: FileSystem, fd: int, offset: int, size_bytes: int) -> bytes
 def disk_error(disk: Disk, extent_id: int, error: OSError) -> NeveError:
     """What an error of the file system means: for the disk, whose state changes, and for the caller."""
     reason = f"{type(error).__name__}: {error}"
-    if error.errno in _FULL:
+    if error.errno in FULL:
         disk.note_full(reason)
         return DiskFull(extent_id=extent_id, disk=disk.uuid, detail=reason)
     if (
         error.errno == errno.ENOENT
     ):  # somebody removed the file: the other replicas of this disk are not the worse for it
         return ReplicaDamaged(extent_id=extent_id, detail=f"its file is gone: {reason}")
-    if error.errno in _OUT_OF_DESCRIPTORS:
+    if error.errno in SHORT_OF_RESOURCES:
         return Overloaded(what="file descriptors or memory", detail=reason)
     # Whatever else a file system says (EIO, EROFS, ENODEV, …), this disk cannot be relied on.
     disk.note_failed(reason)

@@ -43,11 +43,12 @@ from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.servicer import ExtentNodeServicer
 from neve.extent_node.store import Store
 from neve.extent_node.store_config import StoreConfig
-from neve.extent_node.store_start import NoUsableDisk
+from neve.extent_node.store_start import NoUsableDisk, ShortOfResources
 from neve.extent_node.threads import Threads
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
+from neve.rpc.descriptors import raise_descriptor_limit
 from neve.rpc.diagnostics import build_version, diagnostics_service
 from neve.rpc.front import Front, run_until_told_to_stop
 from neve.rpc.logs import set_up_logging
@@ -57,6 +58,7 @@ from neve.rpc.wire.client import WireChannel
 
 log = logging.getLogger(__name__)
 
+DESCRIPTORS_BESIDE = 256  # for the journal, folders, files being made or copied, and what libraries keep
 FIRST_ID_TIMEOUT_S = 300.0  # a cluster that is being started may need that long to elect a manager
 
 
@@ -260,6 +262,18 @@ def _disk_name(text: str) -> str:
     return text
 
 
+def _allow_descriptors(config: NodeConfig, store_config: StoreConfig) -> None:
+    allowed = raise_descriptor_limit()
+    wanted = store_config.open_replicas_max + store_config.sealed_files_max + config.listen.limits.connections_max
+    if allowed < wanted + DESCRIPTORS_BESIDE:
+        log.warning(
+            "descriptors_few allowed=%d wanted=%d: allow more (LimitNOFILE=, ulimit -Hn), or lower "
+            "store.open_replicas_max or listen.limits.connections_max",
+            allowed,
+            wanted + DESCRIPTORS_BESIDE,
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="neve-extent-node", description="Run an extent node of Neve.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; extent_node/config.py lists the keys")
@@ -284,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"neve-extent-node: {error}", file=sys.stderr)
         return 2
     set_up_logging(as_json=config.log.json, level=config.log.level)
+    _allow_descriptors(config, store_config)
     try:
         uvloop.run(
             serve(
@@ -294,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 give_up_disks=options.give_up_disk,
             )
         )
-    except (DiskRefused, JournalRefused, NoUsableDisk, NeveError, TimeoutError, OSError) as error:
+    except (DiskRefused, JournalRefused, NoUsableDisk, ShortOfResources, NeveError, TimeoutError, OSError) as error:
         print(f"neve-extent-node: cannot run: {error or type(error).__name__}", file=sys.stderr)
         return 1
     return 0

@@ -112,7 +112,7 @@ class Store:
 
     async def create(self, request: pb.CreateExtentRequest) -> common_pb2.Replica:
         self._state.check_running()
-        return await self._state.finish(store_control.create(self._state, request))
+        return await self._state.order(store_control.create(self._state, request))
 
     def append(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Awaitable[pb.AppendBlockReply]:
         """One result for each segment, in their order."""
@@ -142,21 +142,21 @@ class Store:
 
     async def raise_token(self, request: pb.RaiseTokenRequest) -> pb.LengthAnswer:
         self._state.check_running()
-        return await self._state.finish(store_control.raise_token(self._state, request))
+        return await self._state.order(store_control.raise_token(self._state, request))
 
     async def fence(self, request: pb.FenceRequest) -> pb.LengthAnswer:
         self._state.check_running()
-        return await self._state.finish(store_control.fence(self._state, request))
+        return await self._state.order(store_control.fence(self._state, request))
 
     async def seal(self, request: pb.SealExtentRequest) -> pb.SealExtentReply:
         self._state.check_running()
-        return await self._state.finish(store_control.seal(self._state, request))
+        return await self._state.order(store_control.seal(self._state, request))
 
     async def delete(self, request: pb.DeleteExtentRequest) -> bool:
         """Whether there was a replica."""
         self._state.check_running()
         found = self._state.replicas.get(request.extent_id)
-        deleted = await self._state.finish(store_control.delete(self._state, request))
+        deleted = await self._state.order(store_control.delete(self._state, request))
         if deleted and found is not None:
             self._files.forget(found)
         return deleted
@@ -165,7 +165,7 @@ class Store:
         """Move aside a replica that turned out wrong; whether it was there. For the scrubber and the copier."""
         self._state.check_running()
         found = self._state.replicas.get(extent_id)
-        moved = await self._state.finish(store_control.quarantine(self._state, extent_id, incarnation, reason))
+        moved = await self._state.order(store_control.quarantine(self._state, extent_id, incarnation, reason))
         if moved and found is not None:
             self._files.forget(found)
         return moved

@@ -5,6 +5,7 @@ more (a higher token, a comparison, `unsynced`, a replica in use) gets its turn 
 
 Invariants: segments of one extent are carried out in the order in which they came, over all calls;
             what was written stays written: a caller that gives up takes back nothing (rule 6);
+            a caller that gives up leaves nothing waiting behind, however long a disk hangs;
             an error is one segment's, never the whole call's, unless the call itself makes no sense.
 Neighbours: core decides, `commit` makes durable, store_verify.py looks at replicas after an unclean stop.
 """
@@ -33,14 +34,18 @@ async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: 
     segments = segments[:]  # a list: protobuf's own sequences are slow to go over
     bodies = _split(segments, attachment)
     store.check_running()
-    if store.dirty.is_full:
+    if store.dirty.must_wait:
         await store.dirty.wait_for_room()
     call = AppendCall(len(segments))
     extent_ids = [segment.extent_id for segment in segments]
     for number, extent_id in enumerate(extent_ids):
         _begin(store, extent_id, segments[number], bodies[number], call, number)
     if call.pending:
-        await call.wait()
+        try:
+            await call.wait()
+        except asyncio.CancelledError:
+            _give_up(store, extent_ids, call)
+            raise
     return _reply(store, extent_ids, call)
 
 
@@ -58,12 +63,19 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memor
     return bodies
 
 
+def _give_up(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
+    for extent_id in extent_ids:
+        found = store.replicas.get(extent_id)
+        if found is not None:
+            store.committer.forget(found, call)
+
+
 def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb.AppendBlockReply:
     reply = pb.AppendBlockReply()
     add_result, replicas = reply.results.add, store.replicas
     for extent_id, end, error in zip(extent_ids, call.ends, call.errors, strict=True):
         found = replicas.get(extent_id)
-        length = found.state.length if found is not None else 0
+        length = found.state.length if found is not None else None
         if error is None:
             add_result(end=end, length=length)
         else:
@@ -98,6 +110,10 @@ def _begin(
     call.pending += 1
     # The place in the line is taken now: the next segment for this extent must come behind this one.
     place = found.lock.enqueue()
+    if not place.done():
+        if call.places is None:
+            call.places = []
+        call.places.append((found.lock, place))
     store.spawn(_append_in_turn(store, found, place, segment, body, call, number))
 
 
@@ -161,7 +177,7 @@ async def _append_in_turn(
         async with store.turn(found, place):
             decision = await _accept(store, found, segment, body)
             call.ends[number] = decision.end
-            if decision.durable_to:
+            if decision.durable_to and not call.given_up:
                 piece = body[decision.skip_bytes :] if decision.write_bytes else None
                 store.committer.wait_durable(found, decision.durable_to, call, number, decision.write_offset, piece)
                 return

@@ -48,6 +48,8 @@ class StoreConfig:
     dirty_bytes_hard: int = 1024 * MIB  # above: appends wait, instead of stopping the loop in the kernel's own throttle
 
     append_waiters_max: int = 4096  # calls that may wait for dirty bytes to sink, and for one replica's turn
+    orders_max: int = 4096  # of managers, under way or waiting, also those whose caller has given up
+    backlog_max: int = 8192  # calls that wait for a thread: above, reads that would need one are refused
     followers_max: int = 4096  # reads that may wait for more, over all replicas
     open_replicas_max: int = 8192  # each keeps a descriptor
     sealed_files_max: int = 512  # kept open and mapped, least recently used go first

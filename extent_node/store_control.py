@@ -10,13 +10,12 @@ Neighbours: core decides; replica.py has the blocking steps; store_verify.py rea
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable
 
 from neve.extent_node import core
 from neve.extent_node.attributes import Meta, Seal
-from neve.extent_node.disk import Disk, DiskState
+from neve.extent_node.disk import FULL, Disk, DiskState
 from neve.extent_node.replica import Replica, make_replica
 from neve.extent_node.scan import Scan
 from neve.extent_node.store_state import StoreState
@@ -228,7 +227,7 @@ async def _write_index(store: StoreState, found: Replica, made: Seal, result: Sc
     try:
         await store.run(found.write_index, made, result)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         # Derived data: on a full disk the seal goes on without it, and the first read makes it anew.
         log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)

@@ -15,7 +15,6 @@ Neighbours: core_copy.py decides; copier.py brings the bytes.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from neve.extent_node.attributes import Attributes, Meta, Seal
 from neve.extent_node.core import ReplicaState
 from neve.extent_node.core_copy import Aside
 from neve.extent_node.core_state import Refuse
-from neve.extent_node.disk import TMP, Disk, DiskState
+from neve.extent_node.disk import FULL, TMP, Disk, DiskState
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_audit import run_to_end
 from neve.extent_node.store_files import SealedFiles
@@ -146,7 +145,7 @@ class Draft:
             folder = os.path.join(self.disk.folder, TMP)
             index.write(fs, made_index, path=self.index_path, temporary_path=self.index_path + ".new", folder=folder)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             # Derived data: the first read makes it anew.
             log.warning("index_not_written extent_id=%d error=%s", self.meta.extent_id, error)

@@ -1,13 +1,15 @@
 """Counts the bytes that are written to extents and not yet synced in place; appends wait when they are too many.
 
 Invariants: `bytes_now` is the sum of `dirty_bytes` over the replicas listed here, whatever order things happen in;
-            who waits is let go when the count is below the bound, and at most `append_waiters_max` wait.
+            who waits is let go when the count is below the bound, one after the other in the order of coming, and
+            nobody who comes later overtakes them; at most `append_waiters_max` wait.
 Neighbours: `commit` tells of writes and syncs, `store_checkpoint` syncs the oldest.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from neve.extent_node.replica import Replica
@@ -21,7 +23,8 @@ class DirtyBytes:
         self._config = config
         self._wake_checkpointer = wake_checkpointer
         self._counted: dict[Replica, int] = {}  # in the order in which they became dirty
-        self._waiters: list[asyncio.Future[None]] = []
+        # In the order of coming. Only the first is ever let go; it leaves when it goes on, and lets go the next.
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._stopped = False
 
     def update(self, replica: Replica) -> None:
@@ -63,29 +66,41 @@ class DirtyBytes:
     def is_full(self) -> bool:
         return self.bytes_now > self._config.dirty_bytes_hard
 
+    @property
+    def must_wait(self) -> bool:
+        """For who comes now: there is no room, or others wait for it."""
+        return bool(self._waiters) or self.is_full
+
     def stop(self) -> None:
         """Nobody will make room any more: let all go who wait."""
         self._stopped = True
         self._let_go()
 
     async def wait_for_room(self) -> None:
-        while self.is_full:
-            if self._stopped:
-                raise ShuttingDown()
-            if len(self._waiters) >= self._config.append_waiters_max:
-                raise Overloaded(what="appends that wait for dirty bytes to be written back")
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(future)
-            self._wake_checkpointer()
-            try:
+        """Until it is the caller's turn, who goes on without any other wait: else the next one overtakes it."""
+        if len(self._waiters) >= self._config.append_waiters_max:
+            raise Overloaded(what="appends that wait for dirty bytes to be written back")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(future)
+        try:
+            while True:
+                self._let_go()
                 await future
-            finally:
-                if future in self._waiters:
-                    self._waiters.remove(future)
+                if self._stopped:
+                    raise ShuttingDown()
+                if not self.is_full:
+                    return
+                future = self._waiters[0] = loop.create_future()  # whoever went before has taken the room
+        finally:
+            self._waiters.remove(future)
+            self._let_go()
 
     def _let_go(self) -> None:
-        if self._waiters and (self._stopped or not self.is_full):
-            waiters, self._waiters = self._waiters, []
-            for future in waiters:
-                if not future.done():
-                    future.set_result(None)
+        if not self._waiters:
+            return
+        if self._stopped or not self.is_full:
+            if not self._waiters[0].done():
+                self._waiters[0].set_result(None)
+        else:
+            self._wake_checkpointer()

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from neve.extent_node import core
 from neve.extent_node.attributes import BadAttribute, Doubt
 from neve.extent_node.core import Tombstone
-from neve.extent_node.disk import Disk
+from neve.extent_node.disk import FULL, Disk
 from neve.extent_node.journal import Journal
-from neve.extent_node.replica import Replica, load_state
+from neve.extent_node.replica import Replica, SyncFailed, load_state
 from neve.extent_node.store_state import StoreState
 
 log = logging.getLogger(__name__)
@@ -69,11 +69,16 @@ def load_disk(disk: Disk, journal: Journal, now_ms: int) -> DiskScan:
         disk.move_to_quarantine(extent_id, 0, now_ms)
     scan.quarantined = dict.fromkeys(disk.quarantined_ids())
     journal_is_ours = scan.journal_uuid == journal.label.uuid
+    all_stored = True
     for found in scan.replicas:
-        _doubt_on_start(found, scan, journal_is_ours=journal_is_ours)
-    journal.trust([disk.short_id])
+        all_stored &= _doubt_on_start(found, scan, journal_is_ours=journal_is_ours)
+    if all_stored:
+        journal.trust([disk.short_id])
+    else:
+        journal.distrust(disk.short_id)  # so that the next start doubts them again, whatever their files say
     if not journal_is_ours:
         log.error("journal_changed disk=%s from=%s to=%s", disk.uuid, scan.journal_uuid, journal.label.uuid)
+        journal.mark_used()
         disk.name_journal(journal.label.uuid)
     disk.store_boot(clean=False)
     disk.extents = len(scan.replicas)
@@ -114,11 +119,11 @@ def scan_disk(disk: Disk, scan: DiskScan) -> Iterator[Replica]:
         yield found
 
 
-def _doubt_on_start(found: Replica, scan: DiskScan, *, journal_is_ours: bool) -> None:
-    """Set `doubtful` where rules 12 and 13 say so, durable when this returns."""
+def _doubt_on_start(found: Replica, scan: DiskScan, *, journal_is_ours: bool) -> bool:
+    """Set `doubtful` where rules 12 and 13 say so; whether that is durable: a disk may have no room even for that."""
     state = found.state
     if state.seal is not None:
-        return
+        return True
     was = state.doubt
     reason = core.doubt_on_start(state, page_cache_kept=scan.same_boot and scan.trusted, stopped_cleanly=scan.clean)
     if not scan.trusted:
@@ -129,12 +134,24 @@ def _doubt_on_start(found: Replica, scan: DiskScan, *, journal_is_ours: bool) ->
         reason = reason or was or Doubt.DAMAGE
     lost_power = not scan.same_boot and not scan.clean
     if reason is None and not (was is not None and lost_power):
-        return
-    # Also one that can be read already: the start that set it may have died before its fsync.
-    found.open()
-    found.persist_doubt(reason or was or Doubt.POWER_CUT)
+        return True
     state.doubt = reason or was
     log.warning("replica_doubtful extent_id=%d disk=%s", found.extent_id, scan.disk.uuid)
+    # Also one that can be read already: the start that set it may have died before its fsync.
+    try:
+        found.open()
+        found.persist_doubt(state.doubt or Doubt.POWER_CUT)
+    except SyncFailed:
+        raise
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        log.error("replica_doubt_not_stored extent_id=%d error=%s", found.extent_id, error)
+        scan.disk.note_full(f"{type(error).__name__}: {error}")
+        return False
+    finally:
+        found.close()  # whoever needs it opens it: there may be more of them than descriptors
+    return True
 
 
 # --- all disks -----------------------------------------------------------------------------------------------

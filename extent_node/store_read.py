@@ -89,6 +89,7 @@ class Reader:
         bounds, found = self._bounds(request)
         if bounds.serve_end == request.offset:
             return ReadResult(request.offset, bounds.readable, bounds.sealed, 0)
+        self._store.check_backlog()
         max_bytes = self._max_bytes(request)
         if bounds.sealed:
             result = await self._read_sealed(found, request, bounds, max_bytes)
@@ -161,6 +162,7 @@ class Reader:
             raise seal.error
         assert found is not None
         self._store.check_disk(found)
+        self._store.check_backlog()
         opened = await self._opened(found)
         end = request.offset + request.length
         if not opened.is_warm(request.offset, end):

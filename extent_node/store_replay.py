@@ -10,19 +10,20 @@ Invariants: nothing is written beyond a gap, to a sealed replica, or to another 
             as clean, and the sync that follows would then not write them (T23);
             everything applied is synced before the journal begins afresh;
             a record that could not be applied, because its disk is not here, fails or is full, is given up by nobody
-            but the operator: its segment is kept.
+            but the operator: its segment is kept;
+            few files are open at a time, however many have records; being short of descriptors is no disk's fault and
+            ends the start.
 Neighbours: `journal_replay` gives the records, `store_start` calls this and makes durable what follows from it.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from neve.extent_node import blocks
-from neve.extent_node.disk import Disk
+from neve.extent_node.disk import FULL, SHORT_OF_RESOURCES, Disk
 from neve.extent_node.journal_format import Record
 from neve.extent_node.journal_replay import Chain
 from neve.extent_node.replica import Replica, read_exactly
@@ -31,6 +32,8 @@ from neve.extent_node.store_label import write_all
 log = logging.getLogger(__name__)
 
 _WALK_BYTES = 4 << 20
+# Files open at a time. The oldest is synced and closed for the next: a journal has records of thousands of extents.
+OPEN_MAX = 256
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Replay:
     failed: dict[Disk, str] = field(default_factory=dict)  # while its records were applied; why
     numbers: dict[Disk, dict[int, None]] = field(default_factory=dict)  # segments with records of this disk
     applied: dict[Replica, dict[int, None]] = field(default_factory=dict)  # and of this replica
+    opened: dict[Replica, None] = field(default_factory=dict)  # not synced since their last record, oldest first
     records: int = 0
     bytes_written: int = 0
     skipped: int = 0
@@ -93,9 +97,8 @@ def replay(
             result.records += 1
             result.applied.setdefault(found, {})[record.segment_number] = None
             _apply(result, record, payload, found)
-    for found, target in result.targets.items():
-        if found.disk not in result.failed and found not in result.stalled:
-            _sync(result, found, target)
+    for found in list(result.opened):
+        _sync_and_close(result, found)
     return result
 
 
@@ -105,7 +108,7 @@ def _is_for(record: Record, found: Replica, disk: Disk) -> bool:
 
 def _apply(result: Replay, record: Record, payload: memoryview, found: Replica) -> None:
     try:
-        found.open()
+        _open(result, found)
         target = result.targets.get(found)
         if target is None:
             target = result.targets[found] = Target(valid_end=_valid_end(found, record.offset))
@@ -113,11 +116,31 @@ def _apply(result: Replay, record: Record, payload: memoryview, found: Replica) 
         if not target.problem:
             target.problem = _apply_to(result, record, payload, found, target)
     except OSError as error:
+        if error.errno in SHORT_OF_RESOURCES:
+            raise
         result.keep(record)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             result.note_stalled(found, error)
         else:
             result.note_failed(found.disk, error)
+
+
+def _open(result: Replay, found: Replica) -> None:
+    """It is open, and the youngest of those that are."""
+    if found not in result.opened and len(result.opened) >= OPEN_MAX:
+        _sync_and_close(result, next(iter(result.opened)))
+    result.opened.pop(found, None)
+    found.open()
+    result.opened[found] = None
+
+
+def _sync_and_close(result: Replay, found: Replica) -> None:
+    """What was written to it is durable, unless its disk has failed or is full."""
+    del result.opened[found]
+    target = result.targets.get(found)
+    if target is not None and found.disk not in result.failed and found not in result.stalled:
+        _sync(result, found, target)
+    found.close()
 
 
 def _apply_to(result: Replay, record: Record, payload: memoryview, found: Replica, target: Target) -> str:
@@ -159,12 +182,14 @@ def _valid_end(found: Replica, start: int) -> int:
 def _sync(result: Replay, found: Replica, target: Target) -> None:
     found.known_durable_end = target.durable_end
     if target.problem:
+        # What could be applied stays: a doubtful replica's valid bytes may be the only ones (rule 18).
         log.error("replay_refused extent_id=%d problem=%s", found.extent_id, target.problem)
-        return
     try:
         found.sync_data()
         size_bytes = found.fs.fstat(found.fd).size_bytes
     except OSError as error:
+        if error.errno in SHORT_OF_RESOURCES:
+            raise
         result.note_failed(found.disk, error)
         return
     if size_bytes > found.state.length:

@@ -7,6 +7,7 @@ The order of a start, each step durable before the next one (rules 10-13):
 
 Invariants: a start that dies at any point is repeated from the beginning by the next one, and forgets no doubt;
             one disk's trouble is that disk's: the node starts with the others, and the journal keeps what it has of it;
+            being short of descriptors or memory is no disk's trouble: the start fails, and changes nothing by that;
             "clean" is stored only after everything is synced and every open replica is known to end with a whole block.
 Neighbours: `store_load` reads the disks, `store_replay` applies the journal.
 """
@@ -17,7 +18,7 @@ import logging
 from collections.abc import Set
 
 from neve.extent_node.attributes import Doubt
-from neve.extent_node.disk import Disk, DiskRefused, DiskState, short_id, short_name
+from neve.extent_node.disk import FULL, SHORT_OF_RESOURCES, Disk, DiskRefused, DiskState, short_id, short_name
 from neve.extent_node.journal import Journal
 from neve.extent_node.journal_label import Kept
 from neve.extent_node.journal_replay import Chain, read_chain
@@ -34,26 +35,43 @@ class NoUsableDisk(Exception):
     """None of the configured disks can be used; the message has a line for each."""
 
 
+class ShortOfResources(Exception):
+    """The process may not open enough files, or has too little memory, to start."""
+
+
 async def start(store: StoreState, *, give_up_disks: Set[int] = frozenset()) -> None:
     """`give_up_disks`: short ids; what the journal has of them is not kept any longer, by the operator's word."""
-    config = store.config
-    opened = await store.run(_open_disks, store)
+    opened: list[Disk] = []
+    journal: Journal | None = None
     try:
+        await store.run(_open_disks, store, opened)
         journal = await store.run(_open_journal, store)
-    except BaseException:
+        store.use_journal(journal)
+        await _start(store, opened, give_up_disks)
+    except Exception as error:
+        # It gives up its locks: another one may follow in the same process.
+        for found in store.replicas.values():
+            found.close()
         for disk in opened:
             disk.close()
+        if journal is not None:
+            journal.close()
+        if isinstance(error, OSError) and error.errno in SHORT_OF_RESOURCES:
+            raise ShortOfResources(
+                f"{error}: allow this process more open files (ulimit -n, or LimitNOFILE= of its unit) or memory"
+            ) from error
         raise
-    store.use_journal(journal)
-    await store.run(_settle_distrust, store, opened, give_up_disks)
+
+
+async def _start(store: StoreState, opened: list[Disk], give_up_disks: Set[int]) -> None:
+    config, journal = store.config, store.journal
     scans = []
-    for disk in opened:
+    for disk in await store.run(_settle_distrust, store, opened, give_up_disks):
         scanned = await store.run(_load_or_refuse, store, disk)
         if scanned is not None:
             scans.append(scanned)
             store.disks[disk.uuid] = disk
     if not scans:
-        journal.close()
         raise NoUsableDisk("; ".join(f"{folder}: {reason}" for folder, reason in store.refused))
     await store.run(adopt, store, scans)
     chain = await store.run(read_chain, store.fs, config.journal_folder, journal.label, journal.uuid_bytes)
@@ -67,9 +85,11 @@ async def start(store: StoreState, *, give_up_disks: Set[int] = frozenset()) -> 
     result = await store.run(lambda: replay(chain, usable, store.replicas, given_up=give_up_disks | foreign))
     await store.run(_settle_replay, store, scans, result, chain)
     kept = _kept(chain, result)
-    await store.run(lambda: journal.start(number_seen_max=chain.number_seen_max, kept=kept))
+    await store.run(
+        lambda: journal.start(number_seen_max=chain.number_seen_max, kept=kept, bad_slots=chain.unreadable_slots)
+    )
     log.info(
-        "store_started node_id=%d disks=%d replicas=%d replayed_records=%d replayed_bytes=%d hole=%r kept=%d",
+        "store_started node_id=%d disks=%d replicas=%d replayed_records=%d replayed_bytes=%d hole=%r kept=%d bad=%d",
         config.node_id,
         len(store.disks),
         len(store.replicas),
@@ -77,15 +97,15 @@ async def start(store: StoreState, *, give_up_disks: Set[int] = frozenset()) -> 
         result.bytes_written,
         chain.hole,
         len(kept),
+        len(journal.label.bad_slots),
     )
 
 
 # --- opening -------------------------------------------------------------------------------------------------
 
 
-def _open_disks(store: StoreState) -> list[Disk]:
+def _open_disks(store: StoreState, opened: list[Disk]) -> None:
     config = store.config
-    opened: list[Disk] = []
     for wanted in config.disks:
         try:
             disk = Disk.open(
@@ -102,11 +122,16 @@ def _open_disks(store: StoreState) -> list[Disk]:
                 raise DiskRefused(f"{wanted.folder} has the uuid of {twin.folder}: one is a copy of the other")
             opened.append(disk)
         except (DiskRefused, OSError) as error:
+            _raise_if_short(error)
             log.error("disk_refused folder=%s reason=%s", wanted.folder, error)
             store.refused.append((wanted.folder, str(error)))
     if not opened:
         raise NoUsableDisk("; ".join(f"{folder}: {reason}" for folder, reason in store.refused))
-    return opened
+
+
+def _raise_if_short(error: Exception) -> None:
+    if isinstance(error, OSError) and error.errno in SHORT_OF_RESOURCES:
+        raise error
 
 
 def _open_journal(store: StoreState) -> Journal:
@@ -120,21 +145,24 @@ def _open_journal(store: StoreState) -> Journal:
     )
 
 
-def _settle_distrust(store: StoreState, opened: list[Disk], give_up_disks: Set[int]) -> None:
-    """What disks say of others that failed, and what the operator gives up, goes to the journal's label; blocks.
+def _settle_distrust(store: StoreState, opened: list[Disk], give_up_disks: Set[int]) -> list[Disk]:
+    """What disks say of others that failed, and what the operator gives up, goes to the journal's label; blocks. The
+    disks that can be read.
 
-    Before any disk is read: reading one replaces its boot label.
+    Before any disk is loaded: that replaces its boot label.
     """
-    told = set(give_up_disks)
+    told, readable = set(give_up_disks), []
     for disk in opened:
         try:
             boot = disk.last_boot()
         except OSError as error:
-            log.error("boot_label_unreadable disk=%s error=%s", disk.uuid, error)  # it is refused in a moment
+            _refuse(store, disk, error)
             continue
+        readable.append(disk)
         told.update(boot.distrusted if boot is not None else ())
     for disk_id in sorted(told):
         store.journal.distrust(disk_id)
+    return readable
 
 
 def _load_or_refuse(store: StoreState, disk: Disk) -> DiskScan | None:
@@ -142,11 +170,16 @@ def _load_or_refuse(store: StoreState, disk: Disk) -> DiskScan | None:
     try:
         return load_disk(disk, store.journal, store.wall_clock_ms())
     except OSError as error:
-        log.error("disk_refused folder=%s reason=%s", disk.folder, error)
-        store.refused.append((disk.folder, str(error)))
-        store.refused_disks.append(disk.short_id)
-        disk.close()
+        _refuse(store, disk, error)
         return None
+
+
+def _refuse(store: StoreState, disk: Disk, error: OSError) -> None:
+    _raise_if_short(error)
+    log.error("disk_refused folder=%s reason=%s", disk.folder, error)
+    store.refused.append((disk.folder, str(error)))
+    store.refused_disks.append(disk.short_id)
+    disk.close()
 
 
 # --- the journal ---------------------------------------------------------------------------------------------
@@ -228,8 +261,12 @@ def _doubt_or_distrust(store: StoreState, found: Replica) -> None:
         found.open()
         found.persist_doubt(reason)
     except OSError as error:
-        found.disk.note_failed(f"{type(error).__name__}: {error}")
+        _raise_if_short(error)
+        if error.errno not in FULL:
+            found.disk.note_failed(f"{type(error).__name__}: {error}")
         store.journal.distrust(found.disk.short_id)
+    finally:
+        found.close()
     found.state.note_doubt(reason)
     store.counters.replicas_doubted += 1
 

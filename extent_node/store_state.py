@@ -70,6 +70,7 @@ class StoreState:
         self.label_lock = asyncio.Lock()
         self._pool = pool
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._orders = 0
 
     def use_journal(self, journal: Journal) -> None:
         self.journal = journal
@@ -112,6 +113,24 @@ class StoreState:
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that must not stop half-way when the caller is cancelled."""
         return await asyncio.shield(self.spawn(work))
+
+    async def order(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `finish`, for what others ask: they may give up and ask again while a disk hangs, and it is still here."""
+        if self._orders >= self.config.orders_max:
+            work.close()
+            raise Overloaded(what="orders under way")
+        self._orders += 1
+        task = self.spawn(work)
+        task.add_done_callback(self._order_done)
+        return await asyncio.shield(task)
+
+    def _order_done(self, task: asyncio.Task[Any]) -> None:
+        self._orders -= 1
+
+    def check_backlog(self) -> None:
+        """Before a read that may need a thread: what waits for one stays, cancelled or not, until a thread comes."""
+        if isinstance(self._pool, Threads) and self._pool.unfinished >= self.config.backlog_max:
+            raise Overloaded(what="reads that wait for a thread")
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

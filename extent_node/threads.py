@@ -32,13 +32,13 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._unfinished = 0  # calls handed over and not come back
+        self.unfinished = 0  # calls handed over and not come back
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Call it in a thread; the future has its result or its exception."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self._unfinished += 1
-        if self._unfinished > len(self._threads) < self._count:
+        self.unfinished += 1
+        if self.unfinished > len(self._threads) < self._count:
             self._start()
         self._queue.put((future, function, args))
         return future
@@ -73,7 +73,7 @@ class Threads:
             del work, future, function, args, result, error  # nothing is kept alive while it waits for more
 
     def _settle(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self._unfinished -= 1
+        self.unfinished -= 1
         if future.done():  # cancelled: whoever waited has gone
             return
         if error is None:

@@ -9,13 +9,13 @@ replicas is marked so: with one, a node is expected to be far above.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from neve.rpc.descriptors import raise_descriptor_limit
 from tests.bench import harness, limits, node_disk, node_process, node_samples, processes, tcp_pair
 from tests.bench.harness import Measure, Plan, Settings
 from tests.bench.limits import MIB
@@ -72,7 +72,7 @@ class MachineRows:
 
 @contextmanager
 def prepare(settings: Settings) -> Iterator[Plan]:
-    _allow_descriptors()
+    raise_descriptor_limit()  # for a thousand connections; children inherit it
     rows = Rows()
     with ExitStack() as stack:
         client = stack.enter_context(processes.start("tests.bench.node_client"))
@@ -85,12 +85,6 @@ def prepare(settings: Settings) -> Iterator[Plan]:
         _start_up(rows, settings)
         _many_writers(rows, settings, client)
         yield rows.plan()
-
-
-def _allow_descriptors() -> None:
-    """A thousand connections need more than the usual soft limit; children inherit it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _machine(rows: Rows, settings: Settings, pair: TcpPair) -> MachineRows:

@@ -126,6 +126,10 @@ class SimFileSystem:
         """Damage one bit of a file, on the medium and in the cache."""
         self._tree.file(path).flip(byte, bit)
 
+    def spoil(self, path: str, byte: int) -> None:
+        """The page with this byte cannot be read any more: EIO, and short reads before it."""
+        self._tree.file(path).bad_pages.add(byte // nodes.PAGE_BYTES)
+
     def wipe(self, path: str) -> None:
         """The folder is empty, as after a new disk was mounted there."""
         folder = self._tree.folder(path)
@@ -171,7 +175,13 @@ class SimFileSystem:
 
     def pread(self, fd: int, size_bytes: int, offset: int) -> bytes:
         with self._faults.call("pread", self._path(fd), changes=False):
-            return bytes(self._opened_file(fd).content[offset : offset + size_bytes])
+            file = self._opened_file(fd)
+            end = min(offset + size_bytes, len(file.content))
+            if file.bad_pages and end > offset:
+                end = offset + file.readable_bytes(offset, end)
+                if end == offset:
+                    raise failure(errno.EIO, self._path(fd))
+            return bytes(file.content[offset:end])
 
     def pwrite(self, fd: int, buffers: list[Buffer], offset: int) -> int:
         data = b"".join(buffers)
@@ -302,6 +312,13 @@ class SimFileSystem:
             if isinstance(old, Folder) and old.entries:
                 raise failure(errno.ENOTEMPTY, target)
             self._names.change((target_folder, target_name, node), (source_folder, source_name, None))
+
+    def exchange(self, one: str, other: str) -> None:
+        with self._faults.call("exchange", one, changes=True, detail=other):
+            one_folder, one_name = self._tree.parent(one)
+            other_folder, other_name = self._tree.parent(other)
+            one_node, other_node = self._tree.file(one), self._tree.file(other)
+            self._names.change((one_folder, one_name, other_node), (other_folder, other_name, one_node))
 
     def unlink(self, path: str) -> None:
         with self._faults.call("unlink", path, changes=True):

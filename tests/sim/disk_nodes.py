@@ -20,6 +20,7 @@ from typing import Literal
 # attributes are kept, and no byte.
 PowerCutMode = Literal["lose_all", "random", "attributes"]
 
+PAGE_BYTES = 4096  # what a read that fails takes with it
 SECTOR_BYTES = 512  # what a disk writes whole or not at all
 
 
@@ -50,6 +51,7 @@ class File:
         self.preallocated_bytes = 0
         self.mtime_s = 0.0
         self.locked_by: int | None = None  # a descriptor
+        self.bad_pages: set[int] = set()  # numbers of pages that cannot be read
         self.durable_content = bytearray()
         self.durable_xattrs: dict[str, bytes] = {}
         self._dirty: list[Write | Resize] = []
@@ -85,6 +87,13 @@ class File:
         if rng.random() < 0.5:
             self._write_some(rng)
         self._dirty.clear()
+
+    def readable_bytes(self, start: int, end: int) -> int:
+        """How many bytes of [start, end) can be read up to the first bad page."""
+        for page in range(start // PAGE_BYTES, -(-end // PAGE_BYTES)):
+            if page in self.bad_pages:
+                return max(0, page * PAGE_BYTES - start)
+        return end - start
 
     def flip(self, offset: int, bit: int) -> None:
         """Damage on the medium: seen at once, and durable where the byte is."""

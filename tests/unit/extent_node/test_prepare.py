@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
 
 from neve.extent_node.config import load
-from neve.extent_node.disk import DiskRefused
+from neve.extent_node.disk import Disk, DiskRefused, read_disk_label
 from neve.extent_node.fs import RealFileSystem
+from neve.extent_node.journal import Journal
+from neve.extent_node.journal_format import SEGMENT_BYTES_MIN
+from neve.extent_node.journal_label import format_journal, read_journal_label
 from neve.extent_node.prepare import prepare
+from neve.extent_node.store_load import load_disk
 from neve.proto.errors import InvalidArgument
+from tests.sim.disk import SimFileSystem, SimulatedCrash
 
 SEGMENT_BYTES = 1 << 20
 
@@ -48,6 +54,13 @@ async def run(
     )
 
 
+def use(tmp_path: Path, *, node_id: int) -> None:
+    """As a process that started on it: from now on something may depend on the journal."""
+    journal = Journal.open(RealFileSystem(), str(tmp_path / "journal"), cluster="main", node_id=node_id)
+    journal.start(number_seen_max=0)
+    journal.close()
+
+
 async def test_a_new_node_formats_all_and_keeps_the_id_that_it_was_given(tmp_path: Path) -> None:
     assert await run(tmp_path, "d1", "d2", given=7) == 7
     assert (tmp_path / "d1" / "disk.json").exists()
@@ -64,6 +77,7 @@ async def test_a_configured_id_is_used_and_must_not_change(tmp_path: Path) -> No
 
 async def test_t32_a_wiped_disk_is_refused_by_name_and_not_formatted(tmp_path: Path) -> None:
     await run(tmp_path, "d1", "d2", node_id=3)
+    use(tmp_path, node_id=3)
     label = (tmp_path / "d2" / "disk.json").read_bytes()
     (tmp_path / "d2" / "disk.json").unlink()
     with pytest.raises(DiskRefused, match=r"d2 has no disk\.json.*wiped or is not mounted.*--format-disk"):
@@ -75,6 +89,7 @@ async def test_t32_a_wiped_disk_is_refused_by_name_and_not_formatted(tmp_path: P
 
 async def test_an_added_disk_is_formatted_by_the_operators_word_only(tmp_path: Path) -> None:
     await run(tmp_path, "d1", node_id=3)
+    use(tmp_path, node_id=3)
     with pytest.raises(DiskRefused, match="--format-disk"):
         await run(tmp_path, "d1", "d2", node_id=3)
     await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",))
@@ -106,6 +121,72 @@ async def test_a_folder_with_other_files_is_never_formatted(tmp_path: Path) -> N
     with pytest.raises(DiskRefused, match=r"not empty.*thesis\.txt"):
         await run(tmp_path, "d1", node_id=3)
     assert os.listdir(tmp_path / "d1") == ["thesis.txt"]
+
+
+# --- a first start that is cut short ---------------------------------------------------------------------------
+
+
+async def first_start(fs: SimFileSystem, *, by_word: bool) -> int:
+    async def ask_for_id() -> int:
+        return 7
+
+    folders = ["/d1", "/d2"]
+    return await prepare(
+        fs,
+        cluster="main",
+        disk_folders=folders,
+        journal_folder="/journal",
+        configured_node_id=7 if by_word else 0,
+        automatic=not by_word,
+        by_word=folders if by_word else (),
+        format_journal_by_word=by_word,
+        journal_segment_bytes=SEGMENT_BYTES_MIN,
+        ask_for_id=ask_for_id,
+        rng=random.Random(1),
+    )
+
+
+@pytest.mark.parametrize("by_word", [False, True])
+@pytest.mark.parametrize("ending", ["crash", "power_cut"])
+async def test_a_first_start_that_ends_at_any_step_is_gone_on_with_by_the_same_command(
+    by_word: bool, ending: str
+) -> None:
+    whole = SimFileSystem()
+    await first_start(whole, by_word=by_word)
+    steps = [line.split() for line in whole.log if line[:6].strip()]
+    for step in [
+        int(number) for number, operation, path, *_ in steps if "/extents/" not in path or path.endswith("7f")
+    ]:
+        fs = SimFileSystem()
+        fs.stop_at(step)
+        with pytest.raises(SimulatedCrash):
+            await first_start(fs, by_word=by_word)
+        getattr(fs, ending)()
+        assert await first_start(fs, by_word=by_word) == 7, step
+        journal = read_journal_label(fs, "/journal")
+        for folder in ("/d1", "/d2"):
+            assert read_disk_label(fs, folder).journal_uuid == journal.uuid, step
+        assert journal.never_used
+
+
+async def test_t32_a_new_journal_for_old_disks_does_not_make_a_wiped_disk_a_new_one() -> None:
+    """The journal was lost and made anew, and the node died just after its first disk named the new one."""
+    fs = SimFileSystem()
+    await first_start(fs, by_word=False)
+    fs.wipe("/journal")
+    uuid_new = format_journal(
+        fs, "/journal", cluster="main", node_id=7, journal_uuid=uuid.UUID(int=5), segment_bytes=SEGMENT_BYTES_MIN
+    )
+    fs.wipe("/d2")
+    with pytest.raises(DiskRefused, match="has been used before"):
+        await first_start(fs, by_word=False)
+    journal = Journal.open(fs, "/journal", cluster="main", node_id=7)
+    disk = Disk.open(fs, "/d1", cluster="main", node_id=7)
+    load_disk(disk, journal, 0)
+    assert read_disk_label(fs, "/d1").journal_uuid == uuid_new
+    fs.crash()
+    with pytest.raises(DiskRefused, match="has been used before"):
+        await first_start(fs, by_word=False)
 
 
 # --- what says that a node existed -----------------------------------------------------------------------------
@@ -216,6 +297,7 @@ async def test_a_node_of_which_nothing_can_be_read_is_refused_and_nothing_is_for
 
 async def test_a_journal_without_disks_is_no_new_node(tmp_path: Path) -> None:
     assert await run(tmp_path, "d1", given=7) == 7
+    use(tmp_path, node_id=7)
     (tmp_path / "d1" / "disk.json").unlink()
     with pytest.raises(DiskRefused, match="has been used before"):
         await run(tmp_path, "d1", given=8)

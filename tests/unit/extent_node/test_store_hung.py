@@ -1,0 +1,378 @@
+"""A disk that hangs, a process short of descriptors, no room for dirty bytes: bounded, in order, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from neve.extent_node import store_replay
+from neve.extent_node.commit_queue import AppendCall, CommitQueue
+from neve.extent_node.store import Store
+from neve.extent_node.store_dirty import DirtyBytes
+from neve.extent_node.store_start import ShortOfResources
+from neve.extent_node.threads import Threads
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.errors import Overloaded, ReplicaMissing, ShuttingDown
+from tests.unit.extent_node.store_rig import (
+    TOKEN,
+    Machine,
+    append,
+    append_all,
+    block_of,
+    config_for,
+    create,
+    error_of,
+    fence,
+    raise_token,
+    read_bytes,
+    segment,
+    tell_committed,
+)
+
+Kind = pb.LengthAnswer
+
+A, B, C = block_of("a", 100), block_of("b", 300), block_of("c", 50)
+
+
+class Hanging:
+    """Calls in threads do not come back before they are let go."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store._state
+        self._held: list[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
+        self._run = self._store.run
+        self._store.run = self._hold  # type: ignore[method-assign]
+
+    def _hold(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._held.append((future, function, args))
+        return future
+
+    async def let_go(self) -> None:
+        self._store.run = self._run  # type: ignore[method-assign]
+        for future, function, args in self._held:
+            result = await self._run(function, *args)
+            if not future.done():
+                future.set_result(result)
+
+
+async def given_up(work: Any) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await work
+
+
+# --- retries whose callers have given up ---------------------------------------------------------------------
+
+
+def test_retries_that_were_given_up_wait_nowhere_while_a_sync_hangs() -> None:
+    machine = Machine(checkpoint_interval_s=3600.0)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        hanging = Hanging(store)
+        first = asyncio.ensure_future(append(store, 1, len(A), B))
+        await asyncio.sleep(0.01)
+        found = store._state.replicas[1]
+        for _ in range(20):  # the overlap is compared in a thread, which hangs as well: they wait for their turn
+            await given_up(append(store, 1, len(A), B))
+        assert found.lock.waiting <= 1
+        assert len(store._state._tasks) < 10
+        assert found.commit is not None
+        assert len(found.commit.waits) == 1
+        await hanging.let_go()
+        assert (await first).end == len(A + B)
+        await append(store, 1, len(A + B), C)
+        await tell_committed(store, 1, len(A + B + C))
+        assert await read_bytes(store, 1) == A + B + C
+
+    machine.run(work)
+
+
+def test_new_appends_that_were_given_up_stay_and_are_durable_with_the_next() -> None:
+    machine = Machine(checkpoint_interval_s=3600.0, journal_extents_min=1 << 30)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        hanging = Hanging(store)
+        for offset in (len(A), len(A + B)):
+            await given_up(append(store, 1, offset, B))
+        found = store._state.replicas[1]
+        assert found.commit is not None
+        assert found.commit.waits == []
+        assert found.commit.pieces_bytes == 0
+        last = asyncio.ensure_future(append(store, 1, len(A + B + B), C))
+        await asyncio.sleep(0.01)
+        await hanging.let_go()
+        assert (await last).end == len(A + B + B + C)
+
+    async def after(store: Store) -> None:
+        assert (await fence(store, 1)).length == len(A + B + B + C)
+
+    machine.run(work)
+    machine.fs.power_cut()
+    machine.run(after)
+
+
+def test_bytes_that_are_too_many_for_the_journal_are_not_kept_for_it() -> None:
+    machine = Machine(checkpoint_interval_s=3600.0, in_place_bytes_min=1000, journal_extents_min=1 << 30)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, B)
+        hanging = Hanging(store)
+        waiting = []
+        for number in range(1, 10):
+            waiting.append(asyncio.ensure_future(append(store, 1, number * len(B), B)))
+            await asyncio.sleep(0.01)
+            found = store._state.replicas[1]
+            assert found.commit is not None
+            assert found.commit.pieces_bytes < 1000
+        await hanging.let_go()
+        assert [result.end for result in await asyncio.gather(*waiting)] == [len(B) * (n + 1) for n in range(1, 10)]
+
+    machine.run(work)
+
+
+def test_an_append_that_was_given_up_before_its_turn_is_not_carried_out_and_the_next_one_is_in_order() -> None:
+    machine = Machine(checkpoint_interval_s=3600.0)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        hanging = Hanging(store)
+        new_owner = asyncio.ensure_future(append(store, 1, len(A), B, token=TOKEN + 1))  # its token is fsynced first
+        await asyncio.sleep(0.01)
+        await given_up(append(store, 1, len(A + B), C, token=TOKEN + 1))
+        behind = asyncio.ensure_future(append(store, 1, len(A + B), block_of("other"), token=TOKEN + 1))
+        await asyncio.sleep(0.01)
+        await hanging.let_go()
+        assert (await new_owner).end == len(A + B)
+        assert (await behind).end == len(A + B + block_of("other"))
+
+    machine.run(work)
+
+
+def test_orders_that_pile_up_behind_a_hanging_disk_are_refused_above_a_bound() -> None:
+    machine = Machine(orders_max=5, checkpoint_interval_s=3600.0)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        hanging = Hanging(store)
+        for _ in range(5):
+            await given_up(raise_token(store, 1, TOKEN))
+        assert await error_of(raise_token(store, 1, TOKEN)) is Overloaded
+        assert await error_of(create(store, 2)) is Overloaded
+        await hanging.let_go()
+        await asyncio.sleep(1)
+        assert (await raise_token(store, 1, TOKEN)).kind == Kind.LENGTH
+
+    machine.run(work)
+
+
+def test_reads_are_refused_when_too_much_waits_for_a_thread() -> None:
+    machine = Machine(backlog_max=3)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        await tell_committed(store, 1, len(A))
+        threads = store._state._pool = Threads(1, name="test")
+        threads.unfinished = 3
+        assert await error_of(read_bytes(store, 1)) is Overloaded
+        threads.unfinished = 2
+        assert await read_bytes(store, 1) == A
+
+    machine.run(work)
+
+
+async def test_a_queue_that_forgets_a_call_still_waits_for_the_others() -> None:
+    queue, one, other = CommitQueue(), AppendCall(1), AppendCall(1)
+    one.pending = other.pending = 1
+    queue.add(100, other, 0, 0, memoryview(bytes(100)))
+    queue.add(300, one, 0, 100, memoryview(bytes(200)))
+    queue.forget(one)
+    assert (queue.end_wanted, queue.pieces_bytes) == (100, 300)
+    queue.settle(100)
+    assert (other.pending, one.pending, queue.waits) == (0, 1, [])
+
+
+# --- waiting for room ----------------------------------------------------------------------------------------
+
+
+def dirty(**changes: Any) -> tuple[DirtyBytes, Any]:
+    counted = DirtyBytes(config_for(dirty_bytes_soft=0, dirty_bytes_hard=10, **changes), wake_checkpointer=lambda: None)
+    return counted, object()
+
+
+async def test_who_waits_for_room_is_not_overtaken() -> None:
+    counted, replica = dirty()
+    order: list[str] = []
+
+    async def come(name: str) -> None:
+        if counted.must_wait:
+            await counted.wait_for_room()
+        order.append(name)
+        counted.add(replica, 6)
+
+    counted.add(replica, 11)
+    waiting = [asyncio.ensure_future(come(name)) for name in "abc"]
+    await asyncio.sleep(0)
+    counted.forget(replica)  # room for two of them; the third waits on
+    assert counted.must_wait
+    waiting.append(asyncio.ensure_future(come("d")))  # before the others have gone on
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert order == ["a", "b"]
+    counted.forget(replica)
+    await asyncio.gather(*waiting)
+    assert order == ["a", "b", "c", "d"]
+    assert counted.bytes_now == 12
+
+
+async def test_one_who_gives_up_waiting_for_room_holds_up_nobody() -> None:
+    counted, replica = dirty(append_waiters_max=2)
+    counted.add(replica, 11)
+    waiting = [asyncio.ensure_future(counted.wait_for_room()) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await counted.wait_for_room()
+    counted.forget(replica)
+    waiting[0].cancel()
+    await waiting[1]
+    assert not counted.must_wait
+    counted.add(replica, 11)
+    last = [asyncio.ensure_future(counted.wait_for_room()) for _ in range(2)]
+    await asyncio.sleep(0)
+    counted.stop()
+    assert [type(end) for end in await asyncio.gather(*last, return_exceptions=True)] == [ShuttingDown] * 2
+
+
+def test_appends_that_wait_for_room_are_carried_out_in_the_order_of_coming() -> None:
+    machine = Machine(dirty_bytes_soft=0, dirty_bytes_hard=600)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        waiting = []
+        for number in range(30):
+            waiting.append(asyncio.ensure_future(append(store, 1, len(A) + number * len(B), B)))
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+        ends = [result.end for result in await asyncio.gather(*waiting)]
+        assert ends == [len(A) + (number + 1) * len(B) for number in range(30)]
+
+    machine.run(work)
+
+
+# --- short of descriptors ------------------------------------------------------------------------------------
+
+
+def journaled(extents: int) -> Machine:
+    machine = Machine(journal_extents_min=1, checkpoint_interval_s=3600.0)
+
+    async def work(store: Store) -> None:
+        for extent_id in range(1, extents + 1):
+            await create(store, extent_id)
+        for offset in (0, len(A)):
+            await append_all(store, *(segment(extent_id, offset, [A]) for extent_id in range(1, extents + 1)))
+
+    machine.run(work)
+    machine.fs.power_cut()
+    return machine
+
+
+async def lengths(store: Store) -> list[int]:
+    assert [disk.state for disk in store.disks()] == [pb.DiskInfo.WRITABLE]
+    return [(await fence(store, extent_id)).length for extent_id in sorted(store._state.replicas)]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("fragment", [".ext", "boot.json", "/lock", ".seg"])
+def test_a_start_that_is_short_of_descriptors_fails_as_that_and_no_disk_is_the_worse_for_it(
+    code: int, fragment: str
+) -> None:
+    machine = journaled(3)
+    fault = machine.fs.fail(
+        code, match=lambda operation, path: operation in ("open", "lock") and fragment in path, times=None
+    )
+    with pytest.raises(ShortOfResources, match="ulimit -n"):
+        machine.run(lengths)
+    fault.clear()
+    assert machine.run(lengths) == [2 * len(A)] * 3  # in the same process: the locks were given back
+
+
+def test_a_replay_that_is_short_of_descriptors_is_no_fault_of_the_disk() -> None:
+    machine = journaled(3)
+    replaying = False
+
+    def while_replaying(operation: str, path: str) -> bool:
+        nonlocal replaying
+        replaying = replaying or (operation == "pread" and path.endswith(".seg"))
+        return replaying and operation == "open" and path.endswith(".ext")
+
+    fault = machine.fs.fail(errno.EMFILE, match=while_replaying, times=None)
+    with pytest.raises(ShortOfResources):
+        machine.run(lengths)
+    fault.clear()
+    machine.fs.power_cut()
+    assert machine.run(lengths) == [2 * len(A)] * 3
+
+
+def test_a_replay_opens_few_files_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_replay, "OPEN_MAX", 3)
+    machine = journaled(12)
+    most = 0
+
+    def count(operation: str, path: str) -> bool:
+        nonlocal most
+        most = max(most, sum(opened.path.endswith(".ext") for opened in machine.fs._open.values()))
+        return False
+
+    machine.fs.fail(errno.EIO, match=count, times=None)
+
+    async def start_only(store: Store) -> None:
+        assert store.counters.replayed_records == 24
+
+    machine.run(start_only)
+    assert 1 <= most <= 4
+    machine.fs.power_cut()
+    assert machine.run(lengths) == [2 * len(A)] * 12
+
+
+def test_a_server_takes_all_the_descriptors_that_it_is_allowed() -> None:
+    program = """
+import resource
+from neve.rpc.descriptors import raise_descriptor_limit
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+assert raise_descriptor_limit() == hard
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# --- an error is not length 0 --------------------------------------------------------------------------------
+
+
+def test_t01_an_error_for_a_replica_that_is_not_here_has_no_length() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        missing, wrong = await append_all(store, segment(9, 0, [A]), segment(1, 50, [A]))
+        assert missing.error.code == ReplicaMissing.code
+        assert not missing.HasField("length")
+        assert wrong.HasField("error")
+        assert wrong.HasField("length")
+        assert wrong.length == 0  # this one is here, and empty
+
+    machine.run(work)
