@@ -19,13 +19,12 @@ from typing import Protocol
 
 from neve.client.core_writer import Taken
 from neve.client.options import ClientOptions
-from neve.client.started import Started
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto.crc import Buffer
 from neve.proto.errors import Cancelled, Internal, NeveError
 from neve.rpc.pool import ChannelPool
-from neve.rpc.service import Channel, Reply
+from neve.rpc.service import Begun, Channel, Reply
 
 log = logging.getLogger(__name__)
 
@@ -167,22 +166,21 @@ class _Frame:
 
     def __init__(self, sender: NodeSender) -> None:
         self._sender = sender
-        self._call: Started[Reply[pb.AppendBlockReply]] | None = None
+        self._call: Begun | None = None
         self.request = pb.AppendBlockRequest()
         self.parts: list[tuple[SegmentSource, Sent]] = []
         self.buffers: list[Buffer] = []
 
     def send(self, channel: Channel, timeout_s: float) -> None:
-        self._call = Started(
-            channel.call(
-                methods.EXTENT_NODE_APPEND_BLOCK,
-                self.request,
-                timeout_s=timeout_s,
-                attachment=self.buffers,
-                reply_bytes_max=REPLY_BYTES + REPLY_BYTES_PER_SEGMENT * len(self.parts),
-            ),
+        call = channel.begin(
+            methods.EXTENT_NODE_APPEND_BLOCK,
+            self.request,
             self._on_done,
+            timeout_s=timeout_s,
+            attachment=self.buffers,
+            reply_bytes_max=REPLY_BYTES + REPLY_BYTES_PER_SEGMENT * len(self.parts),
         )
+        self._call = call
 
     def cancel(self) -> None:
         if self._call is not None:

@@ -14,13 +14,12 @@ from functools import partial
 from typing import NamedTuple
 
 from neve.client.core_reader import SourceHistory
-from neve.client.started import Started
 from neve.client.types import Replica
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto.errors import Internal, NeveError, OutOfRange, ReplicaMissing, RequestError
 from neve.rpc.pool import ChannelPool
-from neve.rpc.service import Reply
+from neve.rpc.service import Begun, Reply
 
 REPLY_BYTES = 4096
 SMALL_BYTES_MAX = 64 << 10
@@ -62,7 +61,7 @@ class Race:
         self._plan = plan
         self._history = history
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, Started[Reply[pb.ReadBlockReply]] | None] = {}  # by node id
+        self._calls: dict[int, Begun | None] = {}  # by node id
         self._empty: Won | None = None  # an answer that brought nothing
         self._error: NeveError | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -87,14 +86,12 @@ class Race:
                 max_blocks=plan.max_blocks,
                 max_bytes=plan.max_bytes,
             )
-            call = Started(
-                self._channels.channel(replica.address).call(
-                    methods.EXTENT_NODE_READ_BLOCK,
-                    request,
-                    timeout_s=plan.timeout_s,
-                    reply_bytes_max=plan.max_bytes + REPLY_BYTES,
-                ),
+            call = self._channels.channel(replica.address).begin(
+                methods.EXTENT_NODE_READ_BLOCK,
+                request,
                 partial(self._on_done, replica, self._loop.time()),
+                timeout_s=plan.timeout_s,
+                reply_bytes_max=plan.max_bytes + REPLY_BYTES,
             )
             if replica.node_id in self._calls:
                 self._calls[replica.node_id] = call

@@ -24,12 +24,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from neve.proto.errors import DeadlineExceeded
 from neve.proto.method import Method, Rep, Req
+from neve.rpc.started import OnDone, Started
 
 Buffer = bytes | bytearray | memoryview
 
@@ -140,6 +141,13 @@ def merge_routes(services: Sequence[Service]) -> dict[int, Route]:
     return routes
 
 
+class Begun(Protocol):
+    """A call that is under way."""
+
+    def cancel(self) -> None:
+        """End it now, with CancelledError, and tell the server; nothing if it has ended."""
+
+
 class Channel(ABC):
     """Calls to one address. Safe for any number of concurrent calls; requests leave in their order (not on gRPC)."""
 
@@ -163,6 +171,25 @@ class Channel(ABC):
         server, which cancels the handler.
         """
 
+    def begin(
+        self,
+        method: Method[Req, Rep],
+        request: Req,
+        on_done: OnDone[Reply[Rep]],
+        *,
+        timeout_s: float,
+        attachment: Sequence[Buffer] = (),
+        attachment_crc32c: int | None = None,
+        reply_bytes_max: int = REPLY_BYTES_DEFAULT,
+    ) -> Begun:
+        """As `call`, without a coroutine: `on_done(reply, None)` or `on_done(None, error)` is called exactly once, as
+        soon as the answer is there, or from inside of this function. For calls that are made at every append and read.
+
+        `attachment_crc32c`: of all of the attachment, if the caller knows it; a transport need not compute it again.
+        """
+        answer = self.call(method, request, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max)
+        return Started(answer, on_done)
+
     @abstractmethod
     async def close(self) -> None:
         """End the connection; calls in flight fail with ConnectionLost."""
@@ -180,6 +207,14 @@ def byte_view(buffer: Buffer) -> Buffer:
     elif not isinstance(buffer, (bytes, bytearray)):
         raise TypeError(f"an attachment must be bytes, a bytearray or a memoryview, not {type(buffer).__name__}")
     return buffer
+
+
+def byte_views(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    """All of them as rows of bytes: the sequence itself, if they are."""
+    for buffer in buffers:
+        if type(buffer) is not bytes:
+            return [byte_view(each) for each in buffers]
+    return buffers
 
 
 def bounded_timeout_s(method: Method[Any, Any], timeout_s: float) -> float:

@@ -25,13 +25,15 @@ from neve.proto.method import Method, Rep, Req
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
 from neve.rpc.service import (
     REPLY_BYTES_DEFAULT,
+    Begun,
     Buffer,
     Channel,
     Reply,
     attachment_bytes,
     bounded_timeout_s,
-    byte_view,
+    byte_views,
 )
+from neve.rpc.started import OnDone
 from neve.rpc.tls import Reloading, TlsFiles, client_context
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.connection import Connection
@@ -51,35 +53,51 @@ class _Pending:
     __slots__ = (
         "attachment",
         "attachment_bytes",
+        "attachment_crc",
+        "bucket",
         "call_id",
+        "channel",
         "connection",
         "cost_bytes",
         "deadline_s",
-        "future",
         "message",
         "method",
+        "on_done",
         "timeout_ms",
     )
 
-    def __init__(
-        self,
-        call_id: int,
-        method: Method[Any, Any],
-        future: asyncio.Future[Reply[Any]],
-        message: bytes,
-        attachment: Sequence[Buffer],
-    ) -> None:
-        self.call_id = call_id
+    def __init__(self, channel: WireChannel, method: Method[Any, Any], on_done: OnDone[Reply[Any]]) -> None:
+        self.channel = channel
         self.method = method
-        self.future = future
-        self.message = message
-        self.attachment = attachment
-        self.attachment_bytes = attachment_bytes(attachment) if attachment else 0
+        self.on_done: OnDone[Reply[Any]] | None = on_done  # None: it has ended
         self.connection: ClientConnection | None = None  # set when it was sent
-        # Set by the channel, once the call is found to be one that may be sent.
-        self.cost_bytes = 0
-        self.deadline_s = 0.0
-        self.timeout_ms = 0
+        self.bucket = 0  # of its deadline, once it has one
+        self.attachment_crc: int | None = None
+        # The channel sets the others, once the call is found to be one that may be sent.
+        self.call_id: int
+        self.message: bytes
+        self.attachment: Sequence[Buffer]
+        self.attachment_bytes: int
+        self.cost_bytes: int
+        self.deadline_s: float
+        self.timeout_ms: int
+
+    def end(self, reply: Reply[Any] | None, error: BaseException | None) -> None:
+        """Once; later ends are none."""
+        on_done = self.on_done
+        if on_done is None:
+            return
+        self.on_done = None
+        if self.bucket:
+            self.channel.forget_deadline(self)
+        try:
+            on_done(reply, error)
+        except Exception as failure:  # noqa: BLE001 - a bug of the caller's, which the connection's other calls must survive
+            context = {"message": f"the caller of {self.method.path} failed over its answer", "exception": failure}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    def cancel(self) -> None:
+        self.channel.give_up(self, asyncio.CancelledError())
 
 
 class ClientConnection(Connection):
@@ -113,6 +131,7 @@ class ClientConnection(Connection):
             message=pending.message,
             attachment=pending.attachment,
             attachment_bytes=pending.attachment_bytes,
+            attachment_crc=pending.attachment_crc,
         )
         self.send(head, pending.attachment, pending.attachment_bytes, at_once=idle)
 
@@ -131,8 +150,7 @@ class ClientConnection(Connection):
             if pending is None:
                 return  # answered after its caller gave up
             self.inflight_bytes -= pending.cost_bytes
-            if not pending.future.done():
-                self._settle(pending, kind, message, attachment)
+            self._settle(pending, kind, message, attachment)
             if self.channel.has_queued:
                 self.channel.pump()
         elif kind == Kind.BEAT:
@@ -154,10 +172,9 @@ class ClientConnection(Connection):
             self.welcome.set_exception(reason)
             self.welcome.exception()  # it may be that nobody asks
         calls, self.calls = self.calls, {}
+        self.channel.connection_ended(self)  # first: whoever is told below may begin another call at once
         for pending in calls.values():
-            if not pending.future.done():
-                pending.future.set_exception(errors.ConnectionLost(address=self.peer, detail=str(reason)))
-        self.channel.connection_ended(self)
+            pending.end(None, errors.ConnectionLost(address=self.peer, detail=str(reason)))
 
     def on_writable(self) -> None:
         self.channel.pump()
@@ -165,11 +182,14 @@ class ClientConnection(Connection):
     def _settle(self, pending: _Pending, kind: int, message: bytes, attachment: memoryview) -> None:
         try:
             if kind == REPLY:
-                pending.future.set_result(Reply(parse(pending.method.reply, message), attachment))
+                reply = Reply(parse(pending.method.reply, message), attachment)
             else:
-                pending.future.set_exception(errors.from_message(parse(common_pb2.Error, message)))
+                pending.end(None, errors.from_message(parse(common_pb2.Error, message)))
+                return
         except errors.ProtocolViolation as violation:
-            pending.future.set_exception(violation)  # of this answer alone: the frame around it was sound
+            pending.end(None, violation)  # of this answer alone: the frame around it was sound
+            return
+        pending.end(reply, None)
 
 
 class WireChannel(Channel):
@@ -232,39 +252,80 @@ class WireChannel(Channel):
         attachment: Sequence[Buffer] = (),
         reply_bytes_max: int = REPLY_BYTES_DEFAULT,
     ) -> Reply[Rep]:
-        if self._closed:
-            raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
-        loop = asyncio.get_running_loop()
-        timeout_s = bounded_timeout_s(method, timeout_s)
+        future: asyncio.Future[Reply[Rep]] = asyncio.get_running_loop().create_future()
+
+        def on_done(reply: Reply[Rep] | None, error: BaseException | None) -> None:
+            if future.done():
+                return  # cancelled
+            if reply is not None:
+                future.set_result(reply)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        begun = self.begin(
+            method, request, on_done, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max
+        )
+        try:
+            return await future
+        except asyncio.CancelledError:
+            begun.cancel()
+            raise
+
+    def begin(
+        self,
+        method: Method[Req, Rep],
+        request: Req,
+        on_done: OnDone[Reply[Rep]],
+        *,
+        timeout_s: float,
+        attachment: Sequence[Buffer] = (),
+        attachment_crc32c: int | None = None,
+        reply_bytes_max: int = REPLY_BYTES_DEFAULT,
+    ) -> Begun:
+        pending = _Pending(self, method, on_done)
+        try:
+            if self._closed:
+                raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
+            timeout_s = bounded_timeout_s(method, timeout_s)
+            message = pending.message = cast(Message, request).SerializeToString()
+            buffers = pending.attachment = byte_views(attachment) if attachment else ()
+            size_bytes = pending.attachment_bytes = attachment_bytes(buffers) if attachment else 0
+            if len(message) > self._message_bytes_max or size_bytes > self._attachment_bytes_max:
+                raise self._too_large(pending)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the call is said to its caller
+            pending.end(None, error)
+            return pending
+        pending.attachment_crc = attachment_crc32c
+        pending.cost_bytes = PRELUDE_BYTES + len(message) + size_bytes + reply_bytes_max
+        pending.timeout_ms = int(timeout_s * 1000)
         deadlines = self._deadlines
         if deadlines is None:
-            deadlines = self._deadlines = Deadlines(loop, self._expired)
-        self._call_ids = call_id = self._call_ids + 1
-        message = cast(Message, request).SerializeToString()
-        buffers = [byte_view(buffer) for buffer in attachment] if attachment else ()
-        pending = _Pending(call_id, method, loop.create_future(), message, buffers)
-        if too_large := self._too_large(pending):
-            raise too_large
-        pending.cost_bytes = PRELUDE_BYTES + len(message) + pending.attachment_bytes + reply_bytes_max
-        pending.timeout_ms = int(timeout_s * 1000)
-        pending.deadline_s = loop.time() + timeout_s
-        bucket = deadlines.add(pending, pending.deadline_s)
+            deadlines = self._deadlines = Deadlines(asyncio.get_running_loop(), self._expired)
+        deadline_s = pending.deadline_s = deadlines.now_s() + timeout_s
+        pending.bucket = deadlines.add(pending, deadline_s)
+        self._call_ids = pending.call_id = self._call_ids + 1
         connection = self._connection
         if connection is None or self._queue or not self._has_room(pending):
-            self._queue[call_id] = pending
+            self._queue[pending.call_id] = pending
             self.pump()
         else:
             connection.send_call(pending, pending.timeout_ms)
-        try:
-            return await pending.future
-        except asyncio.CancelledError:
-            if pending.connection is not None:
-                pending.connection.forget(pending)
-            raise
-        finally:
-            if pending.connection is None and self._queue.pop(call_id, None) is not None:
-                self.pump()  # it was given up while it waited for room: those behind may fit
-            deadlines.remove(pending, bucket)
+        return pending
+
+    def give_up(self, pending: _Pending, error: BaseException) -> None:
+        """Nobody waits for it any more: neither here nor, if it was sent, at the server."""
+        if pending.on_done is None:
+            return
+        if pending.connection is not None:
+            pending.connection.forget(pending)
+        elif self._queue.pop(pending.call_id, None) is not None:
+            self.pump()  # it was given up while it waited for room: those behind may fit
+        pending.end(None, error)
+
+    def forget_deadline(self, pending: _Pending) -> None:
+        if self._deadlines is not None:
+            self._deadlines.remove(pending, pending.bucket)
 
     async def close(self) -> None:
         self._closed = True
@@ -291,17 +352,15 @@ class WireChannel(Channel):
         queue = self._queue
         while queue:
             call_id, pending = next(iter(queue.items()))
-            if pending.future.done():
-                del queue[call_id]
-                continue
             if self._connection is None:
                 self._connect_soon()
                 return
             if not self._has_room(pending):
                 return
             del queue[call_id]
-            if too_large := self._too_large(pending):  # by the server's limits, which may have become known since
-                pending.future.set_exception(too_large)
+            # By the server's limits, which may have become known since.
+            if len(pending.message) > self._message_bytes_max or pending.attachment_bytes > self._attachment_bytes_max:
+                pending.end(None, self._too_large(pending))
             else:
                 left_s = pending.deadline_s - self._connection.loop.time()
                 self._connection.send_call(pending, int(left_s * 1000))
@@ -412,29 +471,22 @@ class WireChannel(Channel):
 
     # --- ending calls ----------------------------------------------------------------------------------------
 
-    def _too_large(self, pending: _Pending) -> errors.TooLarge | None:
+    def _too_large(self, pending: _Pending) -> errors.TooLarge:
         if len(pending.message) > self._message_bytes_max:
             what, size_bytes, limit_bytes = "request", len(pending.message), self._message_bytes_max
-        elif pending.attachment_bytes > self._attachment_bytes_max:
-            what, size_bytes, limit_bytes = "attachment", pending.attachment_bytes, self._attachment_bytes_max
         else:
-            return None
+            what, size_bytes, limit_bytes = "attachment", pending.attachment_bytes, self._attachment_bytes_max
         return errors.TooLarge(what=f"{what} of {pending.method.path}", size_bytes=size_bytes, limit_bytes=limit_bytes)
 
     def _expired(self, pending: _Pending) -> None:
-        if pending.future.done():
-            return
-        if pending.connection is not None:
-            pending.connection.forget(pending)
-        method = pending.method.path
-        pending.future.set_exception(errors.DeadlineExceeded(method=method, timeout_ms=pending.timeout_ms))
+        error = errors.DeadlineExceeded(method=pending.method.path, timeout_ms=pending.timeout_ms)
+        self.give_up(pending, error)
 
     def _fail_queued(self, error: errors.NeveError) -> None:
         queue, self._queue = self._queue, OrderedDict()
         for pending in queue.values():
-            if not pending.future.done():
-                # A copy for each: one exception raised in several tasks would mix up their tracebacks.
-                pending.future.set_exception(type(error)(**error.facts()))  # type: ignore[arg-type]
+            # A copy for each: one exception raised in several tasks would mix up their tracebacks.
+            pending.end(None, type(error)(**error.facts()))  # type: ignore[arg-type]
 
 
 def _connect_failed(address: str, reason: errors.NeveError | None) -> errors.NeveError:

@@ -90,6 +90,10 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self.ended is not None or self.transport is None:
             return  # whoever waits for an answer has been told why there will be none
+        if at_once and not self._queue and not self.write_paused and attachment_bytes <= JOIN_BYTES_MAX:
+            self._sent_since_tick = True
+            self.transport.write(b"".join((head, *attachment)) if attachment_bytes else head)
+            return
         self._queue.append(head)
         if attachment_bytes:
             self._queue += attachment

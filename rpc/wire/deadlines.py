@@ -22,6 +22,7 @@ class Deadlines(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
         self._loop = loop
+        self.now_s = loop.time
         self._expired = expired
         self._buckets: dict[int, dict[T, None]] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}

@@ -12,7 +12,6 @@ import pytest
 
 from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
-from neve.client.started import Started
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (
@@ -29,6 +28,7 @@ from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
 from neve.rpc.sim import SimNetwork
+from neve.rpc.started import Started
 from tests.sim import loop as sim_loop
 
 OPTIONS = ClientOptions(

@@ -1,12 +1,11 @@
 """A coroutine that is under way at once, and calls back when it has ended: what a task is, without its cost.
 
-A task makes its first step on the loop's next turn and costs more than the rest of a small call. A frame is sent to
-every replica at every append, and a read may be raced by a second one: both begin here and now.
+A task makes its first step on the loop's next turn and costs more than the rest of a small call.
 
 Invariants: `on_done` is called exactly once, never from inside of the constructor, unless the coroutine ended there;
             a cancelled one calls back with CancelledError, at once.
-Neighbours: node_sender.py and race.py. The coroutine must not use asyncio.timeout, a TaskGroup or current_task: it has
-            no task. `Channel.call` of wire and sim does not.
+Neighbours: service.py begins calls by it. The coroutine must not use asyncio.timeout, a TaskGroup or current_task: it
+            has no task. `Channel.call` of sim does not.
 """
 
 from __future__ import annotations

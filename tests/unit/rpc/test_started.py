@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from neve.client.started import Started
+from neve.rpc.started import Started
 
 
 async def test_a_cancel_after_the_awaited_future_was_done_ends_it_once_and_steps_it_no_more() -> None:
