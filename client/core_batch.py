@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from neve.client.types import PlacedBlocks
-from neve.proto.blocks import HEADER_BYTES, BlockType, encode_blocks
+from neve.proto.blocks import HEADER_BYTES, BlockType, crc32c_of_blocks, encode_blocks
 from neve.proto.crc import Buffer
 
 Waiter = Any
@@ -75,7 +75,7 @@ class Run:
 class Batch:
     """Framed blocks. `offset` counts once the batch is placed."""
 
-    __slots__ = ("block_sizes", "buffers", "first_index", "offset", "size_bytes", "ticket", "waiters")
+    __slots__ = ("_crc32c", "block_sizes", "buffers", "first_index", "offset", "size_bytes", "ticket", "waiters")
 
     def __init__(
         self,
@@ -93,6 +93,14 @@ class Batch:
         self.ticket = ticket
         self.first_index = first_index
         self.offset = -1
+        self._crc32c = -1
+
+    @property
+    def crc32c(self) -> int:
+        """Of the bytes: computed once, however many replicas they go to."""
+        if self._crc32c < 0:
+            self._crc32c = crc32c_of_blocks(self.buffers, self.block_sizes)
+        return self._crc32c
 
     @property
     def end(self) -> int:

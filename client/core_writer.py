@@ -57,6 +57,7 @@ class Taken(NamedTuple):
     offset: int
     end: int
     batches: list[Batch]
+    more: bool  # there is something to send behind it
 
 
 class Verdict(enum.Enum):
@@ -195,31 +196,27 @@ class WriterCore:
         """The next batches for this replica, of about so many bytes in all; the first one may be larger if asked."""
         if self.sealing:
             return None
+        state, placed = self._replicas[replica], self._placed
+        first_number = number = self._next_number(replica) if state.epoch else state.next_number
+        at = number - self._first_number
         batches: list[Batch] = []
         size_bytes = 0
         bytes_limit = bytes_max + self.run_bytes_max // 4  # better a fuller frame than a small one behind it
-        first_number = number = self._next_number(replica)
-        while True:
-            at = number - self._first_number
-            if at < len(self._placed):
-                batch = self._placed[at]
-            else:
-                placed = self._place()
-                if placed is None:
-                    break
-                batch = placed
+        while size_bytes < bytes_max or not batches:
+            batch = placed[at] if at < len(placed) else self._place()
+            if batch is None:
+                break
             if size_bytes + batch.size_bytes > bytes_limit and (batches or not at_least_one):
                 break
             batches.append(batch)
             size_bytes += batch.size_bytes
-            number += 1
-            if size_bytes >= bytes_max:
-                break
+            at += 1
         if not batches:
             return None
-        state = self._replicas[replica]
-        state.next_number = number
-        return Taken(replica, first_number, state.epoch, batches[0].offset, batches[-1].end, batches)
+        state.next_number = number = self._first_number + at
+        more = at < len(placed) or (bool(self._queue) and not self.full)
+        offset = batches[0].offset
+        return Taken(replica, first_number, state.epoch, offset, offset + size_bytes, batches, more)
 
     def _next_number(self, replica: int) -> int:
         """Of the batch to send next. After going back, what was answered meanwhile is passed over."""

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from typing import Protocol
 
 from neve.client.core_batch import Batch
 from neve.client.core_writer import Verdict, WriterCore
-from neve.client.node_sender import NodeSender, Segments, Sent
+from neve.client.node_sender import Frame, NodeSender, Sent
 from neve.client.options import ClientOptions
+from neve.client.segment_codec import PlaceEncoder, encode_committed, join_segment
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.crc import Buffer
 from neve.proto.errors import NeveError
 
 TELL_ATTEMPTS_MAX = 3
@@ -38,7 +37,7 @@ class LaneOwner(Protocol):
 
 
 class Lane:
-    """`template` has all of a segment but its place, its blocks and `committed`."""
+    """`template` has all of a segment but its place, which `places` encodes for all lanes of the extent."""
 
     __slots__ = (
         "_closed",
@@ -46,6 +45,7 @@ class Lane:
         "_options",
         "_owner",
         "_pause",
+        "_places",
         "_rng",
         "_sender",
         "_tell",
@@ -63,6 +63,7 @@ class Lane:
         core: WriterCore,
         sender: NodeSender,
         template: pb.Segment,
+        places: PlaceEncoder,
         *,
         replica: int,
         told: int,
@@ -72,7 +73,8 @@ class Lane:
         self._owner = owner
         self._core = core
         self._sender = sender
-        self._template = template
+        self._template = template.SerializeToString()
+        self._places = places
         self._options = options
         self._rng = rng
         self.replica = replica  # its number among the tail's
@@ -108,41 +110,24 @@ class Lane:
     def has_more(self) -> bool:
         return not self._closed and self._pause is None and (self._tell or self._core.has_more(self.replica))
 
-    def take(
-        self, segments: Segments, bytes_max: int, *, at_least_one: bool
-    ) -> tuple[Sent, Sequence[Buffer], int] | None:
+    def take(self, frame: Frame, bytes_max: int) -> bool | None:
         if self._closed or self._pause is not None:
             return None
-        taken = self._core.take(self.replica, bytes_max, at_least_one=at_least_one)
-        if taken is None:
-            if self._core.full and self._core.is_drained:
-                # Not from here: the sender is in the middle of a frame, and a roll takes lanes from it.
-                asyncio.get_running_loop().call_soon(self._owner.on_acknowledged, [])
-            if not self._tell or self._core.has_more(self.replica):
-                return None
-            return self._take_alone(segments)
+        core = self._core
+        taken = core.take(self.replica, bytes_max, at_least_one=not frame.parts)
+        if taken is not None:
+            self._tell = False
+            batches = taken.batches
+            frame.add(self, taken, join_segment(self._template, self._places.encode(batches, core.committed)), batches)
+            return taken.more
+        if core.full and core.is_drained:
+            # Not from here: the sender is in the middle of a frame, and a roll takes lanes from it.
+            asyncio.get_running_loop().call_soon(self._owner.on_acknowledged, [])
+        if not self._tell or core.has_more(self.replica):
+            return None
         self._tell = False
-        segment = segments.add()
-        segment.CopyFrom(self._template)
-        segment.offset = taken.offset
-        segment.committed = self._core.committed
-        sizes = segment.block_sizes
-        batches = taken.batches
-        if len(batches) == 1:
-            sizes.extend(batches[0].block_sizes)
-            return taken, batches[0].buffers, batches[0].size_bytes
-        buffers: list[Buffer] = []
-        for batch in batches:
-            sizes.extend(batch.block_sizes)
-            buffers += batch.buffers
-        return taken, buffers, taken.end - taken.offset
-
-    def _take_alone(self, segments: Segments) -> tuple[int, Sequence[Buffer], int]:
-        self._tell = False
-        segment = segments.add()
-        segment.CopyFrom(self._template)
-        segment.committed = self._core.committed
-        return self._core.committed, (), 0
+        frame.add(self, core.committed, join_segment(self._template, encode_committed(core.committed)), ())
+        return False
 
     # --- told by the sender ----------------------------------------------------------------------------------
 
@@ -160,7 +145,9 @@ class Lane:
             detail = f"it answered {result.end} for a segment that ends at {taken.end}"
             self._on_failure(taken, errors.Internal(detail=detail), length=result.length)
         else:
-            self._owner.on_acknowledged(self._core.on_answer(taken))
+            acknowledged = self._core.on_answer(taken)
+            if acknowledged or self._core.full:
+                self._owner.on_acknowledged(acknowledged)
 
     def failed(self, taken: Sent, error: NeveError) -> None:
         if not self._closed:

@@ -17,16 +17,19 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from neve.client.core_batch import Batch
 from neve.client.core_writer import Taken
 from neve.client.options import ClientOptions
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
-from neve.proto.crc import Buffer
+from neve.proto.crc import crc32c, crc32c_shifted
 from neve.proto.errors import Cancelled, Internal, NeveError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Channel, Reply
 
 log = logging.getLogger(__name__)
+
+CRC_JOIN_BYTES_MIN = 64 << 10  # to read a smaller batch again takes less than to join its CRC to the others
 
 REPLY_BYTES = 1024
 REPLY_BYTES_PER_SEGMENT = 512  # with an error's words
@@ -38,10 +41,12 @@ Sent = Taken | int
 class SegmentSource(Protocol):
     """What a sender wants of a lane."""
 
-    def take(
-        self, segments: Segments, bytes_max: int, *, at_least_one: bool
-    ) -> tuple[Sent, Sequence[Buffer], int] | None:
-        """Add the next segment; what it is, its bytes and their number. None: nothing (that fits) now."""
+    def wake(self) -> None:
+        """Say so to the sender, if there is something to send."""
+
+    def take(self, frame: Frame, bytes_max: int) -> bool | None:
+        """Add the next segment, of about so many bytes, to the frame: whether there is more behind it. None: there is
+        nothing that fits now."""
 
     @property
     def has_more(self) -> bool: ...
@@ -49,12 +54,6 @@ class SegmentSource(Protocol):
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None: ...
 
     def failed(self, taken: Sent, error: NeveError) -> None: ...
-
-
-class Segments(Protocol):
-    """The frame's list of segments, as protobuf has it."""
-
-    def add(self) -> pb.Segment: ...
 
 
 class NodeSenders:
@@ -80,6 +79,24 @@ class NodeSenders:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
+    def wake(self, lanes: Sequence[SegmentSource], *, hurry: bool) -> None:
+        """The lanes have something to send. `hurry`: one append, whose caller awaits it and has nothing more. It need
+        not wait for the loop's next turn, unless others are likely to append in this one. They are if frames are in
+        flight, or if the last one took several appends: then a frame for all of them is worth more than the turn."""
+        hurry = hurry and not self._scheduled
+        if hurry:
+            self._scheduled = True  # no turn is asked for, as yet
+        for lane in lanes:
+            lane.wake()
+        if hurry:
+            self._scheduled = False
+            due = self._due
+            if due and all(sender.is_quiet for sender in due):
+                self._run()
+            elif due:
+                self._scheduled = True
+                self._loop.call_soon(self._run)
+
     def _run(self) -> None:
         self._scheduled = False
         due, self._due = self._due, {}
@@ -99,12 +116,18 @@ class NodeSender:
         self._channel = channel
         self._options = options
         self._ready: dict[SegmentSource, None] = {}  # lanes with something to send, in turn
-        self._frames: dict[_Frame, None] = {}  # in flight
+        self._frames: dict[Frame, None] = {}  # in flight
+        self._last_blocks = 0  # of the frame that was sent last
         self.frames_sent = 0
 
     @property
     def address(self) -> str:
         return self._channel.address
+
+    @property
+    def is_quiet(self) -> bool:
+        """One append at a time: none is in flight, and the last frame had but one."""
+        return not self._frames and self._last_blocks <= 1 and len(self._ready) <= 1
 
     def wake(self, lane: SegmentSource) -> None:
         """The lane has something to send."""
@@ -123,6 +146,7 @@ class NodeSender:
             if frame is None:
                 return
             self.frames_sent += 1
+            self._last_blocks = frame.blocks
             self._frames[frame] = None
             frame.send(self._channel, self._options.append_timeout_s)
 
@@ -131,56 +155,65 @@ class NodeSender:
         for frame in list(self._frames):
             frame.cancel()
 
-    def _cut(self) -> _Frame | None:
-        options = self._options
-        frame = _Frame(self)
-        segments, ready = frame.request.segments, self._ready
-        left_bytes = options.frame_bytes
-        while ready and left_bytes > 0 and len(frame.parts) < options.frame_segments_max:
+    def _cut(self) -> Frame | None:
+        options, ready = self._options, self._ready
+        frame = Frame(self)
+        while ready:
             lane = next(iter(ready))
-            taken = lane.take(segments, left_bytes, at_least_one=not frame.parts)
-            if taken is None:
+            more = lane.take(frame, options.frame_bytes - frame.size_bytes)
+            if more is None:
                 if lane.has_more:
                     break  # it does not fit any more: it is the first one of the next frame
                 del ready[lane]
                 continue
-            what, buffers, size_bytes = taken
-            frame.parts.append((lane, what))
-            frame.buffers += buffers
-            left_bytes -= size_bytes
             del ready[lane]
-            if lane.has_more:
+            if more:
                 ready[lane] = None  # behind the others
+            if frame.size_bytes >= options.frame_bytes or len(frame.parts) >= options.frame_segments_max:
+                break
         return frame if frame.parts else None
 
-    def ended(self, frame: _Frame) -> None:
+    def ended(self, frame: Frame) -> None:
         self._frames.pop(frame, None)
         if self._ready:
             self._senders.schedule(self)
 
 
-class _Frame:
-    """One AppendBlock."""
+class Frame:
+    """One AppendBlock: put together by lanes, then in flight."""
 
-    __slots__ = ("_call", "_sender", "buffers", "parts", "request")
+    __slots__ = ("_batches", "_call", "_segments", "_sender", "blocks", "parts", "size_bytes")
 
     def __init__(self, sender: NodeSender) -> None:
         self._sender = sender
         self._call: Begun | None = None
-        self.request = pb.AppendBlockRequest()
+        self._segments: list[bytes] = []
+        self._batches: list[Batch] = []
         self.parts: list[tuple[SegmentSource, Sent]] = []
-        self.buffers: list[Buffer] = []
+        self.size_bytes = 0
+        self.blocks = 0
+
+    def add(self, lane: SegmentSource, what: Sent, segment: bytes, batches: Sequence[Batch]) -> None:
+        """`segment` is from segment_codec.py, and `batches` are its blocks."""
+        self.parts.append((lane, what))
+        self._segments.append(segment)
+        for batch in batches:
+            self._batches.append(batch)
+            self.size_bytes += batch.size_bytes
+            self.blocks += len(batch.block_sizes)
 
     def send(self, channel: Channel, timeout_s: float) -> None:
-        call = channel.begin(
+        batches = self._batches
+        buffers = batches[0].buffers if len(batches) == 1 else [each for batch in batches for each in batch.buffers]
+        self._call = channel.begin(
             methods.EXTENT_NODE_APPEND_BLOCK,
-            self.request,
+            b"".join(self._segments),
             self._on_done,
             timeout_s=timeout_s,
-            attachment=self.buffers,
+            attachment=buffers,
+            attachment_crc32c=crc32c_of(batches),
             reply_bytes_max=REPLY_BYTES + REPLY_BYTES_PER_SEGMENT * len(self.parts),
         )
-        self._call = call
 
     def cancel(self) -> None:
         if self._call is not None:
@@ -195,6 +228,20 @@ class _Frame:
         failure = _failure_of(error)
         for lane, taken in self.parts:
             lane.failed(taken, failure)
+
+
+def crc32c_of(batches: Sequence[Batch]) -> int:
+    """Of all their bytes. Each batch computes its own once, for all replicas."""
+    if not batches:
+        return 0
+    crc = batches[0].crc32c
+    for batch in batches[1:]:
+        if batch.size_bytes < CRC_JOIN_BYTES_MIN:
+            for buffer in batch.buffers:
+                crc = crc32c(buffer, crc)
+        else:
+            crc = crc32c_shifted(crc, batch.size_bytes) ^ batch.crc32c
+    return crc
 
 
 def _failure_of(error: BaseException | None) -> NeveError:

@@ -118,7 +118,7 @@ class Writer:
         size_bytes = len(data) + HEADER_BYTES
         if self._error is not None or not self._share.try_take(size_bytes):
             await self._wait_for_room(size_bytes)
-        return await self._push(data, size_bytes)
+        return await self._push(data, size_bytes, hurry=True)
 
     async def append_many(self, payloads: Iterable[Buffer]) -> Sequence[Position]:
         """Append a list of records; returns their positions when all are acknowledged. The cheapest way for many.
@@ -137,7 +137,7 @@ class Writer:
         if max(sizes) <= self._core.payload_bytes_max:
             future: asyncio.Future[Sequence[Position]] = self._loop.create_future()
             if self._core.push_many(cast("list[Buffer]", parts), size_bytes, future):
-                self._wake()
+                self._wake(hurry=True)
             return await future
         pending = [self._push(part, len(part) + HEADER_BYTES) for part in parts]
         return [await each for each in pending]
@@ -347,7 +347,7 @@ class Writer:
         if self._error is not None:
             raise self._over()
 
-    def _push(self, data: bytes, taken_bytes: int) -> asyncio.Future[Position]:
+    def _push(self, data: bytes, taken_bytes: int, *, hurry: bool = False) -> asyncio.Future[Position]:
         """`taken_bytes` of room were taken for it."""
         core = self._core
         future: asyncio.Future[Position] = self._loop.create_future()
@@ -358,12 +358,12 @@ class Writer:
             wake = core.push_record(data, future)
             self._share.take(core.pushed_bytes - before_bytes - taken_bytes)  # the headers of its further blocks
         if wake:
-            self._wake()
+            self._wake(hurry=hurry)
         return future
 
-    def _wake(self) -> None:
+    def _wake(self, *, hurry: bool) -> None:
         assert self._opened is not None
-        self._opened.tail.wake()
+        self._opened.tail.wake(hurry=hurry)
 
     def on_acknowledged(self, extent_id: int, batches: list[Batch]) -> None:
         """The tail says that these are on every replica, and has checked the lock."""

@@ -23,6 +23,7 @@ from neve.client.lane import Lane
 from neve.client.manager_link import ManagerLink, may_heal
 from neve.client.node_sender import NodeSenders
 from neve.client.options import ClientOptions
+from neve.client.segment_codec import PlaceEncoder
 from neve.meta.lock import Lock
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
@@ -122,6 +123,7 @@ class WriterTail:
         self._core.open(Tail(info.extent_id, limit_bytes, node_ids), length)
         self._prepare_above = int(limit_bytes * options.prepare_at)
         self._prepared = self._preparing = None
+        places = PlaceEncoder()
         self._lanes = [
             Lane(
                 self,
@@ -134,6 +136,7 @@ class WriterTail:
                     token=self._lock.token,
                     no_sync=self._no_sync,
                 ),
+                places,
                 replica=number,
                 told=0,
                 options=options,
@@ -145,11 +148,10 @@ class WriterTail:
         if length:
             self._arm_tell()  # a node that restarted has forgotten how far readers may go
 
-    def wake(self) -> None:
-        """There is something to send."""
+    def wake(self, *, hurry: bool = False) -> None:
+        """There is something to send. `hurry`: its caller awaits it, and is about to do nothing else."""
         if not self._rolling:
-            for lane in self._lanes:
-                lane.wake()
+            self._senders.wake(self._lanes, hurry=hurry)
 
     def close(self) -> None:
         """Nothing is sent or acknowledged any more."""

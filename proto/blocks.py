@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from neve.proto.crc import Buffer, crc32c
+from neve.proto.crc import Buffer, crc32c, crc32c_bytes, crc32c_of_all, crc32c_shifted
 from neve.proto.errors import InvalidArgument
 
 HEADER_BYTES = 8
@@ -97,6 +97,10 @@ _TYPE_MIN, _TYPE_MAX = int(min(BlockType)), int(max(BlockType))
 # 0.6 µs a block joined); above, the copy would.
 JOIN_BYTES_MAX = 16 * 1024
 
+# From this payload on, a CRC is derived from another one sooner than computed: some 4 µs for any size, against 3 µs for
+# 64 KiB in the cache.
+_DERIVE_BYTES_MIN = 128 * 1024
+
 # Below this number of blocks a Python loop (0.2 µs a block) beats NumPy's fixed cost of about 20 µs.
 _VECTOR_BLOCKS_MIN = 100
 
@@ -162,6 +166,24 @@ def encode_blocks(payloads: Iterable[Buffer], *, block_type: int = BlockType.FUL
     if small:
         buffers.append(b"".join(small))
     return EncodedBlocks(buffers, block_sizes, sum(block_sizes))
+
+
+def crc32c_of_blocks(buffers: Sequence[Buffer], block_sizes: Sequence[int]) -> int:
+    """The CRC32C of encoded blocks as one row of bytes, by way of their own CRCs where their payloads are large."""
+    if len(buffers) != 2 * len(block_sizes):
+        return crc32c_of_all(buffers)
+    # As many as a header and a payload for each block: that is what they are, if the sizes say so.
+    crc = 0
+    for index, size_total in enumerate(block_sizes):
+        header, payload = buffers[2 * index], buffers[2 * index + 1]
+        size_bytes = len(payload)
+        crc = crc32c(header, crc)
+        if size_bytes < _DERIVE_BYTES_MIN or len(header) != HEADER_BYTES or HEADER_BYTES + size_bytes != size_total:
+            crc = crc32c(payload, crc)
+        else:  # the block's CRC covers its size word and its payload: take the former out, move the rest in
+            block_crc, word = _HEADER.unpack(header)
+            crc = crc32c_shifted(crc ^ crc32c_bytes(_WORD.pack(word)), size_bytes) ^ block_crc
+    return crc
 
 
 def _encode_equal(payloads: list[Buffer], size_bytes: int, block_type: int) -> EncodedBlocks:

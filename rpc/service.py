@@ -20,6 +20,7 @@ Invariants: handlers of one connection start in the order in which their request
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -145,13 +146,16 @@ class Begun(Protocol):
     """A call that is under way."""
 
     def cancel(self) -> None:
-        """End it now, with CancelledError, and tell the server; nothing if it has ended."""
+        """End it, with CancelledError, and tell the server; nothing if it has ended."""
 
 
 class Channel(ABC):
     """Calls to one address. Safe for any number of concurrent calls; requests leave in their order (not on gRPC)."""
 
     address: str
+
+    # Whether `call` uses nothing that needs a task (rpc/started.py says what): then `begin` makes none.
+    calls_without_a_task = False
 
     @abstractmethod
     async def call(
@@ -174,7 +178,7 @@ class Channel(ABC):
     def begin(
         self,
         method: Method[Req, Rep],
-        request: Req,
+        request: Req | bytes,
         on_done: OnDone[Reply[Rep]],
         *,
         timeout_s: float,
@@ -185,14 +189,30 @@ class Channel(ABC):
         """As `call`, without a coroutine: `on_done(reply, None)` or `on_done(None, error)` is called exactly once, as
         soon as the answer is there, or from inside of this function. For calls that are made at every append and read.
 
+        `request`: the message, or its bytes, if the caller has encoded it.
         `attachment_crc32c`: of all of the attachment, if the caller knows it; a transport need not compute it again.
         """
-        answer = self.call(method, request, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max)
-        return Started(answer, on_done)
+        message = method.request.FromString(request) if isinstance(request, bytes) else request
+        answer = self.call(method, message, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max)
+        return Started(answer, on_done) if self.calls_without_a_task else _InTask(answer, on_done)
 
     @abstractmethod
     async def close(self) -> None:
         """End the connection; calls in flight fail with ConnectionLost."""
+
+
+class _InTask(Generic[Rep]):
+    def __init__(self, answer: Coroutine[Any, Any, Reply[Rep]], on_done: OnDone[Reply[Rep]]) -> None:
+        self._task = asyncio.get_running_loop().create_task(answer)
+        self._task.add_done_callback(self._on_task_done)
+        self._on_done = on_done
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    def _on_task_done(self, task: asyncio.Task[Reply[Rep]]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._on_done(None if error is not None else task.result(), error)
 
 
 def byte_view(buffer: Buffer) -> Buffer:

@@ -149,6 +149,8 @@ class _Session:
 class SimChannel(Channel):
     """Calls from one simulated host to one address."""
 
+    calls_without_a_task = True
+
     def __init__(
         self, network: Network, *, client_host: str, address: str, cluster: str, limits: Limits, token: str
     ) -> None:

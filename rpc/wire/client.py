@@ -275,7 +275,7 @@ class WireChannel(Channel):
     def begin(
         self,
         method: Method[Req, Rep],
-        request: Req,
+        request: Req | bytes,
         on_done: OnDone[Reply[Rep]],
         *,
         timeout_s: float,
@@ -288,7 +288,8 @@ class WireChannel(Channel):
             if self._closed:
                 raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
             timeout_s = bounded_timeout_s(method, timeout_s)
-            message = pending.message = cast(Message, request).SerializeToString()
+            message = request if isinstance(request, bytes) else cast(Message, request).SerializeToString()
+            pending.message = message
             buffers = pending.attachment = byte_views(attachment) if attachment else ()
             size_bytes = pending.attachment_bytes = attachment_bytes(buffers) if attachment else 0
             if len(message) > self._message_bytes_max or size_bytes > self._attachment_bytes_max:

@@ -86,7 +86,7 @@ def test_a_gap_sends_again_from_the_length_that_the_replica_has() -> None:
     for number in range(3):
         core.push(b"%d" % number, number)
         take(core, 0)
-    lost = Taken(0, 2, 0, 18, 27, [])
+    lost = Taken(0, 2, 0, 18, 27, [], False)
     assert core.on_failure(lost, Gap(extent_id=1, offset=18, length=9), length=9) is Verdict.RESEND
     again = take(core, 0)
     assert (again.offset, again.end) == (9, 27)

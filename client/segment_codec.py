@@ -1,0 +1,63 @@
+"""AppendBlock requests, joined from parts of which each is encoded once.
+
+    request := (tag, size, segment)*                       the field `segments` of an AppendBlockRequest
+    segment := owner place                                 the fields of a message may come in any order
+    owner   := extent, replica, eversion, token, no_sync   the same for as long as a writer stays on an extent
+    place   := offset, committed, block sizes              the same for all replicas that are told one `committed`
+
+Encoding a list of a thousand block sizes takes longer than checking a megabyte, and three replicas want it.
+
+Invariants: the bytes are those of an AppendBlockRequest with the same content, whatever was used again.
+Neighbours: lane.py makes segments, node_sender.py puts requests together; proto/extent_node.proto has the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from neve.client.core_batch import Batch
+from neve.proto import extent_node_pb2 as pb
+
+_LENGTH_DELIMITED = 2
+_SEGMENT_TAG = pb.AppendBlockRequest.SEGMENTS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+assert _SEGMENT_TAG < 0x80, "the tag is one byte"
+
+_SMALL_HEADS = [bytes((_SEGMENT_TAG, size_bytes)) for size_bytes in range(0x80)]
+
+
+class PlaceEncoder:
+    """The places of one extent's segments, for all lanes to its replicas: they mostly ask for the same one in a row."""
+
+    __slots__ = ("_committed", "_encoded", "_end", "_offset")
+
+    def __init__(self) -> None:
+        self._offset = self._end = self._committed = -1
+        self._encoded = b""
+
+    def encode(self, batches: Sequence[Batch], committed: int) -> bytes:
+        offset, end = batches[0].offset, batches[-1].end
+        if offset != self._offset or end != self._end or committed != self._committed:
+            sizes = batches[0].block_sizes
+            if len(batches) > 1:
+                sizes = [size for batch in batches for size in batch.block_sizes]
+            self._encoded = pb.Segment(offset=offset, committed=committed, block_sizes=sizes).SerializeToString()
+            self._offset, self._end, self._committed = offset, end, committed
+        return self._encoded
+
+
+def encode_committed(committed: int) -> bytes:
+    """The place of a segment that tells `committed` alone."""
+    return pb.Segment(committed=committed).SerializeToString()
+
+
+def join_segment(owner: bytes, place: bytes) -> bytes:
+    """A segment as it stands in a request."""
+    size_bytes = len(owner) + len(place)
+    if size_bytes < 0x80:
+        return b"".join((_SMALL_HEADS[size_bytes], owner, place))
+    head = bytearray((_SEGMENT_TAG,))
+    while size_bytes >= 0x80:
+        head.append(size_bytes & 0x7F | 0x80)
+        size_bytes >>= 7
+    head.append(size_bytes)
+    return b"".join((head, owner, place))

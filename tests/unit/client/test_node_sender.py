@@ -1,0 +1,134 @@
+"""When frames are cut: at once for one append alone, together for appends of one turn, never too many in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+from neve.client.core_batch import Run
+from neve.client.node_sender import Frame, NodeSender, NodeSenders, Sent
+from neve.client.options import ClientOptions
+from neve.client.segment_codec import PlaceEncoder, join_segment
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.errors import NeveError
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Buffer, Reply
+from neve.rpc.started import OnDone
+
+OPTIONS = ClientOptions(frames_in_flight_max=2)
+
+
+class Wire:
+    """A channel that keeps what was begun until the test answers it, and its own pool."""
+
+    address = "node:1"
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[pb.AppendBlockRequest, OnDone[Reply[Any]]]] = []
+
+    def channel(self, _: str) -> Wire:
+        return self
+
+    def begin(
+        self, _: object, request: bytes, on_done: OnDone[Reply[Any]], *, attachment: Sequence[Buffer], **how: object
+    ) -> Wire:
+        self.begun.append((pb.AppendBlockRequest.FromString(request), on_done))
+        return self
+
+    def answer(self) -> None:
+        request, on_done = self.begun.pop(0)
+        results = [pb.SegmentResult() for _ in request.segments]
+        on_done(Reply(pb.AppendBlockReply(results=results)), None)
+
+    def segments(self) -> list[int]:
+        return [len(request.segments) for request, _ in self.begun]
+
+
+class Source:
+    """A lane that has so many blocks to send."""
+
+    def __init__(self, sender: NodeSender) -> None:
+        self.sender = sender
+        self.blocks = 0
+        self.ends: list[NeveError | None] = []
+        self._places = PlaceEncoder()
+
+    @property
+    def has_more(self) -> bool:
+        return self.blocks > 0
+
+    def wake(self) -> None:
+        self.sender.wake(self)
+
+    def take(self, frame: Frame, bytes_max: int) -> bool | None:
+        if not self.blocks:
+            return None
+        batch = Run([b"x"] * self.blocks, 9 * self.blocks, waiters=[]).encode()
+        batch.offset, self.blocks = 0, 0
+        frame.add(self, 0, join_segment(b"", self._places.encode([batch], 0)), [batch])
+        return False
+
+    def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
+        self.ends.append(None)
+
+    def failed(self, taken: Sent, error: NeveError) -> None:
+        self.ends.append(error)
+
+
+def make(count: int) -> tuple[Wire, NodeSenders, list[Source]]:
+    wire = Wire()
+    senders = NodeSenders(cast(ChannelPool, wire), OPTIONS)
+    return wire, senders, [Source(senders.to(wire.address)) for _ in range(count)]
+
+
+def append(senders: NodeSenders, source: Source, *, hurry: bool = True) -> None:
+    source.blocks += 1
+    senders.wake([source], hurry=hurry)
+
+
+async def test_one_append_at_a_time_leaves_at_once() -> None:
+    wire, senders, (source,) = make(1)
+    for _ in range(3):
+        append(senders, source)
+        assert wire.segments() == [1]
+        wire.answer()
+    await asyncio.sleep(0)
+    assert source.ends == [None] * 3
+
+
+async def test_an_append_that_nobody_awaits_leaves_on_the_next_turn_with_those_behind_it() -> None:
+    wire, senders, (source,) = make(1)
+    for _ in range(5):
+        append(senders, source, hurry=False)
+    assert wire.segments() == []
+    await asyncio.sleep(0)
+    assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [5]
+
+
+async def test_callers_that_append_in_one_turn_share_a_frame_once_they_are_known() -> None:
+    wire, senders, sources = make(3)
+    for source in sources:  # the first one leaves alone: nobody knew of the others
+        append(senders, source)
+    await asyncio.sleep(0)
+    assert wire.segments() == [1, 2]
+    for _ in range(3):
+        while wire.begun:
+            wire.answer()
+        for source in sources:
+            append(senders, source)
+        assert wire.segments() == []
+        await asyncio.sleep(0)
+        assert wire.segments() == [3]
+
+
+async def test_no_more_frames_are_in_flight_than_may_be() -> None:
+    wire, senders, (source,) = make(1)
+    for _ in range(4):
+        append(senders, source)
+        await asyncio.sleep(0)
+    assert wire.segments() == [1, 1]
+    assert source.blocks == 2
+    wire.answer()
+    await asyncio.sleep(0)
+    assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [1, 2]
