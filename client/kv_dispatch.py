@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from neve.client.core_kv_routing import asks_for_the_map, map_version_wanted, may_heal
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_router import Router, no_server, out_of_time
-from neve.client.started import Started
 from neve.proto import common_pb2, methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
 from neve.proto.errors import NeveError, ProtocolViolation, ShuttingDown, from_message
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Reply
+from neve.rpc.started import Started
 from neve.rpc.wire.deadlines import Deadlines
 
 Kind = ps.MultiOperation.Kind
