@@ -1,0 +1,102 @@
+"""What the process asks of a loaded partition: the seam between serving (hosted, servicer) and storing (engine).
+
+Invariants: every answer of a read or write was checked against the lock right before (rule 2);
+            `failed` is done when the partition is of no use any more: whoever serves it loads it anew.
+Neighbours: engine.Partition is one; hosted.py loads and closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from neve.client.types import Position
+from neve.partition_server.entry import Info
+from neve.partition_server.values import Pieces
+from neve.partition_server.writes import Operation
+from neve.proto import common_pb2
+from neve.proto import partition_manager_pb2 as pm
+from neve.proto import partition_server_pb2 as ps
+from neve.proto.crc import Buffer
+
+StreamEnd = common_pb2.StreamEnd
+
+
+class ScanPage(Protocol):
+    @property
+    def infos(self) -> Sequence[ps.ObjectInfo]: ...
+    @property
+    def values(self) -> Sequence[Buffer]: ...
+    @property
+    def continuation(self) -> bytes: ...
+
+
+class Engine(Protocol):
+    @property
+    def failed(self) -> asyncio.Future[object]: ...
+
+    async def get(
+        self, key: bytes, *, offset: int = 0, length: int = 0, version: int = 0
+    ) -> tuple[ps.ObjectInfo, Pieces]: ...
+    async def head(self, key: bytes) -> ps.ObjectInfo: ...
+    async def put(
+        self,
+        key: bytes,
+        value: Buffer,
+        *,
+        condition: ps.Condition | None = None,
+        ttl_ms: int = 0,
+        call: common_pb2.CallId | None = None,
+    ) -> ps.ObjectInfo: ...
+    def start_put(
+        self,
+        key: bytes,
+        value: Buffer,
+        *,
+        condition: ps.Condition | None = None,
+        ttl_ms: int = 0,
+        call: common_pb2.CallId | None = None,
+    ) -> asyncio.Future[tuple[Info, ...]]: ...
+    async def delete(
+        self, key: bytes, *, condition: ps.Condition | None = None, call: common_pb2.CallId | None = None
+    ) -> bool: ...
+    async def batch(
+        self, operations: Sequence[Operation], *, call: common_pb2.CallId | None = None
+    ) -> list[ps.ObjectInfo]: ...
+    async def scan(
+        self,
+        *,
+        prefix: bytes,
+        start: bytes,
+        end: bytes,
+        limit: int,
+        continuation: bytes,
+        with_values: bool,
+        max_bytes: int,
+    ) -> ScanPage: ...
+
+    async def begin_upload(
+        self, key: bytes, *, condition: ps.Condition | None, ttl_ms: int, call: common_pb2.CallId | None
+    ) -> int: ...
+    async def upload_part(self, upload_id: int, key: bytes, *, offset: int, payload: Buffer) -> int: ...
+    async def complete_upload(
+        self,
+        upload_id: int,
+        key: bytes,
+        *,
+        size_bytes: int,
+        value_crc32c: int,
+        call: common_pb2.CallId | None,
+    ) -> ps.ObjectInfo: ...
+    async def abort_upload(self, upload_id: int, key: bytes) -> None: ...
+
+    async def flush(self) -> None: ...
+    async def compact(self, full: bool) -> None: ...
+    async def reclaim(self, extent_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[int], int]: ...
+    def middle_key(self) -> bytes | None: ...
+    async def freeze(self) -> tuple[StreamEnd, StreamEnd, StreamEnd]: ...
+    async def flush_and_freeze(self) -> tuple[StreamEnd, StreamEnd, StreamEnd, Position]: ...
+    def state(self) -> ps.PartitionState: ...
+    def load_now(self) -> pm.PartitionLoad: ...
+    async def close(self) -> None: ...

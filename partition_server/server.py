@@ -1,0 +1,204 @@
+"""The partition server as a process: the stream client, its partitions, its tie to the manager and its front doors.
+
+    python -m neve.partition_server --set cluster=main --set 'stream_managers=["127.0.0.1:3401"]' \\
+        --set 'partition_managers=["127.0.0.1:3701"]' --set listen.wire=127.0.0.1:3801
+
+SIGTERM and SIGINT stop it cleanly: partitions are given up and their locks released at once, so that other servers load
+them without waiting for a lease; then no new calls, and those in flight finish.
+Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+
+from neve.client.client import Client
+from neve.client.manager_link import ManagerLink
+from neve.client.options import ClientOptions
+from neve.meta import keys
+from neve.partition_server.block_cache import BlockCache
+from neve.partition_server.config import PartitionServerConfig, load
+from neve.partition_server.engine import Partition, PartitionStreams
+from neve.partition_server.engine_face import Engine
+from neve.partition_server.hosted import Surroundings
+from neve.partition_server.lifecycle import Host
+from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.metrics import ServerCollector, ServerMetrics
+from neve.partition_server.registration import Registration
+from neve.partition_server.servicer import PartitionServerServicer
+from neve.proto import methods
+from neve.proto import partition_manager_pb2 as pm
+from neve.rpc.command_line import run_server
+from neve.rpc.diagnostics import diagnostics_service
+from neve.rpc.front import Front, run_until_told_to_stop
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Service
+from neve.rpc.wire.client import WireChannel
+
+log = logging.getLogger(__name__)
+
+# Entries stay (memtables, caches), which Python takes for a reason to look for garbage. Cycles are rare here.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def load_partition(around: Surroundings, region: pm.RegionRecord, streams: PartitionStreams) -> Engine:
+    loaded = await Partition.load(
+        region,
+        streams,
+        config=around.config.engine,
+        clock=around.wall_ms,
+        rng=around.rng,
+        cache=around.cache,
+        memory=around.memory,
+    )
+    return cast("Engine", loaded)
+
+
+def surroundings(
+    config: PartitionServerConfig,
+    client: Client,
+    *,
+    rng: random.Random,
+    wall_ms: Callable[[], int] = wall_clock_ms,
+) -> Surroundings:
+    return Surroundings(
+        config=config,
+        client=client,
+        root=keys.root_of(config.cluster),
+        rng=rng,
+        wall_ms=wall_ms,
+        cache=BlockCache(config.cache_bytes_max),
+        memory=MemoryBudget(config.memory_bytes_max),
+        loading=asyncio.Semaphore(config.serving.loads_at_once),
+        load=load_partition,
+    )
+
+
+def loads_of(host: Host) -> Iterable[pm.PartitionLoad]:
+    """What a heartbeat tells of the partitions that are served."""
+    return [pm.PartitionLoad(partition_id=number) for number, each in host.hosted.items() if each.partition is not None]
+
+
+class PartitionServer:
+    """One server. `start` returns when its doors are open; `stop` when nothing of it runs any more."""
+
+    def __init__(self, config: PartitionServerConfig, *, rng: random.Random) -> None:
+        self._config = config
+        self._rng = rng
+        self._exit = contextlib.AsyncExitStack()
+        self.address = ""
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exit.aclose()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        client = Client(
+            config.stream_managers,
+            cluster=config.cluster,
+            token=config.token,
+            tls=config.listen.tls,
+            options=ClientOptions(lease_ttl_s=config.lease_ttl_s, limits=config.listen.limits),
+        )
+        await client.open()
+        self._exit.push_async_callback(client.close)  # ends the lease, and with it the registration
+        channels = ChannelPool(self._channel)
+        self._exit.push_async_callback(channels.close)
+        around = surroundings(config, client, rng=self._rng)
+        self.host = Host(around, await client.metadata())
+        registry = CollectorRegistry()
+        registry.register(ServerCollector(self.host, around))
+        servicer = PartitionServerServicer(
+            self.host, ServerMetrics(registry), multi_reply_bytes_max=config.multi_reply_bytes_max
+        )
+        services = [
+            Service(methods.PARTITION_SERVER, servicer),
+            diagnostics_service(kind="partition_server", cluster=config.cluster),
+        ]
+        self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
+        await self.front.start()
+        self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
+        self.address = config.advertise or self.front.wire_address
+        options = ClientOptions(call_timeout_s=10.0, attempt_timeout_s=3.0)
+        self.registration = Registration(
+            config,
+            client,
+            ManagerLink(channels, config.partition_managers, options=options, rng=self._rng),
+            wire_address=self.address,
+            grpc_address=self.front.grpc_address,
+            loads=lambda: loads_of(self.host),
+            rng=self._rng,
+        )
+        self._tasks = [
+            asyncio.ensure_future(self.registration.run()),
+            asyncio.ensure_future(self._serve_when_registered()),
+        ]
+        self._exit.push_async_callback(self._stop_serving)
+        log.info(
+            "partition_server_started wire=%s grpc=%s status=%s",
+            self.front.wire_address,
+            self.front.grpc_address or "-",
+            self.front.status_address or "-",
+        )
+
+    async def _serve_when_registered(self) -> None:
+        await self.registration.registered.wait()
+        self.host.start(self.registration.server_id)
+
+    async def _stop_serving(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.host.stop()
+
+    async def stop(self) -> None:
+        await self._exit.aclose()
+        log.info("partition_server_stopped wire=%s", self.address)
+
+    def _channel(self, address: str) -> WireChannel:
+        config = self._config
+        return WireChannel(
+            address,
+            cluster=config.cluster,
+            limits=config.listen.limits,
+            token=config.token,
+            tls=config.listen.tls,
+            agent="partition_server",
+        )
+
+    def _facts(self) -> Mapping[str, object]:
+        hosted = self.host.hosted
+        return {
+            "kind": "partition_server",
+            "cluster": self._config.cluster,
+            "server_id": self.host.server_id,
+            "map_version": self.host.version,
+            "partitions": {str(number): each.phase.value for number, each in sorted(hosted.items())},
+        }
+
+
+async def serve(config: PartitionServerConfig) -> None:
+    """Run a server until the process is told to stop."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    await run_until_told_to_stop(PartitionServer(config, rng=random.SystemRandom()), on_started=gc.freeze)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_server(arguments, kind="partition server", load=load, serve=serve)

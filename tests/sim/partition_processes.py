@@ -1,0 +1,190 @@
+"""Partition managers and partition servers in the simulation: the real ones, as processes to be killed and stopped.
+
+    server = SimPartitionServer(cluster, number=1, managers=[...])
+    await server.start(); server.pause(); server.resume(); server.kill(); await server.stop()
+
+Invariants: those of manager.py: each start is a new process with its own connection to the metadata store, which a
+            killed one has lost before its tasks come to their end; all chance comes from the network's seed.
+Neighbours: partitions.py puts them on a `SimCluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from neve.client.client import Client
+from neve.client.manager_link import ManagerLink
+from neve.meta.memory import MemoryClient
+from neve.partition_manager.config import PartitionManagerConfig
+from neve.partition_manager.manager import Manager
+from neve.partition_manager.metrics import ManagerMetrics
+from neve.partition_manager.servicer import PartitionManagerServicer
+from neve.partition_manager.term import Term
+from neve.partition_server.config import PartitionServerConfig
+from neve.partition_server.lifecycle import Host
+from neve.partition_server.metrics import ServerMetrics
+from neve.partition_server.registration import Registration
+from neve.partition_server.server import loads_of, surroundings
+from neve.partition_server.servicer import PartitionServerServicer
+from neve.proto import methods
+from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Service
+from tests.sim.client import OPTIONS
+from tests.sim.cluster import SimCluster
+from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
+from tests.sim.node import CLUSTER
+from tests.sim.processes import Process
+
+CLIENT_OPTIONS = dataclasses.replace(OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=2_000_000)
+
+
+class SimProcess:
+    """What both kinds have in common: a machine, and at most one process on it."""
+
+    def __init__(self, cluster: SimCluster, host: str, port: int) -> None:
+        self.host = host
+        self.address = f"{host}:{port}"
+        self.process: Process | None = None
+        self.store: MemoryClient
+        self.streams: Client
+        self._cluster = cluster
+        self._rng = random.Random(cluster.network.rng.getrandbits(64))
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+    def _connect(self) -> random.Random:
+        """In the process: its connections, and its own chance."""
+        cluster = self._cluster
+        rng = random.Random(self._rng.getrandbits(64))
+        plan = meta_plan(random.Random(rng.getrandbits(64)))
+        self.store = cluster.etcd.client(plan=plan, call_timeout_s=META_TIMEOUT_S)
+        self.streams = Client(
+            [manager.address for manager in cluster.managers.values()],
+            cluster=CLUSTER,
+            meta=self.store,
+            channels=self.channels(),
+            rng=random.Random(rng.getrandbits(64)),
+            options=CLIENT_OPTIONS,
+        )
+        return rng
+
+    def channels(self) -> ChannelPool:
+        network, limits = self._cluster.network, OPTIONS.limits
+        return ChannelPool(lambda address: network.channel(self.host, address, cluster=CLUSTER, limits=limits))
+
+    async def start(self) -> None:
+        assert self.process is None, f"{self.host} runs"
+        self.process = Process(self.host)
+        await self.process.spawn(self._start())
+
+    async def _start(self) -> None:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        self.store.disconnect()
+        process.kill()
+        self._cluster.network.crash(self.host)
+
+    def pause(self, *, buffered: bool = False) -> None:
+        """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""
+        assert self.process is not None
+        self.process.pause()
+        if not buffered:
+            self._cluster.network.pause(self.host)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.resume()
+        self._cluster.network.resume(self.host)
+
+
+class SimPartitionManager(SimProcess):
+    def __init__(self, cluster: SimCluster, *, number: int, config: PartitionManagerConfig) -> None:
+        super().__init__(cluster, f"pmanager{number}", 3701)
+        self.manager: Manager
+        self._config = config
+
+    @property
+    def term(self) -> Term | None:
+        """The term that it serves; None if it is gone, paused, or does not lead."""
+        return self.manager.term if self.process is not None and not self.process.paused else None
+
+    async def _start(self) -> None:
+        rng = self._connect()
+        await self.streams.open()
+        self.manager = Manager(self._config, self.store, streams=self.streams, channels=self.channels(), rng=rng)
+        servicer = PartitionManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
+        self._cluster.network.serve(self.address, [Service(methods.PARTITION_MANAGER, servicer)], cluster=CLUSTER)
+        self.manager.start(self.address)
+
+
+class SimPartitionServer(SimProcess):
+    def __init__(self, cluster: SimCluster, *, number: int, managers: Sequence[str], **config: Any) -> None:
+        super().__init__(cluster, f"pserver{number}", 3801)
+        self.host_: Host
+        self.registration: Registration
+        self._config = PartitionServerConfig(
+            cluster=CLUSTER,
+            stream_managers=[manager.address for manager in cluster.managers.values()],
+            partition_managers=list(managers),
+            server_id=number,
+            lease_ttl_s=CLIENT_OPTIONS.lease_ttl_s,
+            **config,
+        )
+        self.server_id = number
+
+    async def _start(self) -> None:
+        config = self._config
+        rng = self._connect()
+        await self.streams.open()
+        around = surroundings(config, self.streams, rng=rng, wall_ms=wall_ms)
+        self.host_ = Host(around, self.store)
+        servicer = PartitionServerServicer(
+            self.host_, ServerMetrics(CollectorRegistry()), multi_reply_bytes_max=config.multi_reply_bytes_max
+        )
+        self._cluster.network.serve(self.address, [Service(methods.PARTITION_SERVER, servicer)], cluster=CLUSTER)
+        self.registration = Registration(
+            config,
+            self.streams,
+            ManagerLink(self.channels(), config.partition_managers, options=CLIENT_OPTIONS, rng=rng),
+            wire_address=self.address,
+            grpc_address="",
+            loads=lambda: loads_of(self.host_),
+            rng=rng,
+        )
+        self._tasks = [asyncio.ensure_future(self.registration.run()), asyncio.ensure_future(self._serve())]
+
+    async def _serve(self) -> None:
+        await self.registration.registered.wait()
+        self.host_.start(self.registration.server_id)
+
+    async def stop(self) -> None:
+        """SIGTERM."""
+        assert self.process is not None
+
+        async def work() -> None:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.host_.stop()
+            await self.streams.close()
+
+        await self.process.spawn(work())
+        self.kill()
+
+    def serving(self) -> list[int]:
+        """Which partitions it serves, by its own word."""
+        if self.process is None or self.process.paused:
+            return []
+        return [number for number, each in sorted(self.host_.hosted.items()) if each.writable]

@@ -1,0 +1,283 @@
+"""The partition layer on virtual time: managers, servers and key-value clients on a whole simulated stream layer.
+
+    @partitioned(seed=1, servers=2)
+    async def test_something(cluster: PartitionCluster) -> None:
+        await cluster.bootstrap(b"g", b"p")
+        kv = await cluster.kv("client")
+        await kv.put(b"key", b"value")
+        cluster.servers[1].kill()
+        ...
+
+Invariants: every revision of the region map is looked at, from a watch: it covers all keys once (T52).
+Neighbours: partition_processes.py has the processes; cluster.py the stream layer under them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+from google.protobuf.message import Message
+
+from neve.client.kv_client import KeyValueClient
+from neve.client.kv_options import KeyValueOptions
+from neve.client.manager_link import ManagerLink
+from neve.meta import keys
+from neve.meta.regions import RegionsState
+from neve.meta.store import EventKind, Resync
+from neve.partition_manager.config import PartitionManagerConfig
+from neve.partition_manager.core_balance import BalanceConfig
+from neve.partition_manager.core_regions import RegionMap
+from neve.partition_server.config import Serving
+from neve.partition_server.engine_config import EngineConfig
+from neve.proto import common_pb2, methods
+from neve.proto import partition_manager_pb2 as pm
+from neve.proto.method import Method
+from neve.rpc.pool import ChannelPool
+from tests.sim.client import OPTIONS
+from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, calm, run_story
+from tests.sim.node import CLUSTER
+from tests.sim.partition_processes import SimPartitionManager, SimPartitionServer
+from tests.sim.processes import Process
+
+T = TypeVar("T")
+Rep = TypeVar("Rep", bound=Message)
+
+ENGINE = EngineConfig(
+    value_threshold_bytes=200,
+    part_bytes=1500,
+    memtable_bytes=200_000,
+    block_bytes=1000,
+    append_bytes=3000,
+    tables_max=4,
+)
+SERVING = Serving(frozen_ms=3000, hold_s=5.0, load_retry_s_max=1.0)
+KV_OPTIONS = KeyValueOptions(operation_timeout_s=40.0, attempt_timeout_s=3.0, limits=OPTIONS.limits)
+NO_BALANCE = BalanceConfig(interval_s=1e6)
+
+
+class RegionWatcher:
+    """Every revision of the map, as any reader of the metadata store could have seen it."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._store = cluster.etcd.client()
+        self.state = RegionsState(ROOT)
+        self.maps: list[RegionMap] = []
+        self.revisions = 0
+
+    async def run(self) -> None:
+        async with self._store.watch(keys.region_span(ROOT), start_revision=1) as watch:
+            async for item in watch:
+                assert not isinstance(item, Resync), "nothing is compacted here"
+                for event in item.events:
+                    if event.kind is EventKind.PUT:
+                        self.state.put_key(event.kv)
+                    else:
+                        self.state.delete_key(event.kv.key)
+                self.look()
+
+    def look(self) -> None:
+        stored = self.state.map
+        if stored is None:
+            assert not self.state.regions, "regions without a map"
+            return
+        self.revisions += 1
+        now = RegionMap.of(stored.record, [each.record for each in self.state.regions.values()])  # or MapBroken
+        if not self.maps or self.maps[-1] != now:
+            if self.maps:
+                assert now.version == self.maps[-1].version + 1, "the map's version counts its changes"
+            self.maps.append(now)
+
+
+class SimKeyValue:
+    """A key-value client as a process of its own."""
+
+    def __init__(self, cluster: PartitionCluster, name: str, options: KeyValueOptions) -> None:
+        self.name = name
+        self.process = Process(name)
+        network, limits = cluster.sim.network, options.limits
+        self.kv = KeyValueClient(
+            cluster.manager_addresses,
+            cluster=CLUSTER,
+            options=options,
+            channels=ChannelPool(lambda address: network.channel(name, address, cluster=CLUSTER, limits=limits)),
+            rng=random.Random(network.rng.getrandbits(64)),
+        )
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.process.spawn(work)
+
+
+class PartitionCluster:
+    def __init__(self, sim: SimCluster, *, managers: int, servers: int, balance: BalanceConfig, **server: Any) -> None:
+        self.sim = sim
+        self.config = PartitionManagerConfig(
+            cluster=CLUSTER,
+            stream_managers=[manager.address for manager in sim.managers.values()],
+            lease_ttl_s=LEASE_TTL_S,
+            start_grace_s=5.0,
+            balance=balance,
+        )
+        self.managers = {
+            number: SimPartitionManager(sim, number=number, config=self.config) for number in range(1, managers + 1)
+        }
+        self.manager_addresses = [manager.address for manager in self.managers.values()]
+        self._server_config = {"engine": ENGINE, "serving": SERVING, "memory_bytes_max": 8 << 20, **server}
+        self.servers: dict[int, SimPartitionServer] = {}
+        for number in range(1, servers + 1):
+            self.add_server(number)
+        self.clients: list[SimKeyValue] = []
+        self.watcher = RegionWatcher(sim)
+        self._names = itertools.count(1)
+        self._operator = ManagerLink(
+            self._channels("operator"),
+            self.manager_addresses,
+            options=OPTIONS,
+            rng=random.Random(sim.rng.getrandbits(64)),
+        )
+
+    def _channels(self, name: str) -> ChannelPool:
+        network = self.sim.network
+        return ChannelPool(lambda address: network.channel(name, address, cluster=CLUSTER, limits=OPTIONS.limits))
+
+    def add_server(self, number: int) -> SimPartitionServer:
+        self.servers[number] = SimPartitionServer(
+            self.sim, number=number, managers=self.manager_addresses, **self._server_config
+        )
+        return self.servers[number]
+
+    async def __aenter__(self) -> Self:
+        self._watching = asyncio.ensure_future(self.watcher.run())
+        for manager in self.managers.values():
+            await manager.start()
+        await self.leader()
+        for server in self.servers.values():
+            await server.start()
+        await self.until(lambda: len(self.watcher.state.servers) == len(self.servers), "all servers are registered")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self.clients:
+            client.process.kill()
+        for server in self.servers.values():
+            server.kill()
+        for manager in self.managers.values():
+            manager.kill()
+        self._watching.cancel()
+        ends = await asyncio.gather(self._watching, return_exceptions=True)
+        if not isinstance(ends[0], asyncio.CancelledError):
+            raise ends[0]  # type: ignore[misc]
+
+    # --- looking on ------------------------------------------------------------------------------------------
+
+    async def until(self, happened: Callable[[], bool], what: str, *, limit_s: float = 120.0) -> None:
+        def checked() -> bool:
+            if self._watching.done():
+                self._watching.result()
+            return happened()
+
+        await self.sim.until(checked, what, limit_s=limit_s)
+
+    async def leader(self) -> SimPartitionManager:
+        def leading() -> list[SimPartitionManager]:
+            return [manager for manager in self.managers.values() if manager.running and manager.term is not None]
+
+        await self.until(lambda: bool(leading()), "a partition manager leads")
+        return leading()[0]
+
+    @property
+    def map(self) -> RegionMap:
+        return self.watcher.maps[-1]
+
+    def homes(self) -> dict[int, int]:
+        return {region.partition_id: region.server_id for region in self.map.regions}
+
+    def region(self, key: bytes) -> pm.RegionRecord:
+        return self.map.find(key)
+
+    def all_served(self) -> bool:
+        served = [number for server in self.servers.values() for number in server.serving()]
+        return sorted(served) == sorted(region.partition_id for region in self.map.regions)
+
+    async def until_served(self, *, limit_s: float = 120.0) -> None:
+        await self.until(self.all_served, "every region is served", limit_s=limit_s)
+
+    # --- use -------------------------------------------------------------------------------------------------
+
+    async def order(self, method: Method[Any, Rep], request: Any, *, timeout_s: float = 40.0) -> Rep:
+        return await self._operator.order(method, request, timeout_s=timeout_s, attempt_timeout_s=timeout_s)
+
+    def call_id(self) -> common_pb2.CallId:
+        return self._operator.next_call()
+
+    async def bootstrap(self, *split_keys: bytes) -> pm.BootstrapReply:
+        reply = await self.order(methods.PARTITION_MANAGER_BOOTSTRAP, pm.BootstrapRequest(split_keys=split_keys))
+        await self.until_served()
+        return reply
+
+    async def move(self, partition_id: int, server_id: int) -> pm.MoveRegionReply:
+        request = pm.MoveRegionRequest(partition_id=partition_id, server_id=server_id)
+        return await self.order(methods.PARTITION_MANAGER_MOVE_REGION, request)
+
+    async def split(self, partition_id: int, middle_key: bytes = b"") -> pm.SplitRegionReply:
+        request = pm.SplitRegionRequest(partition_id=partition_id, middle_key=middle_key)
+        return await self.order(methods.PARTITION_MANAGER_SPLIT_REGION, request)
+
+    async def merge(self, left_id: int, right_id: int) -> pm.MergeRegionsReply:
+        request = pm.MergeRegionsRequest(left_partition_id=left_id, right_partition_id=right_id)
+        return await self.order(methods.PARTITION_MANAGER_MERGE_REGIONS, request)
+
+    async def kv(self, name: str = "", *, options: KeyValueOptions = KV_OPTIONS) -> KeyValueClient:
+        client = SimKeyValue(self, name or f"kv{next(self._names)}", options)
+        self.clients.append(client)
+        await client.run(client.kv.open())
+        return client.kv
+
+    async def heal(self) -> None:
+        """All trouble ends: whatever is down or stopped runs again."""
+        await self.sim.heal()
+        for process in (*self.managers.values(), *self.servers.values()):
+            if not process.running:
+                await process.start()
+            elif process.process is not None and process.process.paused:
+                process.resume()
+            calm(process.store)
+        await self.leader()
+        await self.until_served()
+
+
+Story = Callable[..., Coroutine[Any, Any, None]]
+
+
+def partitioned(
+    *,
+    seed: int = 0,
+    managers: int = 1,
+    servers: int = 2,
+    balance: BalanceConfig = NO_BALANCE,
+    server: dict[str, Any] | None = None,
+    **how: Any,
+) -> Callable[[Story], Callable[..., None]]:
+    """Turns a story into a test; further parameters of the story are pytest's. `seed` may be one of them."""
+
+    def decorate(story: Story) -> Callable[..., None]:
+        @functools.wraps(story)
+        def test(**named: Any) -> None:
+            async def run(sim: SimCluster) -> None:
+                sim.expected_errors = (*sim.expected_errors, "partition_")
+                cluster = PartitionCluster(sim, managers=managers, servers=servers, balance=balance, **(server or {}))
+                async with cluster:
+                    await story(cluster, **named)
+
+            run_story(run, seed=named.get("seed", seed), **{"managers": 1, "nodes": 4, **how})
+
+        signature = inspect.signature(story)
+        test.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
