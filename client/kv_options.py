@@ -22,7 +22,7 @@ class KeyValueOptions:
 
     buffer_bytes_max: int = 64 * MIB  # of operations that are not answered yet
     operation_cost_bytes: int = 512  # beside key and value: with the bound above it bounds their number
-    writes_open_max: int = 65_536  # from the oldest unanswered write to the newest: servers keep the answers of these
+    writes_open_max: int = 16_000  # from the oldest unanswered write to the newest: a partition keeps 16384 answers
 
     frame_operations_max: int = 512
     frame_bytes_max: int = 1 * MIB  # of the values of one frame of puts

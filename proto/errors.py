@@ -190,6 +190,10 @@ class ConditionFailed(RequestError):
     code = 10
     version: int = 0
 
+    def summary(self) -> str:
+        found = f"the object has version {self.version}" if self.version else "there is no object"
+        return f"the condition is not met: {found}"
+
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Unimplemented(RequestError):

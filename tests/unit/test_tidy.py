@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FOLDERS: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
 
-SERVERS = {"extent_node", "stream_manager", "partition_manager", "partition_server"}
+SERVERS = {"extent_node", "gateway", "stream_manager", "partition_manager", "partition_server"}
 BELOW_SERVERS = {"proto", "rpc", "meta", "client"}
 MAY_IMPORT: dict[str, set[str]] = {
     "proto": set(),

@@ -1,0 +1,1 @@
+"""The HTTP gateway: objects for everything that speaks HTTP. `server.py` is the process."""

@@ -1,0 +1,43 @@
+"""GET /v1/objects: what there is, in the order of keys, a page at a time.
+
+Invariants: a page goes on behind the last key of the one before it, so that pages together hide and repeat nothing that
+            was there all the time.
+Neighbours: client/kv_scan.py walks; core_http.py writes keys as text.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from neve.client.core_kv_routing import key_after
+from neve.client.kv_client import KeyValueClient
+from neve.gateway.config import Limits
+from neve.gateway.core_http import key_of_token, key_to_text, query_fields, token_of_key, whole_number
+from neve.gateway.objects import describe
+
+LIMIT_DEFAULT = 1000
+
+
+class Listing:
+    def __init__(self, client: KeyValueClient, limits: Limits) -> None:
+        self._client = client
+        self._limits = limits
+
+    async def get(self, request: Request) -> Response:
+        fields = query_fields(request.scope["query_string"])
+        most = self._limits.list_keys_max
+        limit = whole_number(fields, "limit", default=min(LIMIT_DEFAULT, most), maximum=most)
+        start = fields.get("start", b"")
+        if behind := key_of_token(fields.get("continuation", b"")):
+            start = max(start, key_after(behind))
+        objects: list[dict[str, object]] = []
+        last = b""
+        async for info in self._client.scan(
+            prefix=fields.get("prefix", b""), start=start, end=fields.get("end", b""), limit=limit + 1
+        ):
+            if len(objects) == limit:
+                return JSONResponse({"objects": objects, "continuation": token_of_key(last)})
+            last = info.key
+            objects.append({"key": key_to_text(info.key), **describe(info)})
+        return JSONResponse({"objects": objects, "continuation": ""})
