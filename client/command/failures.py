@@ -41,7 +41,8 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
             return f"{text} serve cluster {error.expected!r}, not {error.got!r}; name it with --cluster"
         case errors.ConnectFailed():
             if asked and (not error.address or not set(managers).isdisjoint(error.address.split(", "))):
-                return f"no stream manager can be reached at {asked}; is the cluster up, and --managers right?"
+                kind = "partition" if "partition manager" in error.detail else "stream"
+                return f"no {kind} manager can be reached at {asked}; is the cluster up, and --managers right?"
             reason = f" ({error.detail})" if error.detail else ""
             return f"cannot connect to {error.address}{reason}"
         case errors.NotLeader():

@@ -17,6 +17,8 @@ from neve.rpc.wire.sockets import split_address
 
 MANAGERS_VARIABLE = "NEVE_MANAGERS"
 MANAGERS_DEFAULT = "127.0.0.1:3401"
+PARTITION_MANAGERS_VARIABLE = "NEVE_PARTITION_MANAGERS"
+PARTITION_MANAGERS_DEFAULT = "127.0.0.1:3701"
 CLUSTER_VARIABLE = "NEVE_CLUSTER"
 CLUSTER_DEFAULT = "main"
 TOKEN_VARIABLE = "NEVE_TOKEN"  # rather than --token, which everybody on the machine can see
@@ -105,16 +107,24 @@ def stream_id_or_name(text: str) -> int | str:
     return text
 
 
-def connection_options(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
-    """A parent parser with the options of every command that talks to a cluster."""
+def connection_options(
+    environment: Mapping[str, str] = os.environ, *, of_partitions: bool = False
+) -> argparse.ArgumentParser:
+    """A parent parser with the options of every command that talks to a cluster: to the stream managers, or to the
+    partition managers."""
+    variable, default, who = (
+        (PARTITION_MANAGERS_VARIABLE, PARTITION_MANAGERS_DEFAULT, "partition managers")
+        if of_partitions
+        else (MANAGERS_VARIABLE, MANAGERS_DEFAULT, "stream managers")
+    )
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("the cluster")
     group.add_argument(
         "--managers",
         type=addresses,
-        default=environment.get(MANAGERS_VARIABLE) or MANAGERS_DEFAULT,
+        default=environment.get(variable) or default,
         metavar="HOST:PORT,…",
-        help=f"stream managers to ask (default: ${MANAGERS_VARIABLE}, or {MANAGERS_DEFAULT})",
+        help=f"{who} to ask (default: ${variable}, or {default})",
     )
     group.add_argument(
         "--cluster",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import KeyValueOptions
+from neve.client.sync_client import LoopThread
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
 from neve.rpc.sim import SimNetwork
@@ -49,6 +50,23 @@ class Rig:
     async def client(self, host: str = "client", **changes: Any) -> AsyncIterator[KeyValueClient]:
         async with self.make_client(host, **changes) as client:
             yield client
+
+
+@contextmanager
+def wire_cluster(**how: Any) -> Iterator[tuple[ScriptedCluster, str]]:
+    """Partitions in a dict on real sockets, served by a thread; with the manager's address."""
+    thread = LoopThread()
+
+    async def make() -> tuple[ScriptedCluster, str]:
+        cluster = ScriptedCluster(**how)
+        return cluster, await cluster.serve_on_wire()
+
+    cluster, address = thread.run(make())
+    try:
+        yield cluster, address
+    finally:
+        thread.run(cluster.stop())
+        thread.stop()
 
 
 def run(story: Callable[[Rig], Coroutine[Any, Any, None]], *, seed: int = 0, **how: Any) -> None:

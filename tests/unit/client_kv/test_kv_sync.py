@@ -10,22 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from neve.client import KeyValueClient, NotFound, Put, ShuttingDown, SyncKeyValueClient
-from neve.client.sync_client import LoopThread
-from tests.unit.client_kv.scripted_partitions import CLUSTER, ScriptedCluster
+from tests.unit.client_kv.rig import wire_cluster
+from tests.unit.client_kv.scripted_partitions import CLUSTER
 
 
 @pytest.fixture
 def manager() -> Iterator[str]:
-    thread = LoopThread()
-
-    async def make() -> tuple[ScriptedCluster, str]:
-        cluster = ScriptedCluster(servers=2, split_keys=(b"m",))
-        return cluster, await cluster.serve_on_wire()
-
-    cluster, address = thread.run(make())
-    yield address
-    thread.run(cluster.stop())
-    thread.stop()
+    with wire_cluster(servers=2, split_keys=(b"m",)) as (_, address):
+        yield address
 
 
 def test_every_method_of_the_client_has_its_twin() -> None:

@@ -1,0 +1,213 @@
+"""neve kv get, put, delete, head, scan, bench: objects from the command line.
+
+Invariants: a key is what is typed, byte for byte, or hexadecimal with --hex;
+            get and put stream: a value of any size passes through with a few MiB of memory;
+            get writes the object's bytes and nothing else to stdout.
+Neighbours: client/kv_client.py does the work; kv_bench.py measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import uvloop
+
+from neve.client.command import options
+from neve.client.command.failures import DONE, FAILED, CommandFailed
+from neve.client.command.feed import Feed
+from neve.client.command.records import cut_pieces
+from neve.client.command.tables import human_bytes, human_time, print_json, print_table
+from neve.client.kv_client import KeyValueClient
+from neve.client.kv_options import KeyValueOptions
+from neve.client.kv_types import VERSION_MAX, ObjectInfo, show_key
+from neve.proto.errors import InvalidArgument
+from neve.tools import kv_bench
+
+Command = Callable[[KeyValueClient, argparse.Namespace], Coroutine[Any, Any, int]]
+PIECE_BYTES = 1 << 20
+TABLE_ROWS_MAX = 10_000  # of a table, which is laid out as a whole
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("kv", help="read and write objects", description="Read and write objects.")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    get = add_command(verbs, "get", run_get, help="write an object to stdout or a file", json_too=False)
+    _add_key(get)
+    get.add_argument("-o", "--output", type=Path, metavar="FILE", help="(default: stdout)")
+    get.add_argument("--offset", type=options.size_bytes, default=0, metavar="SIZE", help="from there on")
+    get.add_argument("--length", type=options.positive_size_bytes, metavar="SIZE", help="so much of it")
+    put = add_command(verbs, "put", run_put, help="store an object from a file, stdin or the command line")
+    _add_key(put)
+    source = put.add_mutually_exclusive_group()
+    source.add_argument("file", type=Path, nargs="?", metavar="FILE", help="(default: stdin)")
+    source.add_argument("--value", metavar="TEXT", help="the value itself")
+    put.add_argument("--ttl", type=options.duration_s, metavar="DURATION", help="gone after so long (default: never)")
+    condition = put.add_mutually_exclusive_group()
+    condition.add_argument("--if-absent", action="store_true", help="only if there is none")
+    _add_if_version(condition)
+    delete = add_command(verbs, "delete", run_delete, help="delete an object", json_too=False)
+    _add_key(delete)
+    _add_if_version(delete)
+    head = add_command(verbs, "head", run_head, help="show what is known of an object")
+    _add_key(head)
+    scan = add_command(verbs, "scan", run_scan, help="list objects in the order of their keys", json_too=False)
+    scan.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="only keys that begin so")
+    scan.add_argument("--start", default="", metavar="KEY", help="from this key on")
+    scan.add_argument("--end", default="", metavar="KEY", help="before this key")
+    scan.add_argument("--limit", type=options.whole_number(1, 10**15), metavar="N", help="at most so many")
+    scan.add_argument("--hex", action="store_true", help="keys are typed and printed as hexadecimal digits")
+    scan.add_argument("--keys", action="store_true", help="keys alone, one a line")
+    scan.add_argument("--json", action="store_true", help="one line of JSON an object")
+    kv_bench.add_arguments(
+        add_command(
+            verbs,
+            "bench",
+            kv_bench.run,
+            help="measure with the mixes of YCSB",
+            description="Load objects, work on them for a while with a mix of YCSB, and say how fast it was. "
+            "Ctrl-C ends it early, with a report.",
+            json_too=False,
+        )
+    )
+
+
+def add_command(
+    commands: Any, name: str, command: Command, *, help: str, description: str = "", json_too: bool = True
+) -> argparse.ArgumentParser:
+    """A sub-command that reads or writes objects."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=description or f"{help[0].upper()}{help[1:]}.",
+        parents=[options.connection_options(of_partitions=True)],
+        epilog="Exit code: 0 done, 1 the cluster said no or could not, 2 wrong usage, 130 interrupted.",
+    )
+    if json_too:
+        parser.add_argument("--json", action="store_true", help="JSON on stdout, for scripts")
+    parser.set_defaults(run=lambda args: uvloop.run(_run(command, args)))
+    return parser
+
+
+def _add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY")
+    parser.add_argument("--hex", action="store_true", help="the key is typed as hexadecimal digits")
+
+
+def _add_if_version(parser: Any) -> None:
+    parser.add_argument(
+        "--if-version", type=options.whole_number(1, VERSION_MAX), metavar="N", help="only if it has this version"
+    )
+
+
+async def _run(command: Command, args: argparse.Namespace) -> int:
+    kv_options = KeyValueOptions(operation_timeout_s=args.timeout)
+    async with KeyValueClient(args.managers, cluster=args.cluster, token=args.token, options=kv_options) as client:
+        return await command(client, args)
+
+
+def key_from(text: str, args: argparse.Namespace) -> bytes:
+    if not args.hex:
+        return os.fsencode(text)
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise InvalidArgument(what="key", detail=f"{text!r} is not hexadecimal") from error
+
+
+def info_value(info: ObjectInfo, args: argparse.Namespace) -> dict[str, object]:
+    return {
+        "key": info.key.hex() if args.hex else info.key.decode(errors="backslashreplace"),
+        "version": info.version,
+        "size_bytes": info.size_bytes,
+        "modified_ms": info.modified_ms,
+        "expires_ms": info.expires_ms,
+        "crc32c": f"{info.crc32c:08x}",
+    }
+
+
+async def run_get(client: KeyValueClient, args: argparse.Namespace) -> int:
+    stream = await client.get_stream(key_from(args.key, args), offset=args.offset, length=args.length)
+    with contextlib.ExitStack() as stack:
+        out: BinaryIO = stack.enter_context(args.output.open("wb")) if args.output else sys.stdout.buffer
+        async for chunk in stream:
+            out.write(chunk)
+        out.flush()
+    return DONE
+
+
+async def run_put(client: KeyValueClient, args: argparse.Namespace) -> int:
+    how: dict[str, Any] = {"ttl_s": args.ttl, "if_absent": args.if_absent, "if_version": args.if_version}
+    key = key_from(args.key, args)
+    if args.value is not None:
+        info = await client.put(key, os.fsencode(args.value), **how)
+    else:
+        with contextlib.ExitStack() as stack:
+            source: BinaryIO = stack.enter_context(args.file.open("rb")) if args.file else sys.stdin.buffer
+            info = await client.put_stream(key, _pieces(source), **how)
+    if args.json:
+        print_json(info_value(info, args))
+    else:
+        print(f"{show_key(key)}: {info.size_bytes} bytes, version {info.version}")
+    return DONE
+
+
+async def _pieces(source: BinaryIO) -> AsyncIterator[bytes]:
+    async for batch in Feed(cut_pieces(source, PIECE_BYTES)).batches():
+        for piece in batch:
+            yield piece
+
+
+async def run_delete(client: KeyValueClient, args: argparse.Namespace) -> int:
+    key = key_from(args.key, args)
+    if not await client.delete(key, if_version=args.if_version):
+        raise CommandFailed(f"no such object: {show_key(key)}", FAILED)
+    return DONE
+
+
+async def run_head(client: KeyValueClient, args: argparse.Namespace) -> int:
+    info = await client.head(key_from(args.key, args))
+    if args.json:
+        print_json(info_value(info, args))
+        return DONE
+    rows = [
+        ("key", info.key.hex() if args.hex else show_key(info.key)),
+        ("version", str(info.version)),
+        ("size", f"{info.size_bytes} ({human_bytes(info.size_bytes)})"),
+        ("modified", human_time(info.modified_ms)),
+        ("expires", human_time(info.expires_ms)),
+        ("crc32c", f"{info.crc32c:08x}"),
+    ]
+    for name, value in rows:
+        print(f"{name:<10}{value}")
+    return DONE
+
+
+async def run_scan(client: KeyValueClient, args: argparse.Namespace) -> int:
+    found = client.scan(
+        prefix=key_from(args.prefix, args),
+        start=key_from(args.start, args),
+        end=key_from(args.end, args),
+        limit=args.limit,
+    )
+    rows: list[tuple[str | int, ...]] = []
+    async for info in found:
+        if len(rows) == TABLE_ROWS_MAX:
+            print(f"neve: there are more than {TABLE_ROWS_MAX}; --keys or --json lists them all", file=sys.stderr)
+            break
+        if args.json:
+            print(json.dumps(info_value(info, args)))
+        elif args.keys:
+            sys.stdout.buffer.write((info.key.hex().encode() if args.hex else info.key) + b"\n")
+        else:
+            key = info.key.hex() if args.hex else show_key(info.key)
+            rows.append((key, info.size_bytes, info.version, human_time(info.modified_ms)))
+    if not args.json and not args.keys:
+        print_table(("key", "bytes", "version", "modified"), rows, nothing="no objects")
+    return DONE
