@@ -13,6 +13,7 @@ Neighbours: up.py starts what is described here; local_supervisor.py runs the li
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +25,11 @@ HOST = "127.0.0.1"
 
 MANAGERS_MAX, NODES_MAX = 9, 49
 
-ETCD, MANAGER, NODE = "etcd", "manager", "node"
+ETCD, MANAGER, NODE, PMANAGER, PSERVER = "etcd", "manager", "node", "pmanager", "pserver"
 
-# The order in which a cluster stops: first nobody gives orders any more, then the data is put down, then the metadata.
-STOP_ORDER = (MANAGER, NODE, ETCD)
+# The order in which a cluster stops: first nobody moves partitions any more, then they are given up, then nobody gives
+# orders, then the data is put down, then the metadata.
+STOP_ORDER = (PMANAGER, PSERVER, MANAGER, NODE, ETCD)
 
 
 class LayoutDamaged(Exception):
@@ -50,6 +52,19 @@ class Layout:
     etcd_peer_port: int
     managers: tuple[Doors, ...]
     nodes: tuple[Doors, ...]
+    partition_managers: tuple[Doors, ...] = ()
+    partition_servers: tuple[Doors, ...] = ()
+
+    @property
+    def servers(self) -> dict[str, Doors]:
+        """All but etcd, by name."""
+        kinds = (
+            (MANAGER, self.managers),
+            (NODE, self.nodes),
+            (PMANAGER, self.partition_managers),
+            (PSERVER, self.partition_servers),
+        )
+        return {f"{kind}{n}": doors for kind, each in kinds for n, doors in enumerate(each, start=1)}
 
     @property
     def manager_addresses(self) -> tuple[str, ...]:
@@ -60,12 +75,20 @@ class Layout:
         return tuple(f"{HOST}:{doors.wire}" for doors in self.nodes)
 
     @property
+    def partition_manager_addresses(self) -> tuple[str, ...]:
+        return tuple(f"{HOST}:{doors.wire}" for doors in self.partition_managers)
+
+    @property
+    def partition_server_addresses(self) -> tuple[str, ...]:
+        return tuple(f"{HOST}:{doors.wire}" for doors in self.partition_servers)
+
+    @property
     def etcd_address(self) -> str:
         return f"{HOST}:{self.etcd_port}"
 
     @property
     def ports(self) -> tuple[int, ...]:
-        servers = [port for doors in (*self.managers, *self.nodes) for port in (doors.wire, doors.grpc, doors.status)]
+        servers = [port for doors in self.servers.values() for port in (doors.wire, doors.grpc, doors.status)]
         return (self.etcd_port, self.etcd_peer_port, *servers)
 
     def encode(self) -> str:
@@ -76,32 +99,51 @@ class Layout:
 class Process:
     """One line of the Procfile."""
 
-    name: str  # etcd, manager1, node3
+    name: str  # etcd, manager1, node3, pmanager1, pserver2
     kind: str
     command: tuple[str, ...]
 
 
-def fixed_ports(cluster: str, *, managers: int, nodes: int, base_port: int | None) -> Layout:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many processes of each kind."""
+
+    managers: int = 3
+    nodes: int = 4
+    partition_managers: int = 0
+    partition_servers: int = 0
+
+
+def fixed_ports(cluster: str, counts: Counts, *, base_port: int | None) -> Layout:
     """The ports that the documentation names, or the same scheme from `base_port` on.
 
-    Without a base: etcd 2379 and 2380, managers 3401…, nodes 3501…. With one: etcd at the base, managers from 101 above
-    it, nodes from 201 above it. gRPC is 10 (managers) or 50 (nodes) above the wire, the status page twice that.
+    Without a base: etcd 2379 and 2380, managers 3401…, nodes 3501…, partition managers 3701…, partition servers 3801….
+    With one: etcd at the base, the others from 101, 201, 401 and 501 above it. gRPC is 10 (managers) or 50 above the
+    wire, the status page twice that.
     """
     base = 3300 if base_port is None else base_port
     etcd_port = 2379 if base_port is None else base_port
+
+    def doors(count: int, above: int, step: int) -> tuple[Doors, ...]:
+        first = base + above
+        return tuple(Doors(first + n, first + step + n, first + 2 * step + n) for n in range(1, count + 1))
+
     return Layout(
         cluster,
         etcd_port,
         etcd_port + 1,
-        tuple(Doors(base + 100 + n, base + 110 + n, base + 120 + n) for n in range(1, managers + 1)),
-        tuple(Doors(base + 200 + n, base + 250 + n, base + 300 + n) for n in range(1, nodes + 1)),
+        doors(counts.managers, 100, 10),
+        doors(counts.nodes, 200, 50),
+        doors(counts.partition_managers, 400, 10),
+        doors(counts.partition_servers, 500, 50),
     )
 
 
-def free_ports_layout(cluster: str, *, managers: int, nodes: int, free_ports: Callable[[int], Sequence[int]]) -> Layout:
-    ports = list(free_ports(2 + 3 * (managers + nodes)))
-    doors = [Doors(*ports[first : first + 3]) for first in range(2, len(ports), 3)]
-    return Layout(cluster, ports[0], ports[1], tuple(doors[:managers]), tuple(doors[managers:]))
+def free_ports_layout(cluster: str, counts: Counts, *, free_ports: Callable[[int], Sequence[int]]) -> Layout:
+    groups = (counts.managers, counts.nodes, counts.partition_managers, counts.partition_servers)
+    ports = list(free_ports(2 + 3 * sum(groups)))
+    doors = iter([Doors(*ports[first : first + 3]) for first in range(2, len(ports), 3)])
+    return Layout(cluster, ports[0], ports[1], *(tuple(itertools.islice(doors, count)) for count in groups))
 
 
 def decode(text: str) -> Layout:
@@ -110,14 +152,12 @@ def decode(text: str) -> Layout:
         table: Any = json.loads(text)
         if table["format"] != FORMAT_VERSION:
             raise LayoutDamaged(f"it has format {table['format']}, and {FORMAT_VERSION} is what is known here")
-        names = [field.name for field in fields(Layout)]
-        return Layout(
-            **{
-                **{name: table[name] for name in names},
-                "managers": tuple(Doors(**doors) for doors in table["managers"]),
-                "nodes": tuple(Doors(**doors) for doors in table["nodes"]),
-            }
-        )
+        table.setdefault("partition_managers", ())  # layouts that were written before there were any
+        table.setdefault("partition_servers", ())
+        values = {field.name: table[field.name] for field in fields(Layout)}
+        for kind in ("managers", "nodes", "partition_managers", "partition_servers"):
+            values[kind] = tuple(Doors(**doors) for doors in table[kind])
+        return Layout(**values)
     except (ValueError, KeyError, TypeError) as error:
         raise LayoutDamaged(f"it is not a layout ({type(error).__name__}: {error})") from error
 
@@ -163,6 +203,17 @@ def processes(
             f"location.rack=r{number}",
         ]
         listed.append(server("neve.extent_node", NODE, number, doors, assignments))
+    for number, doors in enumerate(layout.partition_managers, start=1):
+        assignments = [f"stream_managers=[{known}]", f'etcd.endpoints=["{layout.etcd_address}"]']
+        listed.append(server("neve.partition_manager", PMANAGER, number, doors, assignments))
+    partition_managers = ", ".join(f'"{address}"' for address in layout.partition_manager_addresses)
+    for number, doors in enumerate(layout.partition_servers, start=1):
+        assignments = [
+            f"stream_managers=[{known}]",
+            f"partition_managers=[{partition_managers}]",
+            f"server_id={number}",
+        ]
+        listed.append(server("neve.partition_server", PSERVER, number, doors, assignments))
     return listed
 
 

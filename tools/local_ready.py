@@ -6,17 +6,23 @@ Neighbours: up.py waits for it; the time is bounded there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from neve.client.options import ClientOptions
 from neve.proto import errors, methods
+from neve.proto import partition_server_pb2 as ps
 from neve.proto import stream_manager_pb2 as sm
+from neve.rpc.pool import ChannelPool
 from neve.rpc.wire.client import WireChannel
 from neve.tools.local_layout import HOST, Layout
+from neve.tools.partition_link import PartitionLink
 
 POLL_S = 0.1
 ASK_TIMEOUT_S = 5.0
+READY_CALL_S = 60.0  # of one call, attempts included
 
 
 async def etcd_serves(host: str, port: int) -> None:
@@ -27,9 +33,10 @@ async def etcd_serves(host: str, port: int) -> None:
     await _until(healthy)
 
 
-async def until_ready(layout: Layout) -> None:
-    """Every door is open, and if there are managers: one leads, and knows every node to be alive."""
-    for doors in (*layout.managers, *layout.nodes):
+async def until_ready(layout: Layout, *, split_keys: Sequence[bytes] = ()) -> None:
+    """Every door is open; if there are managers, one leads, and knows every node to be alive; if there are partition
+    servers, the key space is set up, and every key has a server that answers for it."""
+    for doors in layout.servers.values():
         await _until(partial(_is_open, doors.status))
     for address in layout.manager_addresses:
         channel = WireChannel(address, cluster=layout.cluster)
@@ -37,6 +44,43 @@ async def until_ready(layout: Layout) -> None:
             await _until(partial(_knows_all, channel, len(layout.nodes)))
         finally:
             await channel.close()
+
+    if layout.partition_servers:
+        await _partitions_ready(layout, split_keys)
+
+
+async def _partitions_ready(layout: Layout, split_keys: Sequence[bytes]) -> None:
+    options = ClientOptions(call_timeout_s=READY_CALL_S, attempt_timeout_s=ASK_TIMEOUT_S)
+    pool = ChannelPool(lambda address: WireChannel(address, cluster=layout.cluster))
+    try:
+        link = PartitionLink(pool, layout.partition_manager_addresses, options=options)
+        await _until(partial(_has_servers, link, len(layout.partition_servers)))
+        with contextlib.suppress(errors.AlreadyExists):  # the folder has its partitions
+            await link.bootstrap(split_keys)
+        await _until(partial(_all_served, link, pool))
+    finally:
+        await pool.close()
+
+
+async def _has_servers(link: PartitionLink, count: int) -> bool:
+    return len(await link.servers()) >= count
+
+
+async def _all_served(link: PartitionLink, pool: ChannelPool) -> bool:
+    """Each region's server says whether it has some key of it: also "no" is an answer."""
+    for region in (await link.regions())[0]:
+        if not region.address:
+            return False
+        head = ps.HeadRequest(key=region.start or b"\0")
+        try:
+            await pool.channel(region.address).call(methods.PARTITION_SERVER_HEAD, head, timeout_s=ASK_TIMEOUT_S)
+        except errors.NotFound:
+            continue
+        except errors.NeveError as error:
+            if not error.retriable:
+                raise
+            return False
+    return True
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -4,7 +4,7 @@ Invariants: an error is one sentence on stderr and an exit code, never a traceba
             exit codes: 0 done and good, 1 something is bad or could not be done, 2 wrong usage, 130 interrupted,
             141 the output was closed (`inspect` says 2 also for what it could not look at).
 Neighbours: up.py and local_etcd.py run a local cluster; status.py, lists.py and orders.py talk to a running one;
-            kv.py reads and writes objects; inspect.py looks at disks.
+            partitions.py to the partition managers; kv.py reads and writes objects; inspect.py looks at disks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from neve.client.command.failures import guarded
-from neve.tools import inspect, kv, lists, local_etcd, orders, status, up
+from neve.tools import inspect, kv, lists, local_etcd, orders, partitions, status, up
 
 INTERRUPTED = 130  # as shells have it for SIGINT
 
@@ -21,7 +21,7 @@ INTERRUPTED = 130  # as shells have it for SIGINT
 def parser() -> argparse.ArgumentParser:
     main_parser = argparse.ArgumentParser(prog="neve", description="Run and look after Neve.")
     commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (up, status, lists, orders, kv, inspect, local_etcd):
+    for module in (up, status, lists, orders, partitions, kv, inspect, local_etcd):
         module.add_parser(commands)
     return main_parser
 

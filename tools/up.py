@@ -1,8 +1,9 @@
-"""neve up: a whole cluster on this machine, from a Procfile that it writes: etcd, managers, nodes.
+"""neve up: a whole cluster on this machine, from a Procfile that it writes: etcd, managers, nodes, partitions.
 
 Invariants: the same folder is the same cluster: name, counts and ports are in layout.json, and its data is found;
-            "ready" is said once, when a manager leads and every node is registered and alive;
-            Ctrl-C or SIGTERM stops everything in order (managers, nodes, etcd) and loses nothing; a second one kills;
+            "ready" is said once, when a manager leads, every node is registered and alive, and every key has a server;
+            Ctrl-C or SIGTERM stops everything in order (partitions, managers, nodes, etcd) and loses nothing; a second
+            one kills;
             a process that dies is reported, and the cluster goes on, unless --exit-on-death.
 Neighbours: local_layout.py says what runs, local_supervisor.py runs it, local_ready.py asks whether it serves.
 """
@@ -26,12 +27,24 @@ from neve.client.command.failures import DONE, FAILED, USAGE, CommandFailed
 from neve.meta.etcd_binary import find_etcd
 from neve.rpc.front import until_told_to_stop
 from neve.tools import local_layout
-from neve.tools.local_layout import ETCD, HOST, MANAGERS_MAX, NODES_MAX, STOP_ORDER, Layout, LayoutDamaged, kind_of
+from neve.tools.local_layout import (
+    ETCD,
+    HOST,
+    MANAGERS_MAX,
+    NODES_MAX,
+    STOP_ORDER,
+    Counts,
+    Layout,
+    LayoutDamaged,
+    kind_of,
+)
 from neve.tools.local_ready import etcd_serves, until_ready
 from neve.tools.local_supervisor import Ended, Supervisor, parse_procfile
 
 DATA_DEFAULT = ".neve"
 READY_TIMEOUT_S = 120.0  # a bound for a slow machine; it takes a few seconds
+COUNTS_DEFAULT = Counts(managers=3, nodes=4, partition_managers=2, partition_servers=2)
+SPLIT_KEYS_DEFAULT = "g,n,u"  # for keys that are words; balancing does the rest
 LAYOUT, PROCFILE, LOCK, LOGS = "layout.json", "Procfile", "lock", "logs"
 
 
@@ -39,8 +52,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "up",
         help="run a cluster on this machine",
-        description="Run a whole cluster on this machine: etcd, stream managers and extent nodes. Ctrl-C stops it "
-        "cleanly; the same folder starts it again with its data.",
+        description="Run a whole cluster on this machine: etcd, stream managers, extent nodes, partition managers and "
+        "partition servers. Ctrl-C stops it cleanly; the same folder starts it again with its data.",
         epilog="Exit code: 0 stopped as told, 1 it could not start or a process had to be killed, 2 wrong usage.",
     )
     parser.add_argument(
@@ -56,13 +69,32 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="stream managers (default: 3); with 0 the nodes are on their own",
     )
+    parser.add_argument(
+        "--partition-managers",
+        type=options.whole_number(1, MANAGERS_MAX),
+        metavar="N",
+        help=f"partition managers (default: {COUNTS_DEFAULT.partition_managers})",
+    )
+    parser.add_argument(
+        "--partition-servers",
+        type=options.whole_number(0, MANAGERS_MAX),
+        metavar="N",
+        help=f"partition servers (default: {COUNTS_DEFAULT.partition_servers}); with 0 there is no key-value store",
+    )
+    parser.add_argument(
+        "--split-keys",
+        default=SPLIT_KEYS_DEFAULT,
+        metavar="KEY,…",
+        help=f"where the key space of a new cluster is split (default: {SPLIT_KEYS_DEFAULT}); empty: nowhere",
+    )
     parser.add_argument("--cluster", help=f"the cluster's name (default: {options.CLUSTER_DEFAULT})")
     ports = parser.add_mutually_exclusive_group()
     ports.add_argument(
         "--base-port",
         type=options.whole_number(1, 65000),
         metavar="PORT",
-        help="etcd here, managers from 101 above, nodes from 201 above (default: 2379, 3401…, 3501…)",
+        help="etcd here, managers from 101 above, nodes from 201 above, partition managers and servers from 401 and "
+        "501 above (default: 2379, 3401…, 3501…, 3701…, 3801…)",
     )
     ports.add_argument("--free-ports", action="store_true", help="take ports that nobody uses")
     parser.add_argument(
@@ -107,6 +139,7 @@ class LocalCluster:
         self._data: Path = args.data
         self._json: bool = args.json
         self._exit_on_death: bool = args.exit_on_death
+        self._split_keys = sorted({key.encode() for key in args.split_keys.split(",") if key})
         self._death = asyncio.Event()
         log_folder = None
         if args.quiet:
@@ -152,7 +185,7 @@ class LocalCluster:
                 for name in names:
                     if kind_of(name) != ETCD:
                         await supervisor.start(name)
-                await self._unless_dead(until_ready(layout), *names)
+                await self._unless_dead(until_ready(layout, split_keys=self._split_keys), *names)
         except TimeoutError as error:
             where = f"the lines above, or {self._data}/{LOGS}, say why"
             raise CommandFailed(f"the cluster was not ready within {READY_TIMEOUT_S:g} s: {where}") from error
@@ -197,10 +230,9 @@ class LocalCluster:
             "etcd": layout.etcd_address,
             "managers": list(layout.manager_addresses),
             "nodes": list(layout.node_addresses),
-            "status": {
-                **{f"manager{n}": f"{HOST}:{doors.status}" for n, doors in enumerate(layout.managers, start=1)},
-                **{f"node{n}": f"{HOST}:{doors.status}" for n, doors in enumerate(layout.nodes, start=1)},
-            },
+            "partition_managers": list(layout.partition_manager_addresses),
+            "partition_servers": list(layout.partition_server_addresses),
+            "status": {name: f"{HOST}:{doors.status}" for name, doors in layout.servers.items()},
             "pids": pids,
         }
 
@@ -210,13 +242,19 @@ class LocalCluster:
         cluster = "" if layout.cluster == options.CLUSTER_DEFAULT else f" {options.CLUSTER_VARIABLE}={layout.cluster}"
         lines = [
             f"cluster {layout.cluster!r} is ready, its data is in {self._data}",
-            f"  etcd      {layout.etcd_address}",
-            f"  managers  {', '.join(layout.manager_addresses) or 'none'}",
-            f"  nodes     {', '.join(layout.node_addresses)}",
+            f"  etcd                {layout.etcd_address}",
+            f"  stream managers     {', '.join(layout.manager_addresses) or 'none'}",
+            f"  extent nodes        {', '.join(layout.node_addresses)}",
+            f"  partition managers  {', '.join(layout.partition_manager_addresses) or 'none'}",
+            f"  partition servers   {', '.join(layout.partition_server_addresses) or 'none'}",
         ]
         if layout.managers:
             lines.append(f"in another terminal: export {options.MANAGERS_VARIABLE}={managers}{cluster}")
             lines.append("                     neve status; stream-client wbench")
+        if layout.partition_servers:
+            partition_managers = ",".join(layout.partition_manager_addresses)
+            lines.append(f"                     export {options.PARTITION_MANAGERS_VARIABLE}={partition_managers}")
+            lines.append("                     neve partitions")
         return "\n".join([*lines, "Ctrl-C stops it"])
 
 
@@ -225,8 +263,8 @@ def settings_by_kind(assignments: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for assignment in assignments:
         who, dot, setting = assignment.partition(".")
-        if not dot or "=" not in setting or "=" in who or kind_of(who) not in (local_layout.MANAGER, local_layout.NODE):
-            detail = "expected node.KEY=VALUE, manager.KEY=VALUE, or a process such as node1.KEY=VALUE"
+        if not dot or "=" not in setting or "=" in who or kind_of(who) not in STOP_ORDER or kind_of(who) == ETCD:
+            detail = "expected manager.KEY=VALUE, node., pmanager. or pserver., or a process such as node1.KEY=VALUE"
             raise CommandFailed(f"--set {assignment}: {detail}", USAGE)
         found.setdefault(who, []).append(setting)
     return found
@@ -234,11 +272,28 @@ def settings_by_kind(assignments: list[str]) -> dict[str, list[str]]:
 
 def _new_layout(args: argparse.Namespace) -> Layout:
     cluster = args.cluster or options.CLUSTER_DEFAULT
-    managers = 3 if args.manager_count is None else args.manager_count
-    nodes = 4 if args.nodes is None else args.nodes
+    counts = _counts(args, COUNTS_DEFAULT)
     if args.free_ports:
-        return local_layout.free_ports_layout(cluster, managers=managers, nodes=nodes, free_ports=free_ports)
-    return local_layout.fixed_ports(cluster, managers=managers, nodes=nodes, base_port=args.base_port)
+        return local_layout.free_ports_layout(cluster, counts, free_ports=free_ports)
+    return local_layout.fixed_ports(cluster, counts, base_port=args.base_port)
+
+
+def _counts(args: argparse.Namespace, otherwise: Counts) -> Counts:
+    """What the command line says, and the rest from `otherwise`."""
+
+    def given(wanted: int | None, default: int) -> int:
+        return default if wanted is None else wanted
+
+    managers = given(args.manager_count, otherwise.managers)
+    servers = given(args.partition_servers, otherwise.partition_servers) if managers else 0
+    if managers == 0 and args.partition_servers:
+        raise CommandFailed("partition servers need stream managers", USAGE)
+    return Counts(
+        managers=managers,
+        nodes=given(args.nodes, otherwise.nodes),
+        partition_managers=given(args.partition_managers, otherwise.partition_managers or 1) if servers else 0,
+        partition_servers=servers,
+    )
 
 
 def _layout(args: argparse.Namespace) -> Layout:
@@ -256,14 +311,17 @@ def _layout(args: argparse.Namespace) -> Layout:
     if args.nodes is not None and args.nodes < len(saved.nodes):
         advice = "start them all, and decommission those that are too many (`neve decommission`)"
         raise CommandFailed(f"{args.data} has {len(saved.nodes)} nodes: {advice}")
-    wanted = (
-        len(saved.managers) if args.manager_count is None else args.manager_count,
-        len(saved.nodes) if args.nodes is None else args.nodes,
+    had = Counts(
+        managers=len(saved.managers),
+        nodes=len(saved.nodes),
+        partition_managers=len(saved.partition_managers),
+        partition_servers=len(saved.partition_servers),
     )
-    same_counts = wanted == (len(saved.managers), len(saved.nodes))
-    if same_counts and args.base_port is None and (not args.free_ports or _ports_are_free(saved)):
+    wanted = _counts(args, had)
+    if wanted == had and args.base_port is None and (not args.free_ports or _ports_are_free(saved)):
         return saved
-    args.manager_count, args.nodes = wanted
+    args.manager_count, args.nodes = wanted.managers, wanted.nodes
+    args.partition_managers, args.partition_servers = wanted.partition_managers or None, wanted.partition_servers
     return _new_layout(args)
 
 

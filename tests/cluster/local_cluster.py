@@ -36,6 +36,8 @@ SETTINGS = (
     "manager.limits.extent_bytes_min=1",
     "node.scrub_bytes_per_s=0",
     "node.report_interval_s=2",
+    "pmanager.lease_ttl_s=3",
+    "pserver.lease_ttl_s=4",
 )
 
 
@@ -98,7 +100,13 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "NEVE_MANAGERS": ",".join(self.facts["managers"]), "NEVE_CLUSTER": self.facts["cluster"]}
+        facts = self.facts
+        return {
+            **os.environ,
+            "NEVE_MANAGERS": ",".join(facts["managers"]),
+            "NEVE_PARTITION_MANAGERS": ",".join(facts["partition_managers"]),
+            "NEVE_CLUSTER": facts["cluster"],
+        }
 
     def run(self, *command: str, code: int = 0, stdin: bytes | None = None) -> tuple[str, str]:
         """A command to its end: stdout and stderr."""

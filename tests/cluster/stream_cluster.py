@@ -146,7 +146,9 @@ class StreamCluster:
         self._small = {small_disk} if small_disk else set()
         self._node_ids: dict[str, int] = {}
         self._etcd = EtcdCluster()
-        made = local_layout.free_ports_layout(CLUSTER, managers=managers, nodes=nodes, free_ports=free_ports)
+        made = local_layout.free_ports_layout(
+            CLUSTER, local_layout.Counts(managers=managers, nodes=nodes), free_ports=free_ports
+        )
         etcd_port = int(self._etcd.endpoints[0].rpartition(":")[2])
         self.layout = local_layout.Layout(CLUSTER, etcd_port, made.etcd_peer_port, made.managers, made.nodes)
         settings = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import shlex
 import signal
@@ -15,12 +16,14 @@ import pytest
 
 from neve.client.command.failures import CommandFailed
 from neve.extent_node import config as node_config
+from neve.partition_manager import config as manager_config
+from neve.partition_server import config as server_config
 from neve.tools import local_layout, main, up
-from neve.tools.local_layout import LayoutDamaged, kind_of
+from neve.tools.local_layout import Counts, LayoutDamaged, kind_of
 from neve.tools.local_supervisor import Ended, Supervisor, parse_procfile
 
 ROOT = Path(__file__).resolve().parents[3]
-DEFAULT = local_layout.fixed_ports("main", managers=3, nodes=4, base_port=None)
+DEFAULT = local_layout.fixed_ports("main", up.COUNTS_DEFAULT, base_port=None)
 
 
 def test_the_procfile_of_the_repository_is_the_default_layout() -> None:
@@ -33,19 +36,25 @@ def test_the_default_ports_are_the_documented_ones() -> None:
     assert DEFAULT.etcd_address == "127.0.0.1:2379"
     assert DEFAULT.manager_addresses == ("127.0.0.1:3401", "127.0.0.1:3402", "127.0.0.1:3403")
     assert DEFAULT.node_addresses[0] == "127.0.0.1:3501"
-    assert len(set(DEFAULT.ports)) == 2 + 3 * 7
+    assert DEFAULT.partition_manager_addresses == ("127.0.0.1:3701", "127.0.0.1:3702")
+    assert DEFAULT.partition_server_addresses == ("127.0.0.1:3801", "127.0.0.1:3802")
+    assert DEFAULT.partition_servers[0] == local_layout.Doors(3801, 3851, 3901)
+    assert len(set(DEFAULT.ports)) == 2 + 3 * 11
 
 
 def test_the_largest_layout_has_no_port_twice() -> None:
-    layout = local_layout.fixed_ports("x", managers=9, nodes=49, base_port=20_000)
-    assert len(set(layout.ports)) == 2 + 3 * (9 + 49)
+    counts = Counts(managers=9, nodes=49, partition_managers=9, partition_servers=9)
+    layout = local_layout.fixed_ports("x", counts, base_port=20_000)
+    assert len(set(layout.ports)) == 2 + 3 * (9 + 49 + 9 + 9)
     assert min(layout.ports) == 20_000
 
 
 def test_a_layout_survives_its_file_and_a_damaged_one_is_refused() -> None:
-    layout = local_layout.free_ports_layout("c", managers=1, nodes=2, free_ports=lambda n: range(5000, 5000 + n))
+    counts = Counts(managers=1, nodes=2, partition_managers=1, partition_servers=2)
+    layout = local_layout.free_ports_layout("c", counts, free_ports=lambda n: range(5000, 5000 + n))
     assert local_layout.decode(layout.encode()) == layout
-    assert layout.ports == tuple(range(5000, 5011))
+    assert layout.ports == tuple(range(5000, 5020))
+    assert (len(layout.partition_managers), len(layout.partition_servers)) == (1, 2)
     for text in ("", "[]", "{}", '{"format": 1}', layout.encode().replace("wire", "wier")):
         with pytest.raises(LayoutDamaged):
             local_layout.decode(text)
@@ -57,7 +66,10 @@ def test_honcho_reads_back_every_word_of_every_command_also_odd_ones() -> None:
     listed = local_layout.processes(DEFAULT, data="/tmp/a folder/it's", python="python")
     parsed = parse_procfile(local_layout.procfile(listed))
     assert parsed == {process.name: list(process.command) for process in listed}
-    assert [kind_of(name) for name in parsed] == ["etcd", *["manager"] * 3, *["node"] * 4]
+    assert [kind_of(name) for name in parsed] == [
+        *("etcd", *["manager"] * 3, *["node"] * 4),
+        *(*["pmanager"] * 2, *["pserver"] * 2),
+    ]
 
 
 def test_the_settings_of_a_node_are_what_a_node_understands() -> None:
@@ -82,8 +94,21 @@ def test_the_settings_of_a_node_are_what_a_node_understands() -> None:
     assert len({str(each.journal) for each, _ in loaded.values()}) == 4
 
 
+def test_the_settings_of_partition_processes_are_what_they_understand() -> None:
+    for process in local_layout.processes(DEFAULT, data="/d", python="python"):
+        assignments = [word for before, word in itertools.pairwise(process.command) if before == "--set"]
+        if process.name == "pmanager2":
+            manager = manager_config.load(None, assignments)
+            assert manager.stream_managers == list(DEFAULT.manager_addresses)
+            assert manager.listen.wire == "127.0.0.1:3702"
+        elif process.name == "pserver2":
+            server = server_config.load(None, assignments)
+            assert server.partition_managers == list(DEFAULT.partition_manager_addresses)
+            assert (server.server_id, server.listen.grpc) == (2, "127.0.0.1:3852")
+
+
 def test_without_managers_the_nodes_are_told_their_ids() -> None:
-    layout = local_layout.fixed_ports("main", managers=0, nodes=2, base_port=None)
+    layout = local_layout.fixed_ports("main", Counts(managers=0, nodes=2), base_port=None)
     commands = [shlex.join(process.command) for process in local_layout.processes(layout, data="d", python="p")]
     assert ["node_id=1" in commands[1], "node_id=2" in commands[2]] == [True, True]
     assert not any("managers=" in command for command in commands)
@@ -109,7 +134,7 @@ def run_up(*arguments: str) -> int:
 
 def test_a_folder_keeps_its_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another name, or fewer nodes than it has, is refused in a sentence, and nothing is started."""
-    saved = local_layout.free_ports_layout("lab", managers=1, nodes=3, free_ports=up.free_ports)
+    saved = local_layout.free_ports_layout("lab", Counts(managers=1, nodes=3), free_ports=up.free_ports)
     (tmp_path / "layout.json").write_text(saved.encode())
     assert run_up("--data", str(tmp_path), "--cluster", "other") == 1
     assert "is cluster 'lab', not 'other'" in capsys.readouterr().err
