@@ -14,20 +14,28 @@ Neighbours: the server of the process loads and closes partitions and calls this
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from neve.client.types import Position
+from neve.client.writer import Writer
+from neve.partition_server import loader
 from neve.partition_server.block_cache import BlockCache
+from neve.partition_server.committer import Committer
+from neve.partition_server.compactor import Compactor
 from neve.partition_server.engine_config import DEFAULT_CONFIG, EngineConfig
+from neve.partition_server.engine_stats import LoadMeter, middle_key_of, state_of
 from neve.partition_server.entry import Entry, Info
+from neve.partition_server.flusher import Flusher
 from neve.partition_server.log_format import NOBODY, Caller
 from neve.partition_server.lookups import Lookups
+from neve.partition_server.maintenance import Maintenance
 from neve.partition_server.memory import MemoryBudget
-from neve.partition_server.replay import replay
+from neve.partition_server.reclaimer import Reclaimer
+from neve.partition_server.scans import ScanPage, Scans
 from neve.partition_server.store import PartitionStreams, Store
-from neve.partition_server.stream_io import OwnStream
+from neve.partition_server.table_format import Block
+from neve.partition_server.uploads import Uploads
 from neve.partition_server.values import Pieces, Values
 from neve.partition_server.write import Outcome
 from neve.partition_server.writes import ANYTHING, Operation, Writes
@@ -37,18 +45,43 @@ from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
 from neve.proto.errors import ConditionFailed, InvalidArgument, NotFound
 
-log = logging.getLogger(__name__)
+GET_ATTEMPTS_MAX = 10  # each finds that the value was moved meanwhile
 
 
 class Partition:
-    """Made by `load`."""
+    """Made by `load`. `failed` is done when it is of no use any more: load it anew."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lookups = Lookups(store)
-        self._values = Values(OwnStream(store.streams.client, store.streams.log))
-        self._writes = Writes(store, self._lookups)
         self.failed = store.failed
+        self.partition_id = store.partition_id
+        self.start, self.end = store.start, store.end
+        self._lookups = Lookups(store)
+        self._values = Values(store.log)
+        self._writes = Writes(store, self._lookups)
+        self._committer = Committer(store)
+        self._flusher = Flusher(store, self._committer)
+        self._compactor = Compactor(store, self._committer)
+        self._scans = Scans(store, self._values)
+        self._uploads = Uploads(store, self._writes)
+        self._reclaimer = Reclaimer(
+            store,
+            committer=self._committer,
+            flusher=self._flusher,
+            lookups=self._lookups,
+            values=self._values,
+            writes=self._writes,
+            scans=self._scans,
+        )
+        self._maintenance = Maintenance(
+            store,
+            flusher=self._flusher,
+            compactor=self._compactor,
+            reclaimer=self._reclaimer,
+            scans=self._scans,
+            uploads=self._uploads,
+        )
+        self._meter = LoadMeter(store)
 
     @classmethod
     async def load(
@@ -59,21 +92,18 @@ class Partition:
         config: EngineConfig = DEFAULT_CONFIG,
         clock: Callable[[], int],
         rng: random.Random,
-        cache: BlockCache[Any],
+        cache: BlockCache[Block],
         memory: MemoryBudget,
     ) -> Partition:
         """Bring the partition back from its streams, which were opened for us. `clock` is wall time in ms."""
-        store = Store(region, streams, config=config, clock=clock, rng=rng, memory=memory)
+        store = Store(region, streams, config=config, clock=clock, rng=rng, cache=cache, memory=memory)
         partition = cls(store)
-
-        async def make_room() -> None:
-            return
-
-        records = await replay(store, None, make_room)
-        log.info(
-            "partition_loaded partition_id=%d replayed=%d seq=%d keys=%d",
-            *(store.partition_id, records, store.seq, len(store.active)),
-        )
+        try:
+            await loader.load(store, partition._committer, partition._flusher)
+        except BaseException:
+            store.share.leave()
+            raise
+        partition._maintenance.start()
         return partition
 
     # --- reads -----------------------------------------------------------------------------------------------
@@ -86,16 +116,23 @@ class Partition:
         store.check_readable()
         store.check_key(key)
         entry = await self._live(key)
-        if version and entry.version != version:
-            store.ensure_owner()
-            raise ConditionFailed(version=entry.version)
-        if offset > entry.size_bytes:
-            raise InvalidArgument(what="offset", detail=f"{offset} of {entry.size_bytes} bytes")
-        length = min(length or entry.size_bytes, store.config.get_bytes_max)
-        pieces = await self._values.read(entry, offset, length)
+        for attempt in range(GET_ATTEMPTS_MAX):
+            if version and entry.version != version:
+                store.ensure_owner()
+                raise ConditionFailed(version=entry.version)
+            if offset > entry.size_bytes:
+                raise InvalidArgument(what="offset", detail=f"{offset} of {entry.size_bytes} bytes")
+            size_bytes = min(length or entry.size_bytes, store.config.get_bytes_max)
+            try:
+                pieces = await self._values.read(entry, offset, size_bytes)
+                break
+            except NotFound:
+                before, entry = entry, await self._live(key)
+                if entry.seq == before.seq or attempt == GET_ATTEMPTS_MAX - 1:
+                    raise
         store.ensure_owner()
         store.counters.reads += 1
-        store.counters.bytes_read += min(length, entry.size_bytes - offset)
+        store.counters.bytes_read += min(size_bytes, entry.size_bytes - offset)
         return entry.message(), pieces
 
     async def head(self, key: bytes) -> ps.ObjectInfo:
@@ -113,6 +150,29 @@ class Partition:
             self._store.ensure_owner()
             raise NotFound(kind="object", name=key.decode(errors="backslashreplace"))
         return entry
+
+    async def scan(
+        self,
+        *,
+        prefix: bytes = b"",
+        start: bytes = b"",
+        end: bytes = b"",
+        limit: int = 0,
+        continuation: bytes = b"",
+        with_values: bool = False,
+        max_bytes: int = 0,
+    ) -> ScanPage:
+        """Objects in the order of their keys, of those that are in the partition's range."""
+        self._store.check_readable()
+        return await self._scans.scan(
+            prefix=prefix,
+            start=start,
+            end=end,
+            limit=limit,
+            continuation=continuation,
+            with_values=with_values,
+            max_bytes=max_bytes,
+        )
 
     # --- writes ----------------------------------------------------------------------------------------------
 
@@ -155,9 +215,109 @@ class Partition:
         outcome = await self._writes.batch(operations, caller=caller_of(call))
         return [info.message(each.key) for info, each in zip(outcome, operations, strict=True)]
 
+    async def begin_upload(
+        self,
+        key: bytes,
+        *,
+        condition: ps.Condition | None = None,
+        ttl_ms: int = 0,
+        call: common_pb2.CallId | None = None,
+    ) -> int:
+        """The upload's id. Its condition is decided when it is complete."""
+        return self._uploads.begin(key, expected=expected_of(condition), ttl_ms=ttl_ms, caller=caller_of(call))
+
+    async def upload_part(self, upload_id: int, key: bytes, *, offset: int, payload: Buffer) -> int:
+        """The end of what has come so far; it is in the log."""
+        return await self._uploads.part(upload_id, key, offset=offset, payload=payload)
+
+    async def complete_upload(
+        self,
+        upload_id: int,
+        key: bytes,
+        *,
+        size_bytes: int,
+        value_crc32c: int,
+        call: common_pb2.CallId | None = None,
+    ) -> ps.ObjectInfo:
+        (info,) = await self._uploads.complete(
+            upload_id, key, size_bytes=size_bytes, crc=value_crc32c, caller=caller_of(call)
+        )
+        return info.message(key)
+
+    async def abort_upload(self, upload_id: int, key: bytes) -> None:
+        self._uploads.abort(upload_id, key)
+
+    # --- by managers and operators ---------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Have a table of everything that was acknowledged before."""
+        self._store.check_writable()
+        await self._flusher.flush_all()
+
+    async def compact(self, full: bool) -> None:
+        """Merge tables: all into one, or as they would be in the background."""
+        self._store.check_writable()
+        if full:
+            await self._flusher.flush_all()
+            await self._compactor.run_all()
+        else:
+            await self._compactor.run_one()
+        await self._reclaimer.tidy()
+
+    async def reclaim(self, extent_ids: Sequence[int]) -> tuple[list[int], list[int], int]:
+        """Move what lives in these log extents, and let them go: those that went, those that stay, bytes moved."""
+        self._store.check_writable()
+        return await self._reclaimer.reclaim(extent_ids)
+
+    def middle_key(self) -> bytes | None:
+        """A key that has about half of the partition on each side; None if there are too few."""
+        return middle_key_of(self._store)
+
+    def state(self) -> ps.PartitionState:
+        return state_of(self._store)
+
+    def load_now(self) -> pm.PartitionLoad:
+        """What was done since it was last asked."""
+        return self._meter.measure()
+
+    async def freeze(self) -> tuple[common_pb2.StreamEnd, common_pb2.StreamEnd, common_pb2.StreamEnd]:
+        """Take no more writes, finish those under way, and tell where the streams end: log, row, meta."""
+        await self._stop_writing()
+        streams = self._store.streams
+        return await _end_of(streams.log), await _end_of(streams.row), await _end_of(streams.meta)
+
+    async def flush_and_freeze(
+        self,
+    ) -> tuple[common_pb2.StreamEnd, common_pb2.StreamEnd, common_pb2.StreamEnd, Position]:
+        """The same, with everything in tables, and where the manifest is that says so."""
+        await self._stop_writing()
+        await self._store.streams.log.flush()
+        await asyncio.sleep(0)  # what was acknowledged by that is applied
+        await self._flusher.flush_all()
+        position = await self._committer.commit()
+        streams = self._store.streams
+        return await _end_of(streams.log), await _end_of(streams.row), await _end_of(streams.meta), position
+
+    async def _stop_writing(self) -> None:
+        store = self._store
+        store.check_readable()
+        store.frozen = True
+        store.unstall()
+        await self._maintenance.stop()
+        await self._committer.idle()
+
     async def close(self) -> None:
         """Without a flush: the log has it."""
-        self._store.share.leave()
+        store = self._store
+        store.frozen = True
+        store.unstall()
+        await self._maintenance.stop()
+        store.share.leave()
+
+
+async def _end_of(writer: Writer) -> common_pb2.StreamEnd:
+    extent_id, end = await writer.freeze()
+    return common_pb2.StreamEnd(stream_id=writer.stream_id, extent_id=extent_id, acknowledged_end=end)
 
 
 def expected_of(condition: ps.Condition | None) -> int | None:
@@ -180,4 +340,4 @@ def caller_of(call: common_pb2.CallId | None) -> Caller:
     return Caller(call.client_id, call.call_id, call.completed_below)
 
 
-__all__ = ["Info", "Operation", "Outcome", "Partition", "PartitionStreams"]
+__all__ = ["Info", "Operation", "Outcome", "Partition", "PartitionStreams", "ScanPage"]

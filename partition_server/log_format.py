@@ -25,6 +25,7 @@ FORMAT = 1
 _HEADER = struct.Struct("<BBHIQQQQQQQ")
 HEADER_BYTES = _HEADER.size
 _VERSION = struct.Struct("<Q")
+VERSION_BYTES = _VERSION.size
 # of one operation in a batch: kind, zero, key bytes, value crc, expires, value bytes, parts
 _OPERATION = struct.Struct("<BBHIQQI")
 OPERATION_BYTES = _OPERATION.size

@@ -2,7 +2,7 @@
 
 Invariants: a read sees acknowledged writes only; a condition is decided on the newest state, submitted writes included,
             and nothing of that key is submitted between the look and the decision: the look ends without an await;
-            a reader that finds its table or value gone, because it was replaced meanwhile, looks again.
+            a reader that finds its table gone, because it was replaced meanwhile, looks again.
 Neighbours: writes.py decides, values.py reads what is found, scans.py looks at ranges.
 """
 
@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from neve.partition_server.bloom import key_hash
 from neve.partition_server.entry import Entry
 from neve.partition_server.store import Store, View
+from neve.proto.errors import NotFound
+
+ATTEMPTS_MAX = 100  # each lasts until a table is replaced: more in a row is a bug
 
 
 class Lookups:
@@ -20,13 +24,42 @@ class Lookups:
 
     async def newest(self, key: bytes) -> Entry | None:
         """The newest acknowledged entry, which may be a delete."""
-        return in_memory(self._store.view, key)
+        store = self._store
+        for _ in range(ATTEMPTS_MAX):
+            view = store.view
+            entry = in_memory(view, key)
+            if entry is not None or not view.tables:
+                return entry
+            try:
+                return await in_tables(view, key)
+            except NotFound:
+                if store.view is view:
+                    raise
+        raise NotFound(kind="table", name=f"of {key!r}", detail="every one was replaced while it was read")
 
     async def current(self, keys: Iterable[bytes]) -> dict[bytes, Entry | None]:
         """The newest entry of each key, writes under way included. Decide before the next await."""
         store = self._store
         pending = store.pending
-        return {key: pending.get(key) or in_memory(store.view, key) for key in keys}
+        keys = list(keys)
+        for _ in range(ATTEMPTS_MAX):
+            view = store.view
+            found: dict[bytes, Entry | None] = {}
+            try:
+                for key in keys:
+                    if key not in pending and in_memory(view, key) is None and view.tables:
+                        found[key] = await in_tables(view, key)
+            except NotFound:
+                if store.view is view:
+                    raise
+                continue
+            if store.view is view:  # what came meanwhile is in its memtables, or pending: both are looked at now
+                for key in keys:
+                    entry = pending.get(key) or in_memory(view, key)
+                    if entry is not None:
+                        found[key] = entry
+                return {key: found.get(key) for key in keys}
+        raise NotFound(kind="table", name="for a condition", detail="every one was replaced while it was read")
 
 
 def in_memory(view: View, key: bytes) -> Entry | None:
@@ -34,4 +67,15 @@ def in_memory(view: View, key: bytes) -> Entry | None:
         entry = memtable.entries.get(key)
         if entry is not None:
             return entry
+    return None
+
+
+async def in_tables(view: View, key: bytes) -> Entry | None:
+    """The newest entry that a table has."""
+    hashed = key_hash(key)
+    for table in view.tables:
+        if table.may_contain(key, hashed):
+            entry = await table.get(key)
+            if entry is not None:
+                return entry
     return None

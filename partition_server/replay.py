@@ -41,6 +41,7 @@ async def replay(store: Store, start: Position | None, make_room: Callable[[], A
         store.seq = max(store.seq, record.seq_last)
         store.applied += 1
         memtable = store.active
+        memtable.last_seq, memtable.last_position = record.seq_last, position  # also if none of its keys is ours
         grown_bytes = 0
         for entry in record.entries:
             if range_start <= entry.key and (not range_end or entry.key < range_end):

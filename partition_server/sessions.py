@@ -71,6 +71,13 @@ class Sessions:
         write = session.running[call_id] = Write(caller)
         return write, True
 
+    def known(self, caller: Caller, now_ms: int) -> Write | None:
+        """The write of a call that was here before, if it was."""
+        session = self._clients.get(caller.client_id)
+        if session is None or not (caller.call_id in session.results or caller.call_id in session.running):
+            return None
+        return self.enter(caller, now_ms)[0]
+
     def leave(self, write: Write) -> None:
         """It came to nothing: the same call may be tried again."""
         session = self._clients.get(write.caller.client_id)

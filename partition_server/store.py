@@ -12,18 +12,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from neve.client.client import Client
 from neve.client.types import Position
 from neve.client.writer import Writer
+from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.engine_config import KEY_BYTES_MAX, EngineConfig
 from neve.partition_server.entry import Entry
 from neve.partition_server.memory import MemoryBudget
 from neve.partition_server.memtable import Memtable
 from neve.partition_server.sessions import Sessions
+from neve.partition_server.stream_io import OwnStream
+from neve.partition_server.table import Table
+from neve.partition_server.table_format import Block
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import InvalidArgument, NeveError, NotOwner, Overloaded, ShuttingDown, TooLarge, WrongServer
 
@@ -45,6 +50,7 @@ class View(NamedTuple):
     """The newest first. The first memtable is the active one."""
 
     memtables: tuple[Memtable, ...]
+    tables: tuple[Table, ...] = ()
 
 
 class Pins:
@@ -88,6 +94,7 @@ class Store:
         config: EngineConfig,
         clock: Callable[[], int],
         rng: random.Random,
+        cache: BlockCache[Block],
         memory: MemoryBudget,
     ) -> None:
         self.partition_id = region.partition_id
@@ -98,9 +105,15 @@ class Store:
         self.config = config
         self.wall_ms = clock
         self.rng = rng
+        self.cache = cache
         self.memory = memory
+        self.log = OwnStream(streams.client, streams.log)
+        self.row = OwnStream(streams.client, streams.row)
+        self.meta = OwnStream(streams.client, streams.meta)
         self.share = memory.share()
         self.loop = asyncio.get_running_loop()
+        self.record_bytes_max = 0  # of a record that is one block: set by the load, with the next one
+        self.part_bytes = 0  # of a value that is one record
         self.seq = 0
         self.applied = 0  # acknowledgements so far
         self.snapshot_applied = 0  # of the newest snapshot that is kept
@@ -114,7 +127,11 @@ class Store:
         )
         self.memtables_made = 0
         self.view = View((self.new_memtable(),))
+        self.flushed_seq = 0  # everything up to here is in tables
         self.log_replay_from: Position | None = None  # None: from the stream's beginning
+        self.rotated_s = self.loop.time()  # when the active memtable was begun
+        self.log_lengths: dict[int, int] = {}  # of log extents that are sealed and need not be replayed
+        self._writing: dict[object, int] = {}  # tables that are being written: the row extent that they began in
         self.frozen = False
         self.error: NeveError | None = None
         self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is of no use
@@ -128,6 +145,38 @@ class Store:
     @property
     def active(self) -> Memtable:
         return self.view.memtables[0]
+
+    # --- what is in use --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing_table(self) -> Iterator[None]:
+        """While a table is written its records belong to no view: nothing from here on may leave the row stream."""
+        token = object()
+        committed = self.streams.row.committed
+        assert committed is not None
+        self._writing[token] = committed.extent_id
+        try:
+            yield
+        finally:
+            del self._writing[token]
+
+    def row_extents_begun(self) -> set[int]:
+        """Where tables that are being written begin: that extent of the row stream, and all behind it, are in use."""
+        return set(self._writing.values())
+
+    def log_references(self) -> dict[int, int]:
+        """Bytes of values that tables point to, by log extent."""
+        found: dict[int, int] = {}
+        for table in self.view.tables:
+            for extent_id, size_bytes in table.log_references.items():
+                found[extent_id] = found.get(extent_id, 0) + size_bytes
+        return found
+
+    def discardable(self) -> dict[int, int]:
+        """Bytes that log extents could give back: what no table points to, of those that need not be replayed."""
+        references = self.log_references()
+        found = {each: length - references.get(each, 0) for each, length in self.log_lengths.items()}
+        return {extent_id: size_bytes for extent_id, size_bytes in found.items() if size_bytes > 0}
 
     # --- room ------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Coroutine, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +33,14 @@ from neve.proto.errors import (
     AppendOutcomeUnknown,
     Cancelled,
     ConditionFailed,
+    Internal,
     InvalidArgument,
     NeveError,
     Overloaded,
     TooLarge,
 )
+
+log = logging.getLogger(__name__)
 
 ANYTHING = None  # an expectation; 0: nothing is there; otherwise the version that is
 
@@ -71,7 +75,7 @@ class Writes:
         future = write.wait(self._loop)
         if not is_new:
             return future
-        if expected is ANYTHING and len(value) <= store.config.part_bytes and not store.must_wait():
+        if expected is ANYTHING and len(value) <= store.part_bytes and not store.must_wait():
             try:
                 self._submit_put(write, key, value, ttl_ms)
                 return future
@@ -80,8 +84,9 @@ class Writes:
             except NeveError as error:
                 self._give_up(write, error)
                 return future
-        task = self._loop.create_task(self._run(write, self._put(write, key, value, expected, ttl_ms)))
+        task = self._loop.create_task(self._run(write, self._put, key, value, expected, ttl_ms))
         future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+        task.add_done_callback(functools.partial(self._on_task_done, write))
         return future
 
     async def delete(self, key: bytes, *, expected: int | None, caller: Caller) -> bool:
@@ -92,7 +97,7 @@ class Writes:
         write, is_new = store.sessions.enter(caller, store.wall_ms())
         future = write.wait(self._loop)
         if is_new:
-            await self._run(write, self._delete(write, key, expected))
+            await self._run(write, self._delete, key, expected)
         return bool(await future)
 
     async def batch(self, operations: Sequence[Operation], *, caller: Caller) -> Outcome:
@@ -109,7 +114,7 @@ class Writes:
         write, is_new = store.sessions.enter(caller, store.wall_ms())
         future = write.wait(self._loop)
         if is_new:
-            await self._run(write, self._batch(write, operations))
+            await self._run(write, self._batch, operations)
         return await future
 
     async def put_parts(
@@ -122,7 +127,7 @@ class Writes:
         write, is_new = store.sessions.enter(caller, store.wall_ms())
         future = write.wait(self._loop)
         if is_new:
-            await self._run(write, self._name_parts(write, key, parts, expected, ttl_ms, crc, size_bytes))
+            await self._run(write, self._name_parts, key, parts, expected, ttl_ms, crc, size_bytes)
         return await future
 
     async def move(self, entry: Entry, value: Buffer | Parts) -> bool:
@@ -140,10 +145,10 @@ class Writes:
 
     # --- decide and submit -----------------------------------------------------------------------------------
 
-    async def _run(self, write: Write, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, write: Write, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         """Do the work of a new write; what fails before its submission leaves nothing behind."""
         try:
-            await work
+            await work(write, *arguments)
         except NeveError as error:
             self._give_up(write, error)
             raise
@@ -151,13 +156,21 @@ class Writes:
             self._give_up(write, Cancelled(detail="its caller went away"))
             raise
 
+    def _on_task_done(self, write: Write, task: asyncio.Task[None]) -> None:
+        """Whoever waits has heard what it raised, unless it was cancelled before its first step, or has a bug."""
+        if task.cancelled():
+            self._give_up(write, Cancelled(detail="its caller went away"))
+        elif (error := task.exception()) is not None and not isinstance(error, NeveError):
+            log.error("put_failed partition_id=%d", self._store.partition_id, exc_info=error)
+            self._give_up(write, Internal(detail=f"{type(error).__name__}: {error}"))
+
     def _give_up(self, write: Write, error: NeveError) -> None:
         if write.memtable is None:  # otherwise its record is on its way, whatever becomes of its caller
             self._store.sessions.leave(write)
             write.finish(error)
 
     async def _put(self, write: Write, key: bytes, value: Buffer, expected: int | None, ttl_ms: int) -> None:
-        if len(value) > self._store.config.part_bytes:
+        if len(value) > self._store.part_bytes:
             parts = await self.write_parts(key, value, upload_id=0, offset=0)
             try:
                 await self._name_parts(write, key, parts, expected, ttl_ms, crc32c(value), len(value))
@@ -263,9 +276,10 @@ class Writes:
 
     async def _prepare_batch(self, operations: Sequence[Operation]) -> tuple[list[BatchPut | BatchDelete], list[Part]]:
         """Values with their checksums; in a large batch the large ones go ahead in parts. `expires_ms` is a ttl yet."""
-        config = self._store.config
+        store = self._store
         total_bytes = sum(len(each.value) for each in operations if each.value is not None)
-        inline_max = config.part_bytes if total_bytes <= config.part_bytes else config.value_threshold_bytes
+        fits = total_bytes + sum(len(each.key) + log_format.OPERATION_BYTES for each in operations) <= store.part_bytes
+        inline_max = store.part_bytes if fits else store.config.value_threshold_bytes
         prepared: list[BatchPut | BatchDelete] = []
         pinned: list[Part] = []
         for each in operations:
@@ -383,7 +397,7 @@ class Writes:
         """Append the value's pieces; returns where they are, each pinned: `release_parts` ends that."""
         store = self._store
         view = memoryview(value)
-        step = store.config.part_bytes
+        step = store.part_bytes
         pending: list[tuple[asyncio.Future[Position], int, int]] = []
         try:
             for at in range(0, len(view), step):

@@ -39,7 +39,9 @@ CONFIG = EngineConfig(
     append_bytes=3000,
     tables_max=4,
 )
-CLIENT_OPTIONS = dataclasses.replace(OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=1_000_000)
+CLIENT_OPTIONS = dataclasses.replace(
+    OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=1_000_000, block_payload_bytes_max=20_000
+)
 
 
 @dataclasses.dataclass

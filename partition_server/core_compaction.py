@@ -1,0 +1,83 @@
+"""Which tables to merge: size-tiered, newest first.
+
+Tables are runs in the order of their age. A merge takes neighbours, so that newer always hides older. Tiered and not
+leveled, because every byte written here is sent to three replicas and synced: a key is rewritten about once for each
+power of `tables_max` in the number of flushes, leveled would rewrite it some ten times a level. What that costs, more
+tables to look into, bloom filters mostly pay for; what it wastes in space is bounded by `space_waste_max`.
+
+Invariants: only neighbours are merged; a merge of all tables drops deletes and what has expired;
+            a table with keys of another partition is rewritten in the end: else neither twin could let it go.
+Neighbours: compactor.py carries it out. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What the choice depends on. In the order of age, the newest first."""
+
+    size_bytes: int
+    entries: int
+    deletes: int = 0
+    is_clipped: bool = False
+    expires_ms_min: int = 0  # 0: nothing expires
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Merge tables [first, last)."""
+
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    tables_max: int
+    size_ratio: float
+    space_waste_max: float
+    deletes_max: float = 0.5  # of a lone table's entries
+
+
+def choose(tables: Sequence[TableFacts], policy: Policy) -> Choice | None:
+    """What to merge now, if anything."""
+    count = len(tables)
+    if not count:
+        return None
+    tier = _tier(tables, policy)
+    if count > 1:
+        oldest = tables[-1].size_bytes
+        newer = sum(table.size_bytes for table in tables[:-1])
+        if count >= policy.tables_max and newer > oldest * policy.space_waste_max:
+            return Choice(0, count, "space")
+    if tier is not None:
+        return tier
+    for number, table in enumerate(tables):
+        if table.is_clipped:
+            return Choice(number, number + 1, "clipped")
+    oldest_table = tables[-1]
+    if oldest_table.entries and oldest_table.deletes > oldest_table.entries * policy.deletes_max:
+        return Choice(count - 1, count, "deletes")
+    return None
+
+
+def _tier(tables: Sequence[TableFacts], policy: Policy) -> Choice | None:
+    """The newest run of `tables_max` or more neighbours of similar size."""
+    count = len(tables)
+    for first in range(count):
+        together = tables[first].size_bytes
+        last = first + 1
+        while last < count and tables[last].size_bytes <= together * policy.size_ratio:
+            together += tables[last].size_bytes
+            last += 1
+        if last - first >= policy.tables_max:
+            return Choice(first, last, "tier")
+    # No tier is full, but too many of them: the smallest neighbours.
+    if count >= 2 * policy.tables_max:
+        return Choice(0, policy.tables_max, "count")
+    return None

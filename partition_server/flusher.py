@@ -1,0 +1,91 @@
+"""Makes tables of memtables, the oldest first.
+
+Invariants: a memtable is flushed when it is closed and all of it is acknowledged; reads find its entries in it until
+            the manifest that names its table is acknowledged, and in the table from then on;
+            a flush that failed or was broken off loses nothing: the log has it all.
+Neighbours: maintenance.py says when; table_writer.py writes; committer.py makes it count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from neve.partition_server.committer import Committer
+from neve.partition_server.memtable import Memtable
+from neve.partition_server.rows import rows_of
+from neve.partition_server.store import Store, View
+from neve.partition_server.table import Table, open_table
+from neve.partition_server.table_writer import TableWriter
+
+log = logging.getLogger(__name__)
+
+SLICE_ENTRIES = 500  # made into rows at a time: about a millisecond
+EVERYTHING = 1 << 62  # later than every acknowledgement
+
+
+class Flusher:
+    def __init__(self, store: Store, committer: Committer) -> None:
+        self._store = store
+        self._committer = committer
+        self._lock = asyncio.Lock()
+
+    def rotate(self) -> None:
+        """Close the active memtable, if there is anything in it, and begin another one."""
+        store = self._store
+        memtable = store.active
+        if memtable.last_seq or memtable.pending:
+            memtable.closed = True
+            store.view = View((store.new_memtable(), *store.view.memtables), store.view.tables)
+            store.rotated_s = store.loop.time()
+
+    async def flush_closed(self) -> None:
+        """All closed memtables whose writes are acknowledged."""
+        while await self._flush_one():
+            pass
+
+    async def flush_all(self) -> None:
+        """All that was acknowledged before this call; waits for what is under way."""
+        self.rotate()
+        last = self._store.view.memtables[0]
+        while self._store.view.memtables[-1] is not last:
+            if not await self._flush_one():
+                await self._store.streams.log.flush()  # until the memtable's last write is acknowledged
+                await asyncio.sleep(0)  # and applied
+                self._store.check_readable()
+
+    async def _flush_one(self) -> bool:
+        """Flush the oldest closed memtable; False if there is none that is ready."""
+        async with self._lock:
+            store = self._store
+            memtable = store.view.memtables[-1]
+            if not memtable.closed or memtable.pending:
+                return False
+            table = await self._write(memtable)
+            await self._committer.commit(added=[table] if table is not None else [], flushed=memtable)
+            log.info(
+                "memtable_flushed partition_id=%d entries=%d table_bytes=%d",
+                *(store.partition_id, len(memtable), table.size_bytes if table is not None else 0),
+            )
+            return True
+
+    async def _write(self, memtable: Memtable) -> Table | None:
+        store = self._store
+        if not memtable.entries:
+            return None
+        with store.writing_table():
+            writer = TableWriter(store.streams.row, store.config, record_bytes_max=store.record_bytes_max)
+            try:
+                for run in memtable.runs(b"", b"", EVERYTHING):
+                    for at in range(0, len(run), SLICE_ENTRIES):
+                        rows = rows_of(
+                            run[at : at + SLICE_ENTRIES],
+                            value_threshold_bytes=store.config.value_threshold_bytes,
+                            record_bytes_max=store.record_bytes_max,
+                        )
+                        await writer.add(rows)
+                        await asyncio.sleep(0)
+                position, _ = await writer.finish()
+            finally:
+                await writer.abandon()
+            return await open_table(store.row, store.cache, position, clip_start=store.start, clip_end=store.end)

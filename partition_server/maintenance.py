@@ -1,0 +1,110 @@
+"""What a partition does by itself: flush, merge tables, give extents back, forget what is over.
+
+Invariants: trouble is told and tried again later, unless a stream's writer has ended: then the partition has;
+            flushes do not wait for merges.
+Neighbours: engine.py starts and stops it; flusher.py, compactor.py, reclaimer.py do the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from neve.partition_server.compactor import Compactor
+from neve.partition_server.flusher import Flusher
+from neve.partition_server.reclaimer import Reclaimer
+from neve.partition_server.scans import Scans
+from neve.partition_server.store import Store
+from neve.partition_server.uploads import Uploads
+from neve.proto.errors import NeveError
+
+log = logging.getLogger(__name__)
+
+TROUBLE_DELAY_S = 5.0
+
+
+class Maintenance:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        flusher: Flusher,
+        compactor: Compactor,
+        reclaimer: Reclaimer,
+        scans: Scans,
+        uploads: Uploads,
+    ) -> None:
+        self._store = store
+        self._flusher = flusher
+        self._compactor = compactor
+        self._reclaimer = reclaimer
+        self._scans = scans
+        self._uploads = uploads
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        loop = self._store.loop
+        works = {"flush": self._flush, "merge": self._merge, "tidy": self._tidy}
+        name = f"partition-{self._store.partition_id}"
+        self._tasks = [
+            loop.create_task(self._repeat(what, work), name=f"{name}-{what}") for what, work in works.items()
+        ]
+
+    async def stop(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _repeat(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        store = self._store
+        while store.error is None:
+            if what == "flush":
+                store.work.clear()  # before the work: what comes meanwhile is looked at next
+            try:
+                await work()
+            except NeveError as error:
+                self._note_trouble(what, error)
+                await asyncio.sleep(TROUBLE_DELAY_S)
+                continue
+            if what == "flush":
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(store.work.wait(), store.config.maintenance_s)
+            else:
+                await asyncio.sleep(store.config.maintenance_s)
+
+    def _note_trouble(self, what: str, error: NeveError) -> None:
+        store = self._store
+        log.warning("maintenance_failed partition_id=%d work=%s error=%s", store.partition_id, what, error)
+        for writer in (store.streams.log, store.streams.row, store.streams.meta):
+            if writer.error is not None:
+                store.fail(writer.error)
+
+    async def _flush(self) -> None:
+        if self._is_due():
+            self._flusher.rotate()
+        await self._flusher.flush_closed()
+
+    def _is_due(self) -> bool:
+        """Whether the active memtable is to be closed now."""
+        store = self._store
+        memtable = store.active
+        if not memtable.last_seq or len(store.view.memtables) > store.config.memtables_closed_max:
+            return False
+        if memtable.memory_bytes >= store.config.memtable_bytes or store.memory.should_flush(store.share):
+            return True
+        return store.loop.time() - store.rotated_s > store.config.flush_after_s
+
+    async def _merge(self) -> None:
+        while await self._compactor.run_one():
+            pass
+
+    async def _tidy(self) -> None:
+        self._scans.expire()
+        self._uploads.expire()
+        self._store.sessions.expire(self._store.wall_ms())
+        await self._reclaimer.tidy()
+        for extent_id in self._reclaimer.worth_it():
+            await self._reclaimer.reclaim([extent_id])

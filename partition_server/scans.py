@@ -1,0 +1,262 @@
+"""Scans of key ranges: pages out of one snapshot, as long as that is kept.
+
+Invariants: a page, and all pages of one snapshot, show what was acknowledged when the scan began, and nothing else;
+            snapshots are bounded in number and in time: then the scan goes on in a new one, behind the last key;
+            what a snapshot may need is not removed: its tables' and values' extents are in use.
+Neighbours: engine.py; reclaimer.py asks what snapshots hold; memtable.py keeps older versions for them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from neve.partition_server.entry import Entry
+from neve.partition_server.memtable import Memtable
+from neve.partition_server.store import Store, View
+from neve.partition_server.table import Table
+from neve.partition_server.values import Pieces, Values
+from neve.proto import partition_server_pb2 as ps
+from neve.proto.errors import InvalidArgument
+
+_CONTINUATION = struct.Struct("<BQ")  # format, snapshot; then the key to go on at
+_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Snapshot:
+    id: int
+    view: View
+    applied: int
+    now_ms: int  # expiry is as of then
+    made_s: float
+    used_s: float
+    pages: int = 0  # being made from it at the moment
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPage:
+    """`values` are views, one object's behind the other's; `infos` tell their sizes."""
+
+    infos: list[ps.ObjectInfo]
+    values: Pieces
+    continuation: bytes  # empty: complete, up to the end that was asked for or that of the partition
+
+
+class Scans:
+    def __init__(self, store: Store, values: Values) -> None:
+        self._store = store
+        self._values = values
+        self._snapshots: dict[int, Snapshot] = {}
+
+    async def scan(
+        self,
+        *,
+        prefix: bytes,
+        start: bytes,
+        end: bytes,
+        limit: int,
+        continuation: bytes,
+        with_values: bool,
+        max_bytes: int,
+    ) -> ScanPage:
+        store = self._store
+        config = store.config
+        limit = min(limit or config.scan_keys_max, config.scan_keys_max)
+        max_bytes = min(max_bytes or config.scan_bytes_max, config.scan_bytes_max)
+        start, end = max(start, prefix, store.start), bound(bound(end, behind_prefix(prefix)), store.end)
+        snapshot: Snapshot | None = None
+        if continuation:
+            snapshot_id, key = decode_continuation(continuation)
+            start = max(start, key)
+            snapshot = self._snapshots.get(snapshot_id)
+        if snapshot is None:
+            snapshot = self._take()
+        snapshot.pages += 1
+        try:
+            infos, pieces, go_on = await self._page(snapshot, start, end, limit, max_bytes, with_values=with_values)
+        finally:
+            snapshot.pages -= 1
+            snapshot.used_s = store.loop.time()
+        store.ensure_owner()
+        store.counters.reads += len(infos)
+        if go_on is None:
+            if snapshot.pages == 0:
+                self._drop(snapshot)
+            return ScanPage(infos, pieces, b"")
+        self._keep(snapshot)
+        return ScanPage(infos, pieces, _CONTINUATION.pack(_FORMAT, snapshot.id) + go_on)
+
+    async def _page(
+        self, snapshot: Snapshot, start: bytes, end: bytes, limit: int, max_bytes: int, *, with_values: bool
+    ) -> tuple[list[ps.ObjectInfo], Pieces, bytes | None]:
+        """The objects, and where to go on; None at the end."""
+        infos: list[ps.ObjectInfo] = []
+        pieces: Pieces = []
+        size_bytes = 0
+        if end and start >= end:
+            return infos, pieces, None
+        async for entries in entries_of(snapshot.view, start, end, snapshot.applied, limit):
+            for entry in entries:
+                if not entry.exists(snapshot.now_ms):
+                    continue
+                if len(infos) >= limit or (infos and size_bytes >= max_bytes):
+                    return infos, pieces, entry.key
+                value_bytes = entry.size_bytes if with_values else 0
+                if infos and size_bytes + value_bytes > max_bytes:
+                    return infos, pieces, entry.key
+                infos.append(entry.message())
+                size_bytes += len(entry.key) + 40 + value_bytes
+                if with_values and value_bytes:
+                    pieces += await self._values.read(entry)
+        return infos, pieces, None
+
+    # --- snapshots -------------------------------------------------------------------------------------------
+
+    def _take(self) -> Snapshot:
+        store = self._store
+        now_s = store.loop.time()
+        snapshot = Snapshot(store.rng.getrandbits(64), store.view, store.applied, store.wall_ms(), now_s, now_s)
+        self._keep(snapshot)
+        return snapshot
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self._snapshots[snapshot.id] = snapshot
+        if len(self._snapshots) > self._store.config.snapshots_max:
+            idle = [each for each in self._snapshots.values() if each.pages == 0 and each is not snapshot]
+            if idle:
+                self._drop(min(idle, key=lambda each: each.used_s))
+        self._note_newest()
+
+    def _drop(self, snapshot: Snapshot) -> None:
+        self._snapshots.pop(snapshot.id, None)
+        self._note_newest()
+
+    def _note_newest(self) -> None:
+        self._store.snapshot_applied = max((each.applied for each in self._snapshots.values()), default=0)
+
+    def expire(self) -> None:
+        config = self._store.config
+        now_s = self._store.loop.time()
+        for snapshot in list(self._snapshots.values()):
+            idle_s, age_s = now_s - snapshot.used_s, now_s - snapshot.made_s
+            if snapshot.pages == 0 and (idle_s > config.snapshot_idle_s or age_s > config.snapshot_age_s):
+                self._drop(snapshot)
+
+    def views(self) -> Iterator[View]:
+        """What snapshots hold."""
+        return (snapshot.view for snapshot in self._snapshots.values())
+
+    def __len__(self) -> int:
+        return len(self._snapshots)
+
+
+# --- entries in order ----------------------------------------------------------------------------------------
+
+
+async def entries_of(view: View, start: bytes, end: bytes, applied: int, limit: int) -> AsyncIterator[list[Entry]]:
+    """The newest entry of each key of [start, end) that was acknowledged by `applied`, in order, in pieces; deletes
+    and expired objects are among them."""
+    sources: list[_Source] = [_MemtableSource(memtable, start, end, applied, limit) for memtable in view.memtables]
+    sources += [_TableSource(table, start, end) for table in view.tables if table.has_range(start, end)]
+    while True:
+        for source in sources:
+            if not source.entries and not source.ended:
+                await source.fill()
+        sources = [source for source in sources if source.entries]
+        if not sources:
+            return
+        boundary = min(source.entries[-1].key for source in sources)
+        newest: dict[bytes, Entry] = {}
+        for source in sources:  # the newest first
+            for entry in source.take(boundary):
+                newest.setdefault(entry.key, entry)
+        yield [newest[key] for key in sorted(newest)]
+
+
+class _Source:
+    """Entries in order; `entries` are those at hand."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.ended = False
+
+    async def fill(self) -> None:
+        raise NotImplementedError
+
+    def take(self, boundary: bytes) -> list[Entry]:
+        entries = self.entries
+        if entries[-1].key <= boundary:
+            self.entries = []
+            return entries
+        count = next(number for number, entry in enumerate(entries) if entry.key > boundary)
+        self.entries = entries[count:]
+        return entries[:count]
+
+
+class _MemtableSource(_Source):
+    def __init__(self, memtable: Memtable, start: bytes, end: bytes, applied: int, limit: int) -> None:
+        super().__init__()
+        self._memtable = memtable
+        self._start, self._end, self._applied = start, end, applied
+        self._step = max(limit + 1, 16)
+
+    async def fill(self) -> None:
+        """Not one iteration: between two pages, and even within one, keys are added."""
+        for keys in self._memtable.index.runs(self._start, self._end):
+            keys = keys[: self._step]
+            self._start = keys[-1] + b"\0"
+            memtable, applied = self._memtable, self._applied
+            self.entries = [entry for key in keys if (entry := memtable.get(key, applied)) is not None]
+            if self.entries:
+                return
+        self.ended = True
+
+
+class _TableSource(_Source):
+    def __init__(self, table: Table, start: bytes, end: bytes) -> None:
+        super().__init__()
+        self._table = table
+        self._start = max(start, table.clip_start)
+        self._end = bound(end, table.clip_end)
+        self._block = table.index.block_of(self._start)
+
+    async def fill(self) -> None:
+        table = self._table
+        while self._block < len(table.index.last_keys):
+            block = await table.block(self._block)
+            self._block += 1
+            self.entries = block.entries(self._start, self._end)
+            if self._end and block.keys[-1] >= self._end:
+                break
+            if self.entries:
+                return
+        else:
+            self.ended = True
+            return
+        self.ended = True
+
+
+# --- bounds --------------------------------------------------------------------------------------------------
+
+
+def bound(one: bytes, other: bytes) -> bytes:
+    """The tighter of two exclusive ends, where empty is none."""
+    return min(one, other) if one and other else one or other
+
+
+def behind_prefix(prefix: bytes) -> bytes:
+    """The first key behind all that begin with the prefix; empty if there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b""
+
+
+def decode_continuation(continuation: bytes) -> tuple[int, bytes]:
+    """The snapshot, and the key to go on at."""
+    if len(continuation) < _CONTINUATION.size:
+        raise InvalidArgument(what="continuation", detail=f"{len(continuation)} bytes")
+    form, snapshot_id = _CONTINUATION.unpack_from(continuation)
+    if form != _FORMAT:
+        raise InvalidArgument(what="continuation", detail=f"format {form}")
+    return snapshot_id, continuation[_CONTINUATION.size :]
