@@ -16,9 +16,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from neve.client.command import options
 from neve.client.command.bench import Bench, Operation, stop_on_interrupt, unless_stopped
@@ -28,6 +28,7 @@ from neve.client.command.live import LiveLine, report_lines
 from neve.client.command.samples import SampleWriter
 from neve.client.command.tables import print_table
 from neve.client.kv_client import KeyValueClient
+from neve.client.kv_types import Object
 from neve.proto.errors import NotFound
 from neve.tools.core_ycsb import MIXES, SCAN_OBJECTS_MAX, Action, Keys, key_of
 
@@ -58,12 +59,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json-report", action="store_true", help="the report as JSON on stdout")
 
 
+class Store(Protocol):
+    """What is measured: a key-value client, or whoever is compared with it."""
+
+    async def get(self, key: bytes) -> Object: ...
+    async def put(self, key: bytes, value: bytes) -> object: ...
+    def scan_objects(self, *, prefix: bytes, start: bytes, limit: int) -> AsyncIterator[Object]: ...
+
+
 class Workload:
     """What the workers do. Chance is drawn here; latencies are kept by kind."""
 
     def __init__(
         self,
-        client: KeyValueClient,
+        client: Store,
         mix: str,
         *,
         objects: int,
