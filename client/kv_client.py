@@ -109,7 +109,7 @@ class KeyValueClient:
     async def open(self) -> Self:
         """Reach a manager and learn the map. `async with` does it."""
         try:
-            await self.regions.load()
+            await self.regions.load(self.options.operation_timeout_s)
         except BaseException:
             await self.close()
             raise

@@ -39,9 +39,9 @@ class RegionCache:
             self._refreshing = asyncio.ensure_future(self._refresh(version_min))
         return self._refreshing
 
-    async def load(self) -> None:
-        """The first map; raises why there is none."""
-        self._accept(await self._read(0))
+    async def load(self, timeout_s: float) -> None:
+        """The first map; raises why there is none. The managers may just be starting: they have some time."""
+        self._accept(await self._read(0, timeout_s))
 
     async def close(self) -> None:
         if self._refreshing is not None:
@@ -50,7 +50,7 @@ class RegionCache:
 
     async def _refresh(self, version_min: int) -> None:
         try:
-            self._accept(await self._read(version_min))
+            self._accept(await self._read(version_min, self._timeout_s))
         except NeveError as error:
             # Whoever waits tries with the map that there is, and asks again within its own deadline.
             log.info("region_map_not_refreshed version=%d error=%s", self.map.version, error)
@@ -61,14 +61,14 @@ class RegionCache:
         if found.version >= self.map.version:
             self.map = found
 
-    async def _read(self, version_min: int) -> RegionMap:
+    async def _read(self, version_min: int, timeout_s: float) -> RegionMap:
         for _ in range(ATTEMPTS_MAX):
             regions: list[pm.Region] = []
             version = 0
             while True:
                 after = regions[-1].start if regions else b""
                 request = pm.ListRegionsRequest(version_min=version_min, after_key=after, limit=PAGE)
-                reply = await self._link.ask(methods.PARTITION_MANAGER_LIST_REGIONS, request, timeout_s=self._timeout_s)
+                reply = await self._link.ask(methods.PARTITION_MANAGER_LIST_REGIONS, request, timeout_s=timeout_s)
                 if version and reply.version != version:
                     break  # it changed between two pages
                 version = reply.version

@@ -26,10 +26,11 @@ HOST = "127.0.0.1"
 MANAGERS_MAX, NODES_MAX = 9, 49
 
 ETCD, MANAGER, NODE, PMANAGER, PSERVER = "etcd", "manager", "node", "pmanager", "pserver"
+GATEWAY = "gateway"
 
-# The order in which a cluster stops: first nobody moves partitions any more, then they are given up, then nobody gives
-# orders, then the data is put down, then the metadata.
-STOP_ORDER = (PMANAGER, PSERVER, MANAGER, NODE, ETCD)
+# The order in which a cluster stops: first no requests come in any more, then nobody moves partitions, then they are
+# given up, then nobody gives orders, then the data is put down, then the metadata.
+STOP_ORDER = (GATEWAY, PMANAGER, PSERVER, MANAGER, NODE, ETCD)
 
 
 class LayoutDamaged(Exception):
@@ -54,10 +55,12 @@ class Layout:
     nodes: tuple[Doors, ...]
     partition_managers: tuple[Doors, ...] = ()
     partition_servers: tuple[Doors, ...] = ()
+    gateway_port: int = 0  # HTTP; 0: there is none
+    gateway_status_port: int = 0
 
     @property
     def servers(self) -> dict[str, Doors]:
-        """All but etcd, by name."""
+        """All that speak the wire protocol, by name."""
         kinds = (
             (MANAGER, self.managers),
             (NODE, self.nodes),
@@ -83,13 +86,24 @@ class Layout:
         return tuple(f"{HOST}:{doors.wire}" for doors in self.partition_servers)
 
     @property
+    def gateway_address(self) -> str:
+        return f"{HOST}:{self.gateway_port}" if self.gateway_port else ""
+
+    @property
+    def status_ports(self) -> dict[str, int]:
+        """Of all but etcd, by name."""
+        gateway = {GATEWAY: self.gateway_status_port} if self.gateway_port else {}
+        return {**{name: doors.status for name, doors in self.servers.items()}, **gateway}
+
+    @property
     def etcd_address(self) -> str:
         return f"{HOST}:{self.etcd_port}"
 
     @property
     def ports(self) -> tuple[int, ...]:
         servers = [port for doors in self.servers.values() for port in (doors.wire, doors.grpc, doors.status)]
-        return (self.etcd_port, self.etcd_peer_port, *servers)
+        gateway = (self.gateway_port, self.gateway_status_port) if self.gateway_port else ()
+        return (self.etcd_port, self.etcd_peer_port, *servers, *gateway)
 
     def encode(self) -> str:
         return json.dumps({"format": FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
@@ -99,14 +113,14 @@ class Layout:
 class Process:
     """One line of the Procfile."""
 
-    name: str  # etcd, manager1, node3, pmanager1, pserver2
+    name: str  # etcd, manager1, node3, pmanager1, pserver2, gateway
     kind: str
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many processes of each kind."""
+    """How many processes of each kind. There is one gateway if there are partition servers."""
 
     managers: int = 3
     nodes: int = 4
@@ -117,9 +131,9 @@ class Counts:
 def fixed_ports(cluster: str, counts: Counts, *, base_port: int | None) -> Layout:
     """The ports that the documentation names, or the same scheme from `base_port` on.
 
-    Without a base: etcd 2379 and 2380, managers 3401…, nodes 3501…, partition managers 3701…, partition servers 3801….
-    With one: etcd at the base, the others from 101, 201, 401 and 501 above it. gRPC is 10 (managers) or 50 above the
-    wire, the status page twice that.
+    Without a base: etcd 2379 and 2380, managers 3401…, nodes 3501…, partition managers 3701…, partition servers 3801…,
+    the gateway 3950 and its status page 3951. With one: etcd at the base, the others from 101, 201, 401, 501 and 650
+    above it. gRPC is 10 (managers) or 50 above the wire, the status page twice that.
     """
     base = 3300 if base_port is None else base_port
     etcd_port = 2379 if base_port is None else base_port
@@ -136,14 +150,17 @@ def fixed_ports(cluster: str, counts: Counts, *, base_port: int | None) -> Layou
         doors(counts.nodes, 200, 50),
         doors(counts.partition_managers, 400, 10),
         doors(counts.partition_servers, 500, 50),
+        *((base + 650, base + 651) if counts.partition_servers else ()),
     )
 
 
 def free_ports_layout(cluster: str, counts: Counts, *, free_ports: Callable[[int], Sequence[int]]) -> Layout:
     groups = (counts.managers, counts.nodes, counts.partition_managers, counts.partition_servers)
-    ports = list(free_ports(2 + 3 * sum(groups)))
-    doors = iter([Doors(*ports[first : first + 3]) for first in range(2, len(ports), 3)])
-    return Layout(cluster, ports[0], ports[1], *(tuple(itertools.islice(doors, count)) for count in groups))
+    count = 2 + 3 * sum(groups)
+    ports = list(free_ports(count + (2 if counts.partition_servers else 0)))
+    doors = iter([Doors(*ports[first : first + 3]) for first in range(2, count, 3)])
+    managers, nodes, partition_managers, partition_servers = (tuple(itertools.islice(doors, count)) for count in groups)
+    return Layout(cluster, ports[0], ports[1], managers, nodes, partition_managers, partition_servers, *ports[count:])
 
 
 def decode(text: str) -> Layout:
@@ -154,6 +171,8 @@ def decode(text: str) -> Layout:
             raise LayoutDamaged(f"it has format {table['format']}, and {FORMAT_VERSION} is what is known here")
         table.setdefault("partition_managers", ())  # layouts that were written before there were any
         table.setdefault("partition_servers", ())
+        table.setdefault("gateway_port", 0)
+        table.setdefault("gateway_status_port", 0)
         values = {field.name: table[field.name] for field in fields(Layout)}
         for kind in ("managers", "nodes", "partition_managers", "partition_servers"):
             values[kind] = tuple(Doors(**doors) for doors in table[kind])
@@ -214,6 +233,16 @@ def processes(
             f"server_id={number}",
         ]
         listed.append(server("neve.partition_server", PSERVER, number, doors, assignments))
+    if layout.gateway_port:
+        assignments = [
+            f"cluster={layout.cluster}",
+            f"managers=[{partition_managers}]",
+            f"listen.http={layout.gateway_address}",
+            f"listen.status={HOST}:{layout.gateway_status_port}",
+            *extra.get(GATEWAY, ()),
+        ]
+        words = [word for assignment in assignments for word in ("--set", assignment)]
+        listed.append(Process(GATEWAY, GATEWAY, (python, "-m", "neve.gateway", *words)))
     return listed
 
 

@@ -36,8 +36,8 @@ async def etcd_serves(host: str, port: int) -> None:
 async def until_ready(layout: Layout, *, split_keys: Sequence[bytes] = ()) -> None:
     """Every door is open; if there are managers, one leads, and knows every node to be alive; if there are partition
     servers, the key space is set up, and every key has a server that answers for it."""
-    for doors in layout.servers.values():
-        await _until(partial(_is_open, doors.status))
+    for port in layout.status_ports.values():
+        await _until(partial(_is_open, port))
     for address in layout.manager_addresses:
         channel = WireChannel(address, cluster=layout.cluster)
         try:

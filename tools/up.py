@@ -1,4 +1,4 @@
-"""neve up: a whole cluster on this machine, from a Procfile that it writes: etcd, managers, nodes, partitions.
+"""neve up: a whole cluster on this machine, from a Procfile that it writes: etcd, managers, nodes, partitions, gateway.
 
 Invariants: the same folder is the same cluster: name, counts and ports are in layout.json, and its data is found;
             "ready" is said once, when a manager leads, every node is registered and alive, and every key has a server;
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
         "up",
         help="run a cluster on this machine",
         description="Run a whole cluster on this machine: etcd, stream managers, extent nodes, partition managers and "
-        "partition servers. Ctrl-C stops it cleanly; the same folder starts it again with its data.",
+        "servers, the gateway. Ctrl-C stops it cleanly; the same folder starts it again with its data.",
         epilog="Exit code: 0 stopped as told, 1 it could not start or a process had to be killed, 2 wrong usage.",
     )
     parser.add_argument(
@@ -94,7 +94,7 @@ def add_parser(commands: Any) -> None:
         type=options.whole_number(1, 65000),
         metavar="PORT",
         help="etcd here, managers from 101 above, nodes from 201 above, partition managers and servers from 401 and "
-        "501 above (default: 2379, 3401…, 3501…, 3701…, 3801…)",
+        "501 above, the gateway 650 above (default: 2379, 3401…, 3501…, 3701…, 3801…, 3950)",
     )
     ports.add_argument("--free-ports", action="store_true", help="take ports that nobody uses")
     parser.add_argument(
@@ -232,7 +232,8 @@ class LocalCluster:
             "nodes": list(layout.node_addresses),
             "partition_managers": list(layout.partition_manager_addresses),
             "partition_servers": list(layout.partition_server_addresses),
-            "status": {name: f"{HOST}:{doors.status}" for name, doors in layout.servers.items()},
+            "gateway": layout.gateway_address,
+            "status": {name: f"{HOST}:{port}" for name, port in layout.status_ports.items()},
             "pids": pids,
         }
 
@@ -247,6 +248,7 @@ class LocalCluster:
             f"  extent nodes        {', '.join(layout.node_addresses)}",
             f"  partition managers  {', '.join(layout.partition_manager_addresses) or 'none'}",
             f"  partition servers   {', '.join(layout.partition_server_addresses) or 'none'}",
+            f"  gateway             {layout.gateway_address or 'none'}",
         ]
         if layout.managers:
             lines.append(f"in another terminal: export {options.MANAGERS_VARIABLE}={managers}{cluster}")
@@ -254,7 +256,8 @@ class LocalCluster:
         if layout.partition_servers:
             partition_managers = ",".join(layout.partition_manager_addresses)
             lines.append(f"                     export {options.PARTITION_MANAGERS_VARIABLE}={partition_managers}")
-            lines.append("                     neve partitions")
+            lines.append("                     neve partitions; neve kv bench")
+            lines.append(f"                     curl http://{layout.gateway_address}/docs")
         return "\n".join([*lines, "Ctrl-C stops it"])
 
 
@@ -264,7 +267,7 @@ def settings_by_kind(assignments: list[str]) -> dict[str, list[str]]:
     for assignment in assignments:
         who, dot, setting = assignment.partition(".")
         if not dot or "=" not in setting or "=" in who or kind_of(who) not in STOP_ORDER or kind_of(who) == ETCD:
-            detail = "expected manager.KEY=VALUE, node., pmanager. or pserver., or a process such as node1.KEY=VALUE"
+            detail = "expected KIND.KEY=VALUE: manager, node, pmanager, pserver, gateway, or a process such as node1"
             raise CommandFailed(f"--set {assignment}: {detail}", USAGE)
         found.setdefault(who, []).append(setting)
     return found

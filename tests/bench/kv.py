@@ -29,7 +29,7 @@ from tests.cluster.local_cluster import LocalCluster
 MIXES = ("A", "B", "C", "F")
 SIZE_BYTES = 1024
 CLIENTS = 2
-IN_FLIGHT = (64, 256)  # of each client process
+IN_FLIGHT = (64, 256, 1024)  # of each client process
 PUTS_RATIO_MIN = 3.0
 PROCESSES = ("--nodes", "3", "--managers", "1", "--partition-managers", "1", "--partition-servers", "2")
 SPLIT_KEYS = "bench/user046,bench/user092,bench/user138"  # quarters of what twenty digits of FNV are spread over

@@ -57,7 +57,7 @@ class EtcdObjects:
 
     async def close(self) -> None:
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)
 
 
 def _object(kv: Any) -> Object:

@@ -16,6 +16,7 @@ import pytest
 
 from neve.client.command.failures import CommandFailed
 from neve.extent_node import config as node_config
+from neve.gateway import config as gateway_config
 from neve.partition_manager import config as manager_config
 from neve.partition_server import config as server_config
 from neve.tools import local_layout, main, up
@@ -39,13 +40,14 @@ def test_the_default_ports_are_the_documented_ones() -> None:
     assert DEFAULT.partition_manager_addresses == ("127.0.0.1:3701", "127.0.0.1:3702")
     assert DEFAULT.partition_server_addresses == ("127.0.0.1:3801", "127.0.0.1:3802")
     assert DEFAULT.partition_servers[0] == local_layout.Doors(3801, 3851, 3901)
-    assert len(set(DEFAULT.ports)) == 2 + 3 * 11
+    assert (DEFAULT.gateway_address, DEFAULT.gateway_status_port) == ("127.0.0.1:3950", 3951)
+    assert len(set(DEFAULT.ports)) == 2 + 3 * 11 + 2
 
 
 def test_the_largest_layout_has_no_port_twice() -> None:
     counts = Counts(managers=9, nodes=49, partition_managers=9, partition_servers=9)
     layout = local_layout.fixed_ports("x", counts, base_port=20_000)
-    assert len(set(layout.ports)) == 2 + 3 * (9 + 49 + 9 + 9)
+    assert len(set(layout.ports)) == 2 + 3 * (9 + 49 + 9 + 9) + 2
     assert min(layout.ports) == 20_000
 
 
@@ -53,7 +55,7 @@ def test_a_layout_survives_its_file_and_a_damaged_one_is_refused() -> None:
     counts = Counts(managers=1, nodes=2, partition_managers=1, partition_servers=2)
     layout = local_layout.free_ports_layout("c", counts, free_ports=lambda n: range(5000, 5000 + n))
     assert local_layout.decode(layout.encode()) == layout
-    assert layout.ports == tuple(range(5000, 5020))
+    assert layout.ports == tuple(range(5000, 5022))
     assert (len(layout.partition_managers), len(layout.partition_servers)) == (1, 2)
     for text in ("", "[]", "{}", '{"format": 1}', layout.encode().replace("wire", "wier")):
         with pytest.raises(LayoutDamaged):
@@ -68,7 +70,7 @@ def test_honcho_reads_back_every_word_of_every_command_also_odd_ones() -> None:
     assert parsed == {process.name: list(process.command) for process in listed}
     assert [kind_of(name) for name in parsed] == [
         *("etcd", *["manager"] * 3, *["node"] * 4),
-        *(*["pmanager"] * 2, *["pserver"] * 2),
+        *(*["pmanager"] * 2, *["pserver"] * 2, "gateway"),
     ]
 
 
@@ -105,6 +107,10 @@ def test_the_settings_of_partition_processes_are_what_they_understand() -> None:
             server = server_config.load(None, assignments)
             assert server.partition_managers == list(DEFAULT.partition_manager_addresses)
             assert (server.server_id, server.listen.grpc) == (2, "127.0.0.1:3852")
+        elif process.name == "gateway":
+            gateway = gateway_config.load(None, assignments)
+            assert gateway.managers == list(DEFAULT.partition_manager_addresses)
+            assert (gateway.listen.http, gateway.listen.status) == ("127.0.0.1:3950", "127.0.0.1:3951")
 
 
 def test_without_managers_the_nodes_are_told_their_ids() -> None:
