@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 
 from neve.extent_node import blocks
+from neve.extent_node.bandwidth import Pacer
 from neve.extent_node.copier import Copier
 from neve.extent_node.metrics import NodeMetrics
 from neve.extent_node.store import Store
+from neve.extent_node.store_audit import SLICE_BYTES
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
@@ -139,6 +141,22 @@ class ExtentNodeServicer:
         result = await self._store.read_index(request)
         call.attach(*result.payload)
         return result.reply
+
+    async def audit_replica(self, request: pb.AuditReplicaRequest, call: Call) -> pb.AuditReplicaReply:
+        asked = pb.DescribeReplicaRequest(extent_id=request.extent_id, replica=request.replica)
+        self._store.describe(asked)  # that it is the one which is meant
+        pacer = Pacer(bytes_per_s=request.bytes_per_s_max, burst_bytes=SLICE_BYTES)
+        audit = await self._store.audit(request.extent_id, pacer=pacer)
+        reply = pb.AuditReplicaReply(
+            info=self._store.describe(asked),
+            bytes_read=audit.bytes_read,
+            blocks=audit.blocks,
+            skipped=audit.skipped,
+            index_rebuilt=audit.index_rebuilt,
+        )
+        if audit.finding is not None:
+            reply.bad, reply.offset, reply.reason = True, audit.finding.offset, audit.finding.reason
+        return reply
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: Call) -> pb.ListReplicasReply:
         limit = min(request.limit or LIST_LIMIT_MAX, LIST_LIMIT_MAX)

@@ -53,6 +53,7 @@ class Audit:
     bytes_read: int = 0
     finding: Finding | None = None
     index_rebuilt: bool = False
+    blocks: int = 0  # found whole
     skipped: str = ""  # why it says nothing of the replica: it changed, or was not in a state to be looked at
 
 
@@ -89,7 +90,7 @@ async def audit(store: StoreState, extent_id: int, pacer: Pacer) -> Audit:
         read += look.bytes_read
         if look.finding is None:
             log.warning("audit_not_repeatable extent_id=%d disk=%s", extent_id, found.disk.uuid)
-    about = replace(about, bytes_read=read)
+    about = replace(about, bytes_read=read, blocks=len(look.result.sizes) if look.result is not None else 0)
     if look.finding is not None:
         if not await store.finish(_confirm(store, found, seal, end, look)):
             return replace(about, skipped="it changed meanwhile")

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-BLOCKS, EXTENTS, REPLICAS = "blocks", "extents", "replicas"
-ROWS = (BLOCKS, EXTENTS, REPLICAS)
+BLOCKS, EXTENTS, REPLICAS, FILES = "blocks", "extents", "replicas", "files"
+ROWS = (BLOCKS, EXTENTS, REPLICAS, FILES)
 
 
 class Column(NamedTuple):
@@ -74,6 +74,18 @@ SCHEMAS: dict[str, dict[str, Column]] = {
         "blocks": LONG,
         "bytes_read": LONG,
         "read_from": TEXT,  # file or node
+    },
+    # One row a file that a node holds, by its own word: also those that metadata does not know.
+    FILES: {
+        "revision": LONG,
+        "node_id": LONG,
+        "disk_uuid": TEXT,
+        "extent_id": LONG,
+        "incarnation": TEXT,
+        "eversion": LONG,
+        "sealed": BOOL,
+        "length": LONG,
+        "created_ms": LONG,  # by the node's clock
     },
 }
 

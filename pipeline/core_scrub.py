@@ -81,40 +81,30 @@ def _right_digest(group: list[ReplicaVerdict]) -> bytes | None:
     return digest if 2 * count > sound.total() else None
 
 
-def drop_stale(
-    verdicts: Iterable[ReplicaVerdict], listed_now: Mapping[int, Mapping[int, tuple[int, bool]]]
-) -> list[ReplicaVerdict]:
-    """`listed_now`: incarnation, and whether it may be read, by extent and node, as metadata has them by now."""
+def drop_stale(verdicts: Iterable[ReplicaVerdict], listed_now: Mapping[int, Mapping[int, int]]) -> list[ReplicaVerdict]:
+    """`listed_now`: incarnations by extent and node, as metadata has them by now.
+
+    One that has lost its confirmation meanwhile stays bad: its node has found it out, too, and has told the manager.
+    """
     kept: list[ReplicaVerdict] = []
     for each in verdicts:
-        now = listed_now.get(each.extent_id, {}).get(each.node_id)
-        same = now is not None and now[0] == each.incarnation and now[1]
+        same = listed_now.get(each.extent_id, {}).get(each.node_id) == each.incarnation
         kept.append(each if each.verdict == OK or same else replace(each, verdict=STALE))
     return kept
 
 
-def summarise(verdicts: Iterable[ReplicaVerdict]) -> Summary:
-    summary = Summary()
-    sound: set[int] = set()
-    seen: set[int] = set()
+def sort_out(summary: Summary, verdicts: Iterable[ReplicaVerdict]) -> None:
+    """Put those with something to say into the summary's lists. Extents that have nothing to say are not among them."""
     judged = list(verdicts)
     for each in judged:
-        summary.replicas += 1
-        summary.bytes_read += each.bytes_read
-        summary.blocks += each.blocks
-        seen.add(each.extent_id)
-        if each.verdict == OK:
-            sound.add(each.extent_id)
-            if each.problem:
-                summary.notes.append(each)
-        elif each.verdict == BAD:
+        if each.verdict == BAD:
             summary.bad.append(each)
         elif each.verdict == UNREAD:
             summary.unread.append(each)
-        else:
+        elif each.verdict == STALE:
             summary.stale.append(each)
-    stale = {each.extent_id for each in summary.stale}
-    summary.extents = len(seen)
+        elif each.problem:
+            summary.notes.append(each)
+    sound = {each.extent_id for each in judged if each.verdict in (OK, STALE)}
     summary.undecided = undecided(judged)
-    summary.endangered = sorted(seen - sound - stale)
-    return summary
+    summary.endangered = sorted({each.extent_id for each in judged} - sound)

@@ -65,9 +65,11 @@ class Link:
     async def describe_cluster(self) -> sm.DescribeClusterReply:
         return await self.managers.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
 
-    async def ask_node(self, address: str, method: Method[Req, Rep], request: Req) -> tuple[Rep, memoryview]:
+    async def ask_node(
+        self, address: str, method: Method[Req, Rep], request: Req, *, timeout_s: float = NODE_CALL_TIMEOUT_S
+    ) -> tuple[Rep, memoryview]:
         reply = await self._channels.channel(address).call(
-            method, request, timeout_s=NODE_CALL_TIMEOUT_S, reply_bytes_max=REPLY_BYTES_MAX
+            method, request, timeout_s=timeout_s, reply_bytes_max=REPLY_BYTES_MAX
         )
         return reply.message, reply.attachment
 

@@ -31,6 +31,8 @@ ROWS_PER_TASK = 50_000  # of metadata
 async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], filters: Filters) -> list[ScanTask]:
     """What Spark's tasks are to do for a scan with these options, columns and filters."""
     taken = await snapshot.take(link, options)
+    if options.rows == columns.FILES:
+        return _file_tasks(taken, options, names)
     chosen = [each for each in choose(taken, options) if filters.admits("extent_id", each[0])]
     if options.rows == columns.EXTENTS:
         ends = {extent.extent_id: extent.end for extent in await fix_ends(link, taken, chosen, options, strict=False)}
@@ -50,6 +52,15 @@ async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], f
     ]
     packs = pack(slices, slice_bytes=options.slice_bytes)
     return [ScanTask(options, names, taken.revision, filters, slices=slices) for slices in packs]
+
+
+def _file_tasks(taken: Snapshot, options: ScanOptions, names: tuple[str, ...]) -> list[ScanTask]:
+    """One for each node that may hold files. One that does not answer fails the scan: T36."""
+    return [
+        ScanTask(options, names, taken.revision, nodes=((node_id, node.wire_address),))
+        for node_id, node in sorted(taken.state.nodes.items())
+        if options.node_id in (0, node_id) and node.mode != sm.NODE_MODE_DECOMMISSIONED
+    ]
 
 
 def _replica_tasks(

@@ -1,7 +1,7 @@
 """Reads one replica, every byte: its attributes, its blocks' CRCs, the digest of the whole. What scrub is made of.
 
     sealed, its disk is here     the file itself: attributes, size, blocks, digest
-    sealed, elsewhere            its node, by raw ranges: it answers for attributes, the rest is read
+    sealed, elsewhere            its node, which reads it in the same way: what it has open already proves nothing
     open                         its node, up to an end that was fixed when the scan was planned
 
 Invariants: a finding was seen twice; that a node or a disk cannot be reached is `unread`, not a finding;
@@ -40,6 +40,7 @@ from neve.proto.errors import (
 )
 
 FILE, NODE = "file", "node"
+AUDIT_TIMEOUT_S = 600.0  # 2 GiB take a few seconds; a busy disk takes longer
 
 # What a node says of a replica that is not what metadata says it is. Anything else is trouble, not a finding.
 _WRONG = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, ReplicaDoubtful, WrongReplica)
@@ -88,13 +89,33 @@ def _look(link: Link, disks: LocalDisks, extent: ScanExtent, info: sm.ExtentInfo
     if folder is not None:
         return _look_at_file(disks, folder, info, each)
     try:
-        pieces = _sealed_pieces(link, info, each) if extent.sealed else _open_pieces(link, info, each, extent.end)
-        found = _scan(pieces)
+        if extent.sealed:
+            return _ask_for_audit(link, info, each)
+        return _judge(_scan(_open_pieces(link, info, each, extent.end)), extent, info, NODE)
     except _WRONG as error:
         return Look(BAD, getattr(error, "offset", 0), f"its node says: {error}", read_from=NODE)
     except NeveError as error:
         return Look(UNREAD, 0, str(error), read_from=NODE)
-    return _judge(found, extent, info, NODE)
+
+
+def _ask_for_audit(link: Link, info: sm.ExtentInfo, each: sm.ExtentReplica) -> Look:
+    request = en.AuditReplicaRequest(extent_id=info.extent_id, replica=each.replica)
+    method = methods.EXTENT_NODE_AUDIT_REPLICA
+    reply, _ = link.run(link.ask_node(each.address, method, request, timeout_s=AUDIT_TIMEOUT_S))
+    found = reply.info
+    look = Look(OK, 0, "", found.seal.digest, reply.blocks, reply.bytes_read, NODE)
+    if reply.bad:
+        return look._replace(verdict=BAD, offset=reply.offset, problem=reply.reason)
+    if found.kind != en.LengthAnswer.LENGTH:
+        kind = en.LengthAnswer.Kind.Name(found.kind).lower()
+        return look._replace(verdict=BAD, offset=found.length, problem=f"its node says it is {kind}")
+    if (found.seal.length, found.seal.digest) != (info.seal.length, info.seal.digest):
+        return look._replace(verdict=BAD, problem=f"it is sealed at {found.seal.length}, with another digest")
+    if reply.skipped:
+        return look._replace(verdict=UNREAD, problem=f"its node did not read it: {reply.skipped}")
+    if reply.index_rebuilt:
+        return look._replace(problem="its index was missing or wrong; its node has built it again")
+    return look
 
 
 def _scan(pieces: Iterator[memoryview]) -> Scan:
@@ -102,16 +123,6 @@ def _scan(pieces: Iterator[memoryview]) -> Scan:
     for piece in pieces:
         scanner.feed(piece)
     return scanner.finish()
-
-
-def _sealed_pieces(link: Link, info: sm.ExtentInfo, each: sm.ExtentReplica) -> Iterator[memoryview]:
-    length = info.seal.length
-    request = en.DescribeReplicaRequest(extent_id=info.extent_id, replica=each.replica)
-    # Also one of length 0 has to be there.
-    link.run(link.ask_node(each.address, methods.EXTENT_NODE_DESCRIBE_REPLICA, request))
-    for at in range(0, length, RANGE_BYTES):
-        end = min(at + RANGE_BYTES, length)
-        yield link.run(link.read_range(each.address, each.replica, info.extent_id, at, end))
 
 
 def _open_pieces(link: Link, info: sm.ExtentInfo, each: sm.ExtentReplica, end: int) -> Iterator[memoryview]:

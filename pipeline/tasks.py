@@ -20,6 +20,7 @@ from neve.pipeline.core_filters import Filters
 from neve.pipeline.core_slices import Slice
 from neve.pipeline.link import link_for
 from neve.pipeline.local_files import disks_for
+from neve.pipeline.metadata_rows import file_rows
 from neve.pipeline.options import ScanOptions
 from neve.pipeline.replica_check import ReplicaToCheck
 
@@ -33,6 +34,7 @@ class ScanTask:
     slices: tuple[Slice, ...] = ()  # rows=blocks
     rows: tuple[dict[str, Any], ...] = ()  # rows=extents, and replicas that need not be read
     checks: tuple[ReplicaToCheck, ...] = ()  # replicas to read
+    nodes: tuple[tuple[int, str], ...] = ()  # rows=files: ids and addresses
 
 
 def read(task: ScanTask, *, first_attempt: bool = True) -> Iterator[pa.RecordBatch]:
@@ -41,6 +43,8 @@ def read(task: ScanTask, *, first_attempt: bool = True) -> Iterator[pa.RecordBat
         yield from _read_blocks(task, first_attempt=first_attempt)
         return
     yield from batches_of(kind, task.names, task.rows)
+    for node_id, address in task.nodes:
+        yield from batches_of(kind, task.names, file_rows(link_for(task.options), task.revision, node_id, address))
     if task.checks:
         link, disks = link_for(task.options), disks_for(task.options.disks, task.options.cluster)
         verdicts = (replica_check.check(link, disks, each) for each in task.checks)

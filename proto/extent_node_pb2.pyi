@@ -334,6 +334,36 @@ class ReadIndexReply(_message.Message):
     payload: bytes
     def __init__(self, seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., first_offset: _Optional[int] = ..., blocks: _Optional[int] = ..., more: _Optional[bool] = ..., total_blocks: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
+class AuditReplicaRequest(_message.Message):
+    __slots__ = ("extent_id", "replica", "bytes_per_s_max")
+    EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_MAX_FIELD_NUMBER: _ClassVar[int]
+    extent_id: int
+    replica: _common_pb2.Replica
+    bytes_per_s_max: int
+    def __init__(self, extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., bytes_per_s_max: _Optional[int] = ...) -> None: ...
+
+class AuditReplicaReply(_message.Message):
+    __slots__ = ("info", "bad", "offset", "reason", "bytes_read", "blocks", "skipped", "index_rebuilt")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    BAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    INDEX_REBUILT_FIELD_NUMBER: _ClassVar[int]
+    info: ReplicaInfo
+    bad: bool
+    offset: int
+    reason: str
+    bytes_read: int
+    blocks: int
+    skipped: str
+    index_rebuilt: bool
+    def __init__(self, info: _Optional[_Union[ReplicaInfo, _Mapping]] = ..., bad: _Optional[bool] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ..., bytes_read: _Optional[int] = ..., blocks: _Optional[int] = ..., skipped: _Optional[str] = ..., index_rebuilt: _Optional[bool] = ...) -> None: ...
+
 class DeleteExtentRequest(_message.Message):
     __slots__ = ("call", "leader", "extent_id", "replica", "eversion")
     CALL_FIELD_NUMBER: _ClassVar[int]

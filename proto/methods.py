@@ -167,6 +167,15 @@ EXTENT_NODE_READ_INDEX: Final = Method(
     reply=extent_node_pb2.ReadIndexReply,
 )
 
+EXTENT_NODE_AUDIT_REPLICA: Final = Method(
+    service="neve.ExtentNode",
+    name="AuditReplica",
+    handler="audit_replica",
+    method_id=0x010F,
+    request=extent_node_pb2.AuditReplicaRequest,
+    reply=extent_node_pb2.AuditReplicaReply,
+)
+
 EXTENT_NODE: Final = (
     EXTENT_NODE_CREATE_EXTENT,
     EXTENT_NODE_APPEND_BLOCK,
@@ -182,6 +191,7 @@ EXTENT_NODE: Final = (
     EXTENT_NODE_DESCRIBE_REPLICA,
     EXTENT_NODE_NODE_INFO,
     EXTENT_NODE_READ_INDEX,
+    EXTENT_NODE_AUDIT_REPLICA,
 )
 
 
@@ -241,6 +251,10 @@ class ExtentNodeServicer(Protocol[CallT_contra]):
     async def read_index(
         self, request: extent_node_pb2.ReadIndexRequest, call: CallT_contra, /
     ) -> extent_node_pb2.ReadIndexReply: ...
+
+    async def audit_replica(
+        self, request: extent_node_pb2.AuditReplicaRequest, call: CallT_contra, /
+    ) -> extent_node_pb2.AuditReplicaReply: ...
 
 
 PARTITION_MANAGER_LIST_REGIONS: Final = Method(

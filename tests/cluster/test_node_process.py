@@ -155,6 +155,29 @@ async def test_orders_of_a_deposed_manager_are_refused(tmp_path: Path) -> None:
             await extent.create(fence.leader)
 
 
+async def test_an_audit_by_order_reads_the_disk_and_not_what_is_open(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node, wire_channel(node.wire) as channel:
+        extent = Extent(channel, 1)
+        await extent.create()
+        for _ in range(3):
+            await extent.append(b"x" * 1000)
+        await extent.seal(extent.acknowledged)
+        assert await extent.read() == extent.content  # from here on the node has it open and mapped
+
+        async def audit() -> pb.AuditReplicaReply:
+            request = pb.AuditReplicaRequest(extent_id=1)
+            return (await channel.call(methods.EXTENT_NODE_AUDIT_REPLICA, request, timeout_s=30)).message
+
+        clean = await audit()
+        assert (clean.bad, clean.bytes_read, clean.blocks) == (False, 3 * 1008, 3)
+        path = tmp_path / "disk0" / "extents" / "01" / f"{1:016x}.ext"
+        path.rename(path.with_suffix(".away"))
+        found = await audit()
+        assert (found.bad, found.reason) == (True, "its file is gone")
+        again = await audit()
+        assert (again.bad, bool(again.skipped), again.info.kind) == (False, True, pb.LengthAnswer.DAMAGED)
+
+
 async def test_a_follower_gets_what_is_committed_later(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node, wire_channel(node.wire) as channel:
         extent = Extent(channel, 1)

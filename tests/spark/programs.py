@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -73,3 +76,15 @@ def follow(spark: SparkSession, options: Options, checkpoint: str, query: str, *
     found = spark.read.parquet(f"{checkpoint}/{table}")
     row = found.agg(F.count("*").alias("rows"), F.countDistinct("extent_id", "offset").alias("distinct")).collect()[0]
     return {**row.asDict(), "batches": sum(1 for progress in started.recentProgress if progress.numInputRows)}
+
+
+def run_main(spark: SparkSession, module: str, arguments: list[str]) -> dict[str, Any]:
+    """A job as its command line runs it, on this session: exit code, stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = importlib.import_module(f"neve.pipeline.{module}").main(arguments)
+    return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def parquet(spark: SparkSession, path: str, columns: list[str]) -> list[list[Any]]:
+    return [[_plain(value) for value in row] for row in spark.read.parquet(path).select(*columns).collect()]

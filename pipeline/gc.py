@@ -1,0 +1,214 @@
+"""`python -m neve.pipeline.gc`: what nobody needs any more, as a plan; with --apply, the owners are asked to let it go.
+
+    extents that no stream refers to, files that metadata does not list, log extents in which little is live
+
+Invariants: Spark proposes, the owners dispose: the manager and the partition servers judge each proposal once more, by
+            what stands then, in a transaction (T37);
+            a run that could not see everything, for whatever reason, proposes nothing, writes no plan and exits with 1
+            (T36);
+            running it twice, or two at a time, does no more than once (T38).
+Neighbours: core_gc.py decides; the data source gathers; live_bytes.py looks into logs and tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from neve.client.command.failures import DONE, FAILED, CommandFailed
+from neve.client.command.options import duration_s
+from neve.client.command.tables import human_bytes, print_json, print_table
+from neve.pipeline import core_gc
+from neve.pipeline.core_gc import Evidence, Plan, PlanRow, Policy, UnlistedFile, UnreferencedExtent
+from neve.pipeline.jobs import JobContext, job_parser, run_job
+from neve.pipeline.link import Link, link_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PROPOSED_AT_A_TIME = 1_000  # extents in one call to the manager, as it takes them
+SHOWN_MAX = 40
+CANDIDATES_MAX = 1_000_000  # that a plan holds: more is not garbage, it is a mistake
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = job_parser("gc", "Find what nobody needs any more, and with --apply have its owners let it go.")
+    parser.add_argument("--apply", action="store_true", help="carry the plan out; without it nothing is changed")
+    parser.add_argument("--output", metavar="FOLDER", default="", help="write the plan there, as Parquet")
+    grace = "nothing younger is proposed (default: 24h); the manager has a grace period of its own, too"
+    parser.add_argument("--grace", type=duration_s, default=24 * 3600.0, metavar="DURATION", help=grace)
+    share = "log extents with at most this share of live bytes are reclaimed (default: 0.5)"
+    parser.add_argument("--live-share", type=_share, default=0.5, metavar="0..1", help=share)
+    return run_job("gc", parser, arguments, collect_garbage)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def collect_garbage(context: JobContext) -> int:
+    args = context.args
+    evidence = gather(context)
+    plan = core_gc.make_plan(evidence, Policy(grace_ms=int(args.grace * 1000), live_share_max=args.live_share))
+    if plan.refused:
+        raise CommandFailed("nothing is proposed, because not everything could be seen: " + "; ".join(plan.refused))
+    if args.output:
+        write_plan(context, plan, args.output)
+    applied: dict[str, Any] = {}
+    if args.apply:
+        context.progress.step("applying")
+        link = link_for(context.options)
+        applied = link.run(apply(link, plan))
+    show(plan, applied, args)
+    return FAILED if applied.get("failed") else DONE
+
+
+# --- gathering -----------------------------------------------------------------------------------------------
+
+
+def gather(context: JobContext) -> Evidence:
+    """All of it at one metadata revision. Whatever fails raises, and no plan is made."""
+    from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+    seen_ms = int(time.time() * 1000)
+    context.progress.step("reading metadata")
+    extents = context.load(rows="extents").persist()
+    try:
+        first = extents.agg(F.max("revision"), F.min("revision"), F.count("*")).collect()[0]
+        if first[2] == 0:
+            raise CommandFailed("the cluster has no extents: there is nothing to collect")
+        revision = int(first[0])
+        if first[0] != first[1]:
+            raise CommandFailed(f"metadata of revisions {first[1]} and {first[0]}: nothing is proposed")
+        unreferenced = [
+            UnreferencedExtent(
+                row["extent_id"],
+                row["eversion"],
+                (row["length"] or 0) * len(row["node_ids"]),
+                row["created_ms"],
+                row["changed_revision"],
+            )
+            for row in _bounded(extents.filter("size(stream_ids) = 0"))
+        ]
+        context.progress.step("listing files")
+        unlisted = _unlisted_files(context.load(rows="files", revision=revision), extents)
+    finally:
+        extents.unpersist()
+    return Evidence(revision, seen_ms, unreferenced, unlisted)
+
+
+def _unlisted_files(files: DataFrame, extents: DataFrame) -> list[UnlistedFile]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    listed = extents.select("extent_id", F.explode("node_ids").alias("node_id"))
+    known = extents.select("extent_id", F.lit(True).alias("known"))
+    odd = files.join(listed, ["extent_id", "node_id"], "left_anti").join(known, "extent_id", "left")
+    return [
+        UnlistedFile(
+            row["extent_id"],
+            row["node_id"],
+            int(row["incarnation"], 16),
+            row["length"] or 0,
+            row["created_ms"],
+            bool(row["known"]),
+        )
+        for row in _bounded(odd)
+    ]
+
+
+def _bounded(frame: DataFrame) -> list[Any]:
+    rows = frame.limit(CANDIDATES_MAX + 1).collect()
+    if len(rows) > CANDIDATES_MAX:
+        raise CommandFailed(f"more than {CANDIDATES_MAX:,} candidates: that is no garbage; nothing is proposed")
+    return rows
+
+
+# --- the plan ------------------------------------------------------------------------------------------------
+
+
+PLAN_SCHEMA = (
+    "revision long, action string, extent_id long, eversion long, node_id long, incarnation string, partition_id long, "
+    "size_bytes long, live_bytes long, reason string"
+)
+
+
+def write_plan(context: JobContext, plan: Plan, folder: str) -> None:
+    rows = [
+        (
+            plan.revision,
+            r.action,
+            r.extent_id,
+            r.eversion,
+            r.node_id,
+            f"{r.incarnation:016x}",
+            r.partition_id,
+            r.size_bytes,
+            r.live_bytes,
+            r.reason,
+        )
+        for r in plan.rows
+    ]
+    context.spark.createDataFrame(rows, PLAN_SCHEMA).coalesce(1).write.mode("overwrite").parquet(folder)
+
+
+async def apply(link: Link, plan: Plan) -> dict[str, Any]:
+    """Ask the owners. What they keep is theirs to say; a call that fails is told, and harms nothing."""
+    proposals = [(row.extent_id, row.eversion) for row in plan.rows_for(core_gc.DELETE)]
+    deleted: list[int] = []
+    kept: list[int] = []
+    for start in range(0, len(proposals), PROPOSED_AT_A_TIME):
+        some = proposals[start : start + PROPOSED_AT_A_TIME]
+        reply = await link.admin.delete_extents(some, revision=plan.revision)
+        deleted += reply.deleted
+        kept += reply.kept
+    return {"deleted": sorted(deleted), "kept": sorted(kept), "failed": []}
+
+
+def show(plan: Plan, applied: dict[str, Any], args: argparse.Namespace) -> None:
+    counts = Counter(row.action for row in plan.rows)
+    sizes: Counter[str] = Counter()
+    for row in plan.rows:
+        sizes[row.action] += row.size_bytes
+    if args.json:
+        print_json({"revision": plan.revision, "rows": [_plain(row) for row in plan.rows], "applied": applied or None})
+        return
+    print(f"at revision {plan.revision}:")
+    words = {
+        core_gc.DELETE: "extents that no stream refers to",
+        core_gc.COLLECT: "files that metadata does not list; the manager collects them by itself",
+        core_gc.RECLAIM: "log extents to reclaim",
+        core_gc.KEEP: "would be, but for their reasons",
+    }
+    print_table(
+        ("", "how many", "bytes", ""),
+        [(action, counts[action], human_bytes(sizes[action]), text) for action, text in words.items()],
+    )
+    columns = ("", "extent", "node", "partition", "bytes", "live", "why")
+    shown = [
+        (r.action, r.extent_id, r.node_id or "", r.partition_id or "", r.size_bytes, r.live_bytes, r.reason)
+        for r in plan.rows[:SHOWN_MAX]
+    ]
+    if shown:
+        print_table(columns, shown)
+    if len(plan.rows) > SHOWN_MAX:
+        print(f"… and {len(plan.rows) - SHOWN_MAX} more; --json or --output has all")
+    if applied:
+        print(f"applied: {len(applied['deleted'])} extents deleted, {len(applied['kept'])} kept by the manager")
+    elif counts[core_gc.DELETE] or counts[core_gc.RECLAIM]:
+        print("nothing was changed: --apply does it")
+
+
+def _plain(row: PlanRow) -> dict[str, Any]:
+    return {**asdict(row), "incarnation": f"{row.incarnation:016x}"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What the jobs have in common: the command line, the session, the options of their scans, how a failure is told.
+
+Invariants: a user's mistake, a cluster that does not answer and a failed Spark job end in a sentence and an exit code;
+            a job that could not read everything says so and exits with 1.
+Neighbours: scrub.py, usage.py and gc.py are the jobs; session.py has Spark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from neve.client.command.failures import CommandFailed, guarded
+from neve.client.command.options import connection_options, label
+from neve.pipeline import options
+from neve.pipeline.options import ScanOptions
+from neve.pipeline.progress import JobProgress
+from neve.pipeline.session import MASTER_DEFAULT, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Job = Callable[["JobContext"], int]
+ERROR_CHARS_MAX = 600
+
+# Of our own errors in what Spark tells of a failed task: the last line of the Python traceback.
+_OUR_ERROR = re.compile(r"neve\.proto\.errors\.(\w+): ([^\n]*)")
+
+
+def job_parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m neve.pipeline.{name}", description=description, parents=[connection_options()]
+    )
+    group = parser.add_argument_group("Spark")
+    group.add_argument("--master", default=MASTER_DEFAULT, help=f"any Spark master (default: {MASTER_DEFAULT})")
+    group.add_argument(
+        "--conf", type=label, action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark; repeatable"
+    )
+    group.add_argument(
+        "--disks",
+        default="",
+        metavar="PATTERN,…",
+        help=f"folders where workers may find nodes' disks and read files themselves (default: "
+        f"${options.DISKS_VARIABLE})",
+    )
+    parser.add_argument("--json", action="store_true", help="JSON on stdout, for scripts")
+    return parser
+
+
+class JobContext:
+    """What a job works with."""
+
+    def __init__(self, args: argparse.Namespace, spark: SparkSession, progress: JobProgress) -> None:
+        self.args = args
+        self.spark = spark
+        self.progress = progress
+        said = {"managers": ",".join(args.managers), "cluster": args.cluster, "token": args.token}
+        self._said = {**said, **({"disks": args.disks} if args.disks else {})}
+        self.options: ScanOptions = options.parse(self._said)
+
+    def load(self, **more: object) -> DataFrame:
+        """A scan of the data source, of this job's cluster."""
+        said = {**self._said, **{name: str(value) for name, value in more.items()}}
+        return self.spark.read.format("neve").options(**said).load()
+
+
+def run_job(name: str, parser: argparse.ArgumentParser, arguments: Sequence[str] | None, job: Job) -> int:
+    args = parser.parse_args(arguments)
+
+    def run() -> int:
+        with open_session(args.master, f"neve {name}", settings=dict(args.conf)) as spark:
+            from pyspark.errors import PySparkException
+
+            try:
+                with JobProgress(spark, name) as progress:
+                    return job(JobContext(args, spark, progress))
+            except PySparkException as error:
+                raise CommandFailed(sentence(str(error))) from error
+
+    return guarded(parser.prog, run, managers=args.managers)
+
+
+def sentence(text: str) -> str:
+    """What of a Spark failure is for the user: our own error if there is one in it."""
+    ours = _OUR_ERROR.findall(text)
+    if ours:
+        name, words = ours[-1]
+        return f"a task failed: {name}: {words}"[:ERROR_CHARS_MAX]
+    return f"Spark failed: {' '.join(text.split())}"[:ERROR_CHARS_MAX]
