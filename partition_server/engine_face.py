@@ -19,6 +19,7 @@ from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
+from neve.proto.errors import NeveError
 
 StreamEnd = common_pb2.StreamEnd
 
@@ -34,7 +35,7 @@ class ScanPage(Protocol):
 
 class Engine(Protocol):
     @property
-    def failed(self) -> asyncio.Future[object]: ...
+    def failed(self) -> asyncio.Future[NeveError]: ...
 
     async def get(
         self, key: bytes, *, offset: int = 0, length: int = 0, version: int = 0

@@ -17,7 +17,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -55,7 +54,7 @@ def wall_clock_ms() -> int:
 
 
 async def load_partition(around: Surroundings, region: pm.RegionRecord, streams: PartitionStreams) -> Engine:
-    loaded = await Partition.load(
+    return await Partition.load(
         region,
         streams,
         config=around.config.engine,
@@ -64,7 +63,6 @@ async def load_partition(around: Surroundings, region: pm.RegionRecord, streams:
         cache=around.cache,
         memory=around.memory,
     )
-    return cast("Engine", loaded)
 
 
 def surroundings(
@@ -89,7 +87,7 @@ def surroundings(
 
 def loads_of(host: Host) -> Iterable[pm.PartitionLoad]:
     """What a heartbeat tells of the partitions that are served."""
-    return [pm.PartitionLoad(partition_id=number) for number, each in host.hosted.items() if each.partition is not None]
+    return [hosted.partition.load_now() for hosted in host.hosted.values() if hosted.partition is not None]
 
 
 class PartitionServer:

@@ -41,7 +41,9 @@ from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
 from tests.sim.node import CLUSTER
 from tests.sim.processes import Process
 
-CLIENT_OPTIONS = dataclasses.replace(OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=2_000_000)
+CLIENT_OPTIONS = dataclasses.replace(
+    OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=2_000_000, block_payload_bytes_max=20_000
+)
 
 
 class SimProcess:

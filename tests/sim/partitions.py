@@ -37,8 +37,10 @@ from neve.partition_server.config import Serving
 from neve.partition_server.engine_config import EngineConfig
 from neve.proto import common_pb2, methods
 from neve.proto import partition_manager_pb2 as pm
+from neve.proto import partition_server_pb2 as ps
 from neve.proto.method import Method
 from neve.rpc.pool import ChannelPool
+from neve.stream_manager.config import Defaults
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, calm, run_story
 from tests.sim.node import CLUSTER
@@ -51,12 +53,13 @@ Rep = TypeVar("Rep", bound=Message)
 ENGINE = EngineConfig(
     value_threshold_bytes=200,
     part_bytes=1500,
-    memtable_bytes=200_000,
+    memtable_bytes=20_000,
     block_bytes=1000,
     append_bytes=3000,
     tables_max=4,
 )
 SERVING = Serving(frozen_ms=3000, hold_s=5.0, load_retry_s_max=1.0)
+EXTENT_BYTES = 60_000  # of the partitions' streams: they roll now and then
 KV_OPTIONS = KeyValueOptions(operation_timeout_s=40.0, attempt_timeout_s=3.0, limits=OPTIONS.limits)
 NO_BALANCE = BalanceConfig(interval_s=1e6)
 
@@ -212,6 +215,11 @@ class PartitionCluster:
     async def order(self, method: Method[Any, Rep], request: Any, *, timeout_s: float = 40.0) -> Rep:
         return await self._operator.order(method, request, timeout_s=timeout_s, attempt_timeout_s=timeout_s)
 
+    async def once(self, method: Method[Any, Rep], request: Any, *, timeout_s: float = 40.0) -> Rep:
+        """One attempt at the leader; whatever it says."""
+        channel = self._channels("impatient").channel((await self.leader()).address)
+        return (await channel.call(method, request, timeout_s=timeout_s)).message
+
     def call_id(self) -> common_pb2.CallId:
         return self._operator.next_call()
 
@@ -231,6 +239,12 @@ class PartitionCluster:
     async def merge(self, left_id: int, right_id: int) -> pm.MergeRegionsReply:
         request = pm.MergeRegionsRequest(left_partition_id=left_id, right_partition_id=right_id)
         return await self.order(methods.PARTITION_MANAGER_MERGE_REGIONS, request)
+
+    async def compact(self, partition_id: int) -> None:
+        address = self.servers[self.homes()[partition_id]].address
+        request = ps.CompactPartitionRequest(partition_id=partition_id, full=True)
+        channel = self._channels("operator").channel(address)
+        await channel.call(methods.PARTITION_SERVER_COMPACT_PARTITION, request, timeout_s=30.0)
 
     async def kv(self, name: str = "", *, options: KeyValueOptions = KV_OPTIONS) -> KeyValueClient:
         client = SimKeyValue(self, name or f"kv{next(self._names)}", options)
@@ -274,7 +288,8 @@ def partitioned(
                 async with cluster:
                     await story(cluster, **named)
 
-            run_story(run, seed=named.get("seed", seed), **{"managers": 1, "nodes": 4, **how})
+            small = Defaults(extent_bytes_max=EXTENT_BYTES)
+            run_story(run, seed=named.get("seed", seed), **{"managers": 1, "nodes": 4, "defaults": small, **how})
 
         signature = inspect.signature(story)
         test.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
