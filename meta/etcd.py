@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -39,6 +39,7 @@ from neve.meta.txn import (
     check_int64,
     check_lease_id,
     check_txn,
+    check_write,
 )
 from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, PermissionDenied
 
@@ -101,6 +102,24 @@ class EtcdStore(MetaStore):
             raise self._lease_ended(error, (*success, *failure)) from error
         responses = tuple(codec.operation_result(response) for response in result.responses)
         return TxnResult(result.succeeded, result.header.revision, responses)
+
+    async def write(
+        self,
+        guard: Sequence[Compare],
+        revisions: Mapping[bytes, int],
+        values: Mapping[bytes, bytes | None],
+        reads: Sequence[bytes] = (),
+    ) -> TxnResult:
+        check_write(guard, revisions, values, reads)
+        request = codec.write_request(guard, revisions, values, reads)
+        result = await self._link.call(
+            lambda member, metadata, timeout_s: member.encoded_txn(request, metadata=metadata, timeout=timeout_s),
+            write=True,
+        )
+        if result.succeeded:
+            return TxnResult(True, result.header.revision, ())
+        responses = tuple(codec.operation_result(response) for response in result.responses)
+        return TxnResult(False, result.header.revision, responses)
 
     def _lease_ended(self, error: LeaseLost, operations: Sequence[Operation]) -> LeaseLost:
         """etcd does not say which lease is gone; when the transaction names only one we know."""

@@ -5,7 +5,7 @@ Neighbours: `etcd` and `etcd_watch` send and receive them; `aetcd` has the gener
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aetcd import rpc as pb
@@ -27,6 +27,7 @@ from neve.meta.txn import (
     Target,
     as_range,
 )
+from neve.proto.fields import sized, varint
 
 _RELATIONS = {
     Relation.EQUAL: pb.Compare.EQUAL,
@@ -54,6 +55,29 @@ def txn_request(compares: Sequence[Compare], success: Sequence[Operation], failu
         success=[_operation(op) for op in success],
         failure=[_operation(op) for op in failure],
     )
+
+
+def write_request(
+    guard: Sequence[Compare],
+    revisions: Mapping[bytes, int],
+    values: Mapping[bytes, bytes | None],
+    reads: Sequence[bytes],
+) -> bytes:
+    """A `TxnRequest` for `MetaStore.write`, by hand: for a hundred keys the message would take four times as long."""
+    parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
+    for key, revision in revisions.items():
+        compare = b"\x10\x02\x1a" + varint(len(key)) + key + b"\x30" + varint(revision)
+        parts += (b"\x0a", varint(len(compare)), compare)
+    for key, value in values.items():
+        if value is None:
+            operation = b"\x1a" + sized(b"\x0a" + sized(key))
+        else:
+            put = b"".join((b"\x0a", varint(len(key)), key, b"\x12", varint(len(value)), value))
+            operation = b"\x12" + varint(len(put)) + put
+        parts += (b"\x12", varint(len(operation)), operation)
+    for key in reads:
+        parts += (b"\x1a", sized(b"\x0a" + sized(b"\x0a" + sized(key))))
+    return b"".join(parts)
 
 
 def key_values(kvs: Iterable[Any]) -> tuple[KeyValue, ...]:

@@ -34,6 +34,7 @@ T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs forgot it
+TXN_PATH = "/etcdserverpb.KV/Txn"
 HAS_LEADER: Metadata = (("hasleader", "true"),)
 USERS_OFF = "etcdserver: authentication is not enabled"
 ROUNDS_MAX = 20  # over all members; the call's timeout ends it earlier, except where each attempt fails at once
@@ -48,6 +49,7 @@ class Member:
     address: str
     channel: grpc.aio.Channel
     kv: Any
+    encoded_txn: Any  # the method `Txn` of `kv` for a request that is encoded already
     lease: Any
     watch: Any
     maintenance: Any
@@ -230,6 +232,7 @@ def _member(target: str, config: EtcdConfig) -> Member:
         address=target,
         channel=channel,
         kv=pb.KVStub(channel),
+        encoded_txn=channel.unary_unary(TXN_PATH, None, pb.TxnResponse.FromString),
         lease=pb.LeaseStub(channel),
         watch=pb.WatchStub(channel),
         maintenance=pb.MaintenanceStub(channel),

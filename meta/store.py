@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,7 @@ from neve.meta.txn import (
     Compare,
     Delete,
     DeleteResult,
+    Get,
     KeyRange,
     Keys,
     KeyValue,
@@ -33,6 +34,7 @@ from neve.meta.txn import (
     TxnResult,
     as_range,
     check_int64,
+    mod_revision_is,
 )
 from neve.proto.errors import InvalidArgument, TooLarge
 
@@ -157,6 +159,23 @@ class MetaStore(ABC):
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
     ) -> TxnResult:
         """Run `success` if all compares hold, else `failure`. A put on an ended lease is `LeaseLost`."""
+
+    async def write(
+        self,
+        guard: Sequence[Compare],
+        revisions: Mapping[bytes, int],
+        values: Mapping[bytes, bytes | None],
+        reads: Sequence[bytes] = (),
+    ) -> TxnResult:
+        """The commonest transaction: if `guard` holds and every key of `revisions` has that mod revision (0: it is
+        absent), put `values` (None: delete), else read the keys of `reads`. `responses` are those of the reads.
+
+        A store may have a shorter way for it than by the objects of `txn`.
+        """
+        compares = [*guard, *(mod_revision_is(key, revision) for key, revision in revisions.items())]
+        success: list[Operation] = [Delete(key) if value is None else Put(key, value) for key, value in values.items()]
+        result = await self.txn(compares, success, [Get(key) for key in reads])
+        return TxnResult(True, result.revision, ()) if result.succeeded else result
 
     @abstractmethod
     async def grant_lease(self, ttl_s: int) -> Lease:

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from neve.meta.resumed import Resumed
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -40,6 +42,18 @@ class TermTasks:
         self._tasks[task] = None
         task.add_done_callback(self._on_awaited_done)
         return task
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """The same for work that tells of its failures itself: its first step is taken here, the rest is a task."""
+        try:
+            waits_for = work.send(None)
+        except StopIteration:
+            return
+        task = asyncio.get_running_loop().create_task(Resumed(work, waits_for))
+        if self.ended:
+            task.cancel()
+        self._tasks[task] = None
+        task.add_done_callback(self._on_awaited_done)
 
     def cancel(self) -> None:
         self.ended = True

@@ -8,7 +8,7 @@ Neighbours: `store.MetaStore.txn` takes them; `mvcc.py` runs them, `etcd_codec.p
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from neve.proto.errors import INT64_MAX, INT64_MIN, InvalidArgument, TooLarge
@@ -235,6 +235,31 @@ def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure
                 raise InvalidArgument(what="transaction", detail=f"writes key {op.key!r} more than once")
             put_keys.add(op.key)
     size_bytes = sum(_size_bytes(item) for items in (compares, success, failure) for item in items)
+    if size_bytes > REQUEST_BYTES_MAX:
+        raise TooLarge(what="transaction", size_bytes=size_bytes, limit_bytes=REQUEST_BYTES_MAX)
+
+
+def check_write(
+    guard: Sequence[Compare],
+    revisions: Mapping[bytes, int],
+    values: Mapping[bytes, bytes | None],
+    reads: Sequence[bytes],
+) -> None:
+    """The same for `MetaStore.write`."""
+    for what, count in (("compares", len(guard) + len(revisions)), ("success", len(values)), ("failure", len(reads))):
+        if count > TXN_OPS_MAX:
+            raise InvalidArgument(what=what, detail=f"{count} in one transaction, at most {TXN_OPS_MAX}")
+    if b"" in revisions or b"" in values or b"" in reads:
+        raise InvalidArgument(what="key", detail="a key is never empty")
+    if revisions and (min(revisions.values()) < 0 or max(revisions.values()) > INT64_MAX):
+        raise InvalidArgument(what="revision", detail="a revision is a positive number of 63 bits")
+    size_bytes = (
+        sum(map(_size_bytes, guard))
+        + ITEM_BYTES * (len(revisions) + len(values) + len(reads))
+        + sum(map(len, revisions))
+        + sum([len(key) + len(value or b"") for key, value in values.items()])
+        + sum(map(len, reads))
+    )
     if size_bytes > REQUEST_BYTES_MAX:
         raise TooLarge(what="transaction", size_bytes=size_bytes, limit_bytes=REQUEST_BYTES_MAX)
 

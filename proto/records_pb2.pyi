@@ -18,7 +18,7 @@ class Label(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class StreamRecord(_message.Message):
-    __slots__ = ("format", "stream_id", "name", "lock", "extent_ids", "sealed", "policy", "labels", "version", "created_ms", "truncated_before")
+    __slots__ = ("format", "stream_id", "name", "lock", "extent_ids", "sealed", "policy", "labels", "version", "created_ms", "truncated_before", "young", "made_by", "linked_by")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,9 @@ class StreamRecord(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    YOUNG_FIELD_NUMBER: _ClassVar[int]
+    MADE_BY_FIELD_NUMBER: _ClassVar[int]
+    LINKED_BY_FIELD_NUMBER: _ClassVar[int]
     format: int
     stream_id: int
     name: str
@@ -41,7 +44,28 @@ class StreamRecord(_message.Message):
     version: int
     created_ms: int
     truncated_before: int
-    def __init__(self, format: _Optional[int] = ..., stream_id: _Optional[int] = ..., name: _Optional[str] = ..., lock: _Optional[str] = ..., extent_ids: _Optional[_Iterable[int]] = ..., sealed: _Optional[bool] = ..., policy: _Optional[_Union[_stream_manager_pb2.StreamPolicy, _Mapping]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., version: _Optional[int] = ..., created_ms: _Optional[int] = ..., truncated_before: _Optional[int] = ...) -> None: ...
+    young: _containers.RepeatedCompositeFieldContainer[ExtentRecord]
+    made_by: StreamCall
+    linked_by: StreamCall
+    def __init__(self, format: _Optional[int] = ..., stream_id: _Optional[int] = ..., name: _Optional[str] = ..., lock: _Optional[str] = ..., extent_ids: _Optional[_Iterable[int]] = ..., sealed: _Optional[bool] = ..., policy: _Optional[_Union[_stream_manager_pb2.StreamPolicy, _Mapping]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., version: _Optional[int] = ..., created_ms: _Optional[int] = ..., truncated_before: _Optional[int] = ..., young: _Optional[_Iterable[_Union[ExtentRecord, _Mapping]]] = ..., made_by: _Optional[_Union[StreamCall, _Mapping]] = ..., linked_by: _Optional[_Union[StreamCall, _Mapping]] = ...) -> None: ...
+
+class StreamCall(_message.Message):
+    __slots__ = ("client_id", "call_id", "method_id", "request_crc32c", "created_ms", "sealed_extent_id", "linked_extent_id")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LINKED_EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    client_id: int
+    call_id: int
+    method_id: int
+    request_crc32c: int
+    created_ms: int
+    sealed_extent_id: int
+    linked_extent_id: int
+    def __init__(self, client_id: _Optional[int] = ..., call_id: _Optional[int] = ..., method_id: _Optional[int] = ..., request_crc32c: _Optional[int] = ..., created_ms: _Optional[int] = ..., sealed_extent_id: _Optional[int] = ..., linked_extent_id: _Optional[int] = ...) -> None: ...
 
 class ExtentRecord(_message.Message):
     __slots__ = ("format", "extent_id", "eversion", "replicas", "seal", "confirmed_node_ids", "all_took_part", "extent_bytes_max", "created_ms", "stream_id")

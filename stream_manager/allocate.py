@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (
@@ -28,7 +26,7 @@ from neve.proto.errors import (
 from neve.rpc.service import Call
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_seal import check_accepted
-from neve.stream_manager.describe import extent_info, stream_info
+from neve.stream_manager.describe import alloc_reply, extent_info
 from neve.stream_manager.make_extent import link_before_s, make_extent
 from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import check_list_room, check_owner, stream_named
@@ -41,8 +39,7 @@ PREPARED_MAX = 10_000  # streams with an extent ahead
 ANSWER_MARGIN_S = 0.2  # before a caller's deadline: late enough to be useful, early enough to arrive
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     extent: Extent
     link_before_s: float
 
@@ -56,7 +53,7 @@ class Allocator(StateListener):
         self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
         self._linking: dict[int, None] = {}  # extents that a transaction is about to link, or may be linking
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
-        ctx.state.listeners.append(self)
+        ctx.state.listen(self)
         ctx.is_prepared = self.is_prepared
 
     def is_prepared(self, extent_id: int) -> bool:
@@ -70,10 +67,11 @@ class Allocator(StateListener):
         async with ctx.locks.hold(streams=[request.stream_id]):
             stream = stream_named(ctx.state, request.stream_id)
             check_owner(stream, request.owner)
-            if request.extent_id not in stream.extent_ids:
+            extent_id = request.extent_id
+            if extent_id != stream.tail_id and extent_id not in stream.extent_ids:
                 detail = "the stream does not list this extent (any more): open it again"
                 raise NotFound(kind="extent", name=str(request.extent_id), detail=detail)
-            extent = ctx.state.extents[request.extent_id]
+            extent = ctx.state.extents[extent_id]
             if extent.seal is not None:
                 return await self._again(stream, extent, request, mutation)
             await ctx.owners.verify_new(request.owner.lock, request.owner.token)
@@ -85,16 +83,17 @@ class Allocator(StateListener):
                     acknowledged_end=request.acknowledged_end if request.HasField("acknowledged_end") else None,
                     successor=successor,
                     link_before_s=made.link_before_s,
-                    record=lambda changes: mutation.record(
-                        changes,
-                        stream_ids=[stream.stream_id],
-                        extent_ids=[extent.extent_id, successor.extent_id],
+                    stream_call=lambda changes: mutation.stream_call(
+                        changes, (stream.stream_id,), (extent.extent_id, successor.extent_id)
                     ),
                 )
-                with self._link(successor.extent_id):
+                self._linking[successor.extent_id] = None
+                try:
                     stream, sealed = await seal_tail(ctx, stream, extent, order)
+                finally:
+                    del self._linking[successor.extent_id]
             self._forget(stream.stream_id)
-            return self._alloc_reply(stream, sealed, ctx.state.extents[successor.extent_id])
+            return alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
 
     async def _again(
         self, stream: Stream, sealed: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
@@ -106,19 +105,22 @@ class Allocator(StateListener):
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
                 await ctx.owners.verify_new(request.owner.lock, request.owner.token)
                 made = await self._next_extent(stream, request)
-                ids = [sealed.extent_id, made.extent.extent_id]
+                ids = (sealed.extent_id, made.extent.extent_id)
                 order = SealOrder(
                     owner=request.owner,
                     link_before_s=made.link_before_s,
-                    record=lambda changes: mutation.record(changes, stream_ids=[stream.stream_id], extent_ids=ids),
+                    stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
                 )
-                with self._link(made.extent.extent_id):
+                self._linking[made.extent.extent_id] = None
+                try:
                     stream = await link_tail(ctx, stream, made.extent, order)
+                finally:
+                    del self._linking[made.extent.extent_id]
                 self._forget(stream.stream_id)
                 tail = ctx.state.extents[made.extent.extent_id]
         else:
             await ctx.owners.verify(request.owner.lock, request.owner.token)
-        return self._alloc_reply(stream, sealed, tail)
+        return alloc_reply(ctx.state, stream, sealed, tail)
 
     def _successor(self, stream: Stream, sealed: Extent, mutation: Mutation) -> Extent | None:
         after = stream.extent_ids[stream.extent_ids.index(sealed.extent_id) + 1 :]
@@ -127,17 +129,6 @@ class Allocator(StateListener):
             if recorded in after:
                 return self._ctx.state.extents[recorded]
         return self._ctx.state.extents[after[0]] if after else None
-
-    def _alloc_reply(self, stream: Stream, sealed: Extent, tail: Extent | None) -> sm.StreamAllocExtentReply:
-        state = self._ctx.state
-        reply = sm.StreamAllocExtentReply(
-            stream=stream_info(stream),
-            sealed=extent_info(state, sealed),
-            all_took_part=sealed.all_took_part or sealed.all_confirmed,
-        )
-        if tail is not None:
-            reply.tail.CopyFrom(extent_info(state, tail))
-        return reply
 
     async def _next_extent(self, stream: Stream, request: sm.StreamAllocExtentRequest) -> Prepared:
         """The prepared one if the writer names it and it can be linked, else a new one."""
@@ -153,14 +144,6 @@ class Allocator(StateListener):
             return prepared
         deadline_s = link_before_s(ctx)
         return Prepared(await make_extent(ctx, stream.policy, stream_id=stream.stream_id, avoid=avoid), deadline_s)
-
-    @contextmanager
-    def _link(self, extent_id: int) -> Iterator[None]:
-        self._linking[extent_id] = None
-        try:
-            yield
-        finally:
-            del self._linking[extent_id]
 
     # --- prepare ---------------------------------------------------------------------------------------------
 

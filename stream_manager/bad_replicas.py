@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
@@ -139,7 +139,7 @@ class BadReplicas:
                 return
             left = tuple(node_id for node_id in now.confirmed if node_id != replica.node_id)
             changes = self._ctx.changes()
-            changes.put_extent(now, replace(now, confirmed=shared(left)))
+            changes.put_extent(now, now._replace(confirmed=shared(left)))
             task = self._ctx.state.tasks.get(extent_id)
             if task is not None and task.lost == replica and task.kind == sm.RecoveryTask.FILL:
                 changes.delete_task(task)  # it may have verified the replica before it went bad

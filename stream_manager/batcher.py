@@ -31,13 +31,8 @@ from neve.meta.txn import (
     ITEM_BYTES,
     REQUEST_BYTES_MAX,
     TXN_OPS_MAX,
-    Compare,
-    Get,
     KeyValue,
-    Operation,
-    Put,
     TxnResult,
-    mod_revision_is,
 )
 from neve.meta.waiting import Backoff
 from neve.proto import records_pb2 as pb
@@ -77,12 +72,39 @@ class Counters:
     split: int = 0  # batches that failed and were tried one by one
 
 
-class _Pending:
-    __slots__ = ("changes", "done")
+OnDone = Callable[[int, NeveError | None], None]  # the revision, or 0 and why there is none
 
-    def __init__(self, changes: Changes, done: asyncio.Future[int]) -> None:
+
+class _Pending:
+    """`wanted` is None if it is wanted whoever waits for it; a future that is done: its flow was cancelled."""
+
+    __slots__ = ("_on_done", "changes", "items", "told", "wanted")
+
+    def __init__(self, changes: Changes, items: int, on_done: OnDone, wanted: asyncio.Future[int] | None) -> None:
         self.changes = changes
-        self.done = done
+        self.items = items
+        self.wanted = wanted
+        self.told = False
+        self._on_done = on_done
+
+    def tell(self, revision: int, error: NeveError | None) -> None:
+        """Once."""
+        self.told = True
+        self._on_done(revision, error)
+
+
+class _Batch:
+    """Changes that travel together, and their keys."""
+
+    __slots__ = ("pending", "revisions", "values")
+
+    def __init__(self, *pending: _Pending) -> None:
+        self.pending = list(pending)
+        self.revisions: dict[bytes, int] = {}
+        self.values: dict[bytes, bytes | None] = {}
+        for one in pending:
+            self.revisions.update(one.changes.revisions)
+            self.values.update(one.changes.values)
 
 
 class _Lane:
@@ -116,27 +138,43 @@ class Batcher:
         self._queued_items = 0
         self._in_flight = 0
         self._number = 0
+        self._loop = asyncio.get_running_loop()
         self._ended: NotLeader | None = None
         self._pumping = False
         self.counters = Counters()
 
     async def commit(self, changes: Changes) -> int:
         """See `context.Commit`."""
+        done: asyncio.Future[int] = self._loop.create_future()
+
+        def on_done(revision: int, error: NeveError | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(revision)
+            else:
+                done.set_exception(error)
+                done.exception()  # whoever waited may be gone with the term: that is no unhandled error
+
+        self.submit(changes, on_done, wanted=done)
+        return await done
+
+    def submit(self, changes: Changes, on_done: OnDone, *, wanted: asyncio.Future[int] | None = None) -> None:
+        """The same without waiting: `on_done`, which must not raise, is called once, later. Raises if it is refused."""
         if self._ended is not None:
             raise self._fresh_end()
-        items = _items(changes)
+        changes.finish()
+        items = max(len(changes.revisions), len(changes.values))
         if items > ITEMS_MAX or changes.size_bytes > BYTES_MAX:
             # A flow that touches so much splits its work: here it could not be carried out at all.
             raise TooLarge(what=f"transaction with {items} items", size_bytes=changes.size_bytes, limit_bytes=BYTES_MAX)
         if len(self._queue) >= QUEUE_MAX:
             raise MetaUnavailable(detail=f"{QUEUE_MAX} changes wait already")
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Pending(changes, done))
+        self._queue.append(_Pending(changes, items, on_done, wanted))
         self._queued_items += items
         if not self._pumping:  # at the end of this step of the loop: all that come in it share a batch
             self._pumping = True
-            asyncio.get_running_loop().call_soon(self._pump)
-        return await done
+            self._loop.call_soon(self._pump)
 
     async def settled(self) -> None:
         """Wait until the outcome of all that is in flight now is known: memory has no gaps below that then."""
@@ -177,92 +215,94 @@ class Batcher:
             self._in_flight += 1
             lane.task = asyncio.get_running_loop().create_task(self._carry(lane, self._take_batch()))
 
-    def _take_batch(self) -> list[_Pending]:
+    def _take_batch(self) -> _Batch:
         """From the head of the queue, as many as fit and do not get in each other's way."""
-        batch: list[_Pending] = []
-        compares: dict[bytes, Compare] = {}
-        written: set[bytes] = set()
-        operations = size_bytes = 0
-        while self._queue:
-            changes = self._queue[0].changes
-            keys = changes.keys()
-            if batch:
-                if len(compares) + len(changes.compares) > ITEMS_MAX or operations + len(keys) > ITEMS_MAX:
+        batch = _Batch()
+        queue, revisions, values = self._queue, batch.revisions, batch.values
+        size_bytes = 0
+        while queue:
+            pending = queue[0]
+            changes = pending.changes
+            if batch.pending:
+                if len(revisions) + len(changes.revisions) > ITEMS_MAX or len(values) + len(changes.values) > ITEMS_MAX:
                     break  # compares that both have are counted twice here: such are few
-                if size_bytes + changes.size_bytes > BYTES_MAX or not written.isdisjoint(keys):
+                if size_bytes + changes.size_bytes > BYTES_MAX or not values.keys().isdisjoint(changes.values):
                     break
-                if not written.isdisjoint(changes.compares) or not compares.keys().isdisjoint(keys):
+                if not values.keys().isdisjoint(changes.revisions) or not revisions.keys().isdisjoint(changes.values):
                     break
-                if not compares.keys().isdisjoint(changes.compares) and any(
-                    compares.get(key, compare) != compare for key, compare in changes.compares.items()
+                if not revisions.keys().isdisjoint(changes.revisions) and any(
+                    revisions.get(key, revision) != revision for key, revision in changes.revisions.items()
                 ):
                     break
-            pending = self._queue.popleft()
-            self._queued_items -= _items(changes)
-            if pending.done.done():  # its flow was cancelled before anything was sent
+            queue.popleft()
+            self._queued_items -= pending.items
+            if pending.wanted is not None and pending.wanted.done():  # cancelled before anything was sent
                 continue
-            batch.append(pending)
-            compares.update(changes.compares)
-            written.update(keys)
-            operations += len(keys)
+            batch.pending.append(pending)
+            revisions.update(changes.revisions)
+            values.update(changes.values)
             size_bytes += changes.size_bytes
         return batch
 
     # --- carrying one out ------------------------------------------------------------------------------------
 
-    async def _carry(self, lane: _Lane, batch: list[_Pending]) -> None:
+    async def _carry(self, lane: _Lane, batch: _Batch) -> None:
         try:
-            if batch:
+            if batch.pending:
                 await self._settle(lane, batch)
         except asyncio.CancelledError:
-            self._fail_all(batch, self._fresh_end())
+            self._fail_all(batch.pending, self._fresh_end())
             raise
         except NeveError as error:
-            self._fail_all(batch, error)
+            self._fail_all(batch.pending, error)
         except Exception as error:
             # A bug here leaves memory behind etcd: nothing that is decided from now on can be trusted.
             log.exception("batch_failed lane=%r", lane.key)
-            self._fail_all(batch, Internal(detail=repr(error)))
+            self._fail_all(batch.pending, Internal(detail=repr(error)))
             self._on_deposed(f"a batch failed: {error!r}")
         finally:
             lane.task = None
             self._in_flight -= 1
             self._pump(answered=True)
 
-    async def _settle(self, lane: _Lane, batch: list[_Pending]) -> None:
+    async def _settle(self, lane: _Lane, batch: _Batch) -> None:
         """Send the batch until its outcome is known, and tell everybody."""
         revision = await self._send(lane, batch)
         if isinstance(revision, int):
-            for pending in batch:
+            for pending in batch.pending:
                 self._apply(pending.changes, revision)
-            self.counters.committed += len(batch)
-            for pending in batch:
-                if not pending.done.done():
-                    pending.done.set_result(revision)
-        elif len(batch) == 1:
-            self._fail(batch[0], revision)
+            self.counters.committed += len(batch.pending)
+            for pending in batch.pending:
+                pending.tell(revision, None)
+        elif len(batch.pending) == 1:
+            self._fail(batch.pending[0], revision)
         else:
             self.counters.split += 1
-            for pending in batch:
+            for pending in batch.pending:
                 try:
-                    await self._settle(lane, [pending])
+                    await self._settle(lane, _Batch(pending))
                 except MetaUnavailable as error:
                     self._fail(pending, error)
 
-    async def _send(self, lane: _Lane, batch: list[_Pending]) -> int | NeveError:
+    async def _send(self, lane: _Lane, batch: _Batch) -> int | NeveError:
         """The revision at which it was applied, or why it was not and never will be."""
         self._number += 1
         self.counters.batches += 1
         number = self._number
         mark = pb.CommitRecord(term=self._leadership.create_revision, number=number).SerializeToString()
-        compares, success, failure = self._transaction(lane, batch, mark)
+        guard = self._leadership.guard()
+        revisions = {lane.key: lane.revision, **batch.revisions}
+        values: dict[bytes, bytes | None] = {lane.key: mark, **batch.values}
+        reads = [lane.key, self._leadership.key]
+        if len(batch.pending) == 1:  # why it failed is for its caller; in a larger batch each gets another try first
+            reads += batch.revisions
         backoff = Backoff(self._leadership.lease)
         in_doubt = False
         tries = 0
         while True:
             self._ensure()
             try:
-                result = await self._store.txn(compares, success, failure)
+                result = await self._store.write(guard, revisions, values, reads)
             except MaybeApplied as error:
                 in_doubt = True
                 log.warning("commit_unknown lane=%r number=%d error=%s", lane.key, number, error)
@@ -289,20 +329,6 @@ class Batcher:
             self.counters.repeated += 1
             await backoff.pause()
 
-    def _transaction(
-        self, lane: _Lane, batch: list[_Pending], mark: bytes
-    ) -> tuple[list[Compare], list[Operation], list[Operation]]:
-        compares = {compare.key: compare for compare in self._leadership.guard()}
-        compares[lane.key] = mod_revision_is(lane.key, lane.revision)
-        success: list[Operation] = [Put(lane.key, mark)]
-        for pending in batch:
-            compares.update(pending.changes.compares)
-            success += [write.operation for write in pending.changes.writes]
-        failure: list[Operation] = [Get(lane.key), Get(self._leadership.key)]
-        if len(batch) == 1:  # why it failed is for its caller; in a larger batch each gets another try first
-            failure += [Get(key) for key in batch[0].changes.compares]
-        return list(compares.values()), success, failure
-
     async def _void(self, lane: _Lane, number: int, mark: bytes) -> int | None:
         """Make sure that nothing of a batch can be applied any more; its revision if it was applied after all."""
         voided = pb.CommitRecord(term=self._leadership.create_revision, number=number, voided=True)
@@ -310,10 +336,12 @@ class Batcher:
         backoff = Backoff(self._leadership.lease)
         while True:
             self._ensure()
-            compares = [*self._leadership.guard(), mod_revision_is(lane.key, lane.revision)]
             try:
-                result = await self._store.txn(
-                    compares, [Put(lane.key, value)], [Get(lane.key), Get(self._leadership.key)]
+                result = await self._store.write(
+                    self._leadership.guard(),
+                    {lane.key: lane.revision},
+                    {lane.key: value},
+                    [lane.key, self._leadership.key],
                 )
             except (MaybeApplied, MetaUnavailable) as error:
                 log.warning("void_unanswered lane=%r error=%s", lane.key, error)
@@ -359,25 +387,19 @@ class Batcher:
             self._fail(pending, error)
 
     def _fail(self, pending: _Pending, error: NeveError) -> None:
-        if not pending.done.done():
+        if not pending.told:
             self.counters.failed += 1
-            pending.done.set_exception(error)
-            pending.done.exception()  # whoever waited may be gone with the term: that is no unhandled error
+            pending.tell(0, error)
 
 
-def _items(changes: Changes) -> int:
-    return max(len(changes.compares), len(changes.writes))
-
-
-def _reason(batch: list[_Pending], result: TxnResult) -> NeveError:
+def _reason(batch: _Batch, result: TxnResult) -> NeveError:
     """Which compare failed, for one request; for several just that one did."""
-    if len(batch) > 1:
+    if len(batch.pending) > 1:
         return VersionConflict(what="batch")
-    changes = batch[0].changes
-    for index, (key, compare) in enumerate(changes.compares.items(), start=OWN_ITEMS):
+    changes = batch.pending[0].changes
+    for index, (key, wanted) in enumerate(changes.revisions.items(), start=OWN_ITEMS):
         kv = result.get_at(index).first
         revision_now = kv.mod_revision if kv is not None else 0
-        wanted = int(compare.operand)
         if revision_now == wanted:
             continue
         claim = changes.owners.get(key)

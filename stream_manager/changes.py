@@ -1,178 +1,246 @@
 """What one mutation writes and what it requires: recorded while it is decided, carried out as part of one transaction.
 
 Invariants: every record that is written is compared, too: by the mod revision of the record it replaces, or as absent;
+            a young extent has no key: it is written with its stream's record, and compared by it;
             nothing here touches the state: that happens after etcd has it (`State.apply`);
             a key is written once in a mutation.
 Neighbours: flows record into one; batcher.py joins many into a transaction and adds the leader's guard.
 
-    changes = Changes(root)
+    changes = ctx.changes()
     changes.put_extent(old, new)                 # old: the record it replaces, None if there must be none
     changes.require_owner(owner)                 # the lock's key has this mod revision (3)
     await ctx.commit(changes)
+
+A stream's record is encoded by `finish`, when all is known: it holds the stream's young extents, those that this
+mutation makes or seals and those that were young before. They are within the last `YOUNG_WINDOW` of its list: whoever
+links one more extent gives the one that leaves the window a key of its own, holding its lock.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from neve.meta.lock import lock_key
-from neve.meta.txn import ITEM_BYTES, Compare, Delete, Operation, Put, key_absent, mod_revision_is
+from neve.meta.txn import ITEM_BYTES
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent, NodeEntry, Quota, Replay, Settings, Stream, Task
+from neve.stream_manager.records import Extent, NodeEntry, Quota, Replay, Settings, Stream, StreamCall, Task
+
+if TYPE_CHECKING:
+    from neve.stream_manager.state import State
+
+YOUNG_WINDOW = 8  # extents at the end of a list: bounds a stream's record when no replica confirms anything
+
+# Kinds of records. Not an enum: these are compared for every record that is written.
+Kind = Literal["stream", "extent", "node", "task", "name", "quota", "settings"]
+STREAM: Final = "stream"
+EXTENT: Final = "extent"
+NODE: Final = "node"
+TASK: Final = "task"
+NAME: Final = "name"
+QUOTA: Final = "quota"
+SETTINGS: Final = "settings"
+
+Record = Stream | Extent | NodeEntry | Task | Quota | Settings | int
+Versioned = TypeVar("Versioned", NodeEntry, Task, Quota, Settings)
 
 
-class Kind(enum.Enum):
-    STREAM = "stream"
-    EXTENT = "extent"
-    NODE = "node"
-    TASK = "task"
-    NAME = "name"
-    QUOTA = "quota"
-    SETTINGS = "settings"
-    REPLAY = "replay"
-    OTHER = "other"  # a key of the caller's, which the manager only carries along
+class Write(NamedTuple):
+    """A record as it will be; its mod revision is known when it is committed. A young extent has none."""
 
-
-Record = Stream | Extent | NodeEntry | Task | Quota | Settings | Replay | int
-Versioned = TypeVar("Versioned", Stream, Extent, NodeEntry, Task, Quota, Settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
     kind: Kind
-    ident: int | str | tuple[int, int]  # a call is (client, call)
-    operation: Put | Delete
-    record: Record | None  # None: deleted, or not the manager's
+    ident: int | str
+    record: Record | None  # None: deleted
+    young: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerClaim:
-    """Somebody says to hold a lock with this token; `key` is the lock's."""
+class OwnerClaim(NamedTuple):
+    """Somebody says to hold a lock with this token."""
 
     lock: str
     token: int
-    key: bytes
 
 
 class Changes:
     """Give it to `ctx.commit` once; make another one to try again."""
 
-    __slots__ = ("compares", "owners", "root", "size_bytes", "writes")
+    __slots__ = (
+        "_streams",
+        "_young",
+        "calls",
+        "owners",
+        "revisions",
+        "root",
+        "size_bytes",
+        "state",
+        "stream_call",
+        "values",
+        "writes",
+    )
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, state: State | None = None) -> None:
         self.root = root
+        self.state = state  # where young extents that this mutation does not touch are found
         self.writes: list[Write] = []
-        self.compares: dict[bytes, Compare] = {}  # by key: one for each is enough
+        self.calls: list[StreamCall] = []  # replay records with a key of their own (26)
+        self.stream_call: StreamCall | None = None  # one that is part of a stream that is put here
+        self.revisions: dict[bytes, int] = {}  # key → the mod revision that it must have; 0: it must be absent
+        self.values: dict[bytes, bytes | None] = {}  # key → what is put there; None: it is deleted
         self.owners: dict[bytes, OwnerClaim] = {}  # by the lock's key
-        self.size_bytes = 0
+        self.size_bytes = 0  # known when finished
+        self._streams: list[tuple[bytes, Stream]] = []
+        self._young: dict[int, Extent] = {}
 
     # --- records ---------------------------------------------------------------------------------------------
 
     def put_stream(self, old: Stream | None, new: Stream) -> None:
         key = self.root + r.STREAMS + r.id_text(new.stream_id)
-        self._put(Kind.STREAM, new.stream_id, key, codec.encode_stream, old, new)
+        assert old is None or old.mod_revision > 0, f"{old} was never committed"
+        self.require(key, 0 if old is None else old.mod_revision)
+        self._streams.append((key, new))
+        self.writes.append(Write(STREAM, new.stream_id, new))
 
     def delete_stream(self, old: Stream) -> None:
-        self._delete(Kind.STREAM, old.stream_id, self.root + r.STREAMS + r.id_text(old.stream_id), old)
+        """The call that created it is remembered apart from now on: repeated, it must not create another one."""
+        self._delete(STREAM, old.stream_id, self.root + r.STREAMS + r.id_text(old.stream_id), old.mod_revision)
+        if old.made_by is not None:
+            self.put_replay(*old.made_by)
 
     def require_stream(self, stream: Stream) -> None:
         """The stream is still this version, though it is not written."""
-        self.require(mod_revision_is(self.root + r.STREAMS + r.id_text(stream.stream_id), stream.mod_revision))
+        self.require(self.root + r.STREAMS + r.id_text(stream.stream_id), stream.mod_revision)
+
+    def put_young(self, new: Extent) -> None:
+        """An extent without a key of its own, with the record of its stream, which must be put, too."""
+        assert new.young, f"{new} has a key"
+        self._young[new.extent_id] = new
+        self.writes.append(Write(EXTENT, new.extent_id, new, young=True))
 
     def put_extent(self, old: Extent | None, new: Extent) -> None:
+        """At a key of its own, from now on if `old` is young."""
         key = self.root + r.EXTENTS + r.id_text(new.extent_id)
-        self._put(Kind.EXTENT, new.extent_id, key, codec.encode_extent, old, new)
+        self.require(key, 0 if old is None else old.mod_revision)
+        self._set(key, codec.encode_extent(new))
+        self.writes.append(Write(EXTENT, new.extent_id, new))
+
+    def replace_extent(self, old: Extent, new: Extent) -> None:
+        """Where it stands: at its key, or, if it is young, in its stream's record, which must be put, too."""
+        if old.mod_revision:
+            self.put_extent(old, new)
+        else:
+            self.put_young(new)
 
     def delete_extent(self, old: Extent) -> None:
-        self._delete(Kind.EXTENT, old.extent_id, self.root + r.EXTENTS + r.id_text(old.extent_id), old)
+        """A young one goes with its stream's record, which must be put without it, or deleted."""
+        if old.young:
+            self.require_extent(old)
+            self.writes.append(Write(EXTENT, old.extent_id, None))
+        else:
+            self._delete(EXTENT, old.extent_id, self.root + r.EXTENTS + r.id_text(old.extent_id), old.mod_revision)
 
     def require_extent(self, extent: Extent) -> None:
-        self.require(mod_revision_is(self.root + r.EXTENTS + r.id_text(extent.extent_id), extent.mod_revision))
+        self.require(self.root + r.EXTENTS + r.id_text(extent.extent_id), extent.mod_revision)
 
     def require_no_extent(self, extent_id: int) -> None:
         """Before a delete order (24)."""
-        self.require(key_absent(self.root + r.EXTENTS + r.id_text(extent_id)))
+        self.require(self.root + r.EXTENTS + r.id_text(extent_id), 0)
 
     def put_node(self, old: NodeEntry | None, new: NodeEntry) -> None:
         key = self.root + r.NODES + r.id_text(new.node_id)
-        self._put(Kind.NODE, new.node_id, key, codec.encode_node, old, new)
+        self._put(NODE, new.node_id, key, codec.encode_node, old, new)
 
     def delete_node(self, old: NodeEntry) -> None:
-        self._delete(Kind.NODE, old.node_id, self.root + r.NODES + r.id_text(old.node_id), old)
+        self._delete(NODE, old.node_id, self.root + r.NODES + r.id_text(old.node_id), old.mod_revision)
 
     def put_task(self, old: Task | None, new: Task) -> None:
         key = self.root + r.TASKS + r.id_text(new.extent_id)
-        self._put(Kind.TASK, new.extent_id, key, codec.encode_task, old, new)
+        self._put(TASK, new.extent_id, key, codec.encode_task, old, new)
 
     def delete_task(self, old: Task) -> None:
-        self._delete(Kind.TASK, old.extent_id, self.root + r.TASKS + r.id_text(old.extent_id), old)
+        self._delete(TASK, old.extent_id, self.root + r.TASKS + r.id_text(old.extent_id), old.mod_revision)
 
     def put_quota(self, old: Quota | None, new: Quota) -> None:
-        self._put(Kind.QUOTA, new.prefix, self.root + r.QUOTAS + new.prefix.encode(), codec.encode_quota, old, new)
+        self._put(QUOTA, new.prefix, self.root + r.QUOTAS + new.prefix.encode(), codec.encode_quota, old, new)
 
     def delete_quota(self, old: Quota) -> None:
-        self._delete(Kind.QUOTA, old.prefix, self.root + r.QUOTAS + old.prefix.encode(), old)
+        self._delete(QUOTA, old.prefix, self.root + r.QUOTAS + old.prefix.encode(), old.mod_revision)
 
     def put_settings(self, old: Settings, new: Settings) -> None:
         """`old` is the state's; settings that were never stored have mod revision 0."""
         key = self.root + r.SETTINGS + r.SETTINGS_NAME
-        self._put(Kind.SETTINGS, "", key, codec.encode_settings, old if old.mod_revision else None, new)
+        self._put(SETTINGS, "", key, codec.encode_settings, old if old.mod_revision else None, new)
 
     def put_name(self, name: str, stream_id: int) -> None:
         """A new name: nobody else has it."""
         key = self.root + r.NAMES + name.encode()
-        self.require(key_absent(key))
-        self._write(Write(Kind.NAME, name, Put(key, codec.encode_name(stream_id)), stream_id))
+        self.require(key, 0)
+        self._write(NAME, name, key, codec.encode_name(stream_id), stream_id)
 
     def delete_name(self, name: str) -> None:
         """Goes with its stream, whose version is compared."""
-        self._write(Write(Kind.NAME, name, Delete(self.root + r.NAMES + name.encode()), None))
+        self._write(NAME, name, self.root + r.NAMES + name.encode(), None, None)
 
     def put_replay(self, client_id: int, call_id: int, replay: Replay) -> None:
         """Not compared: within a term a call is executed once at a time, and a new leader has loaded all records."""
-        key = replay_key(self.root, client_id, call_id)
-        self._write(Write(Kind.REPLAY, (client_id, call_id), Put(key, codec.encode_replay(replay)), replay))
+        self._set(replay_key(self.root, client_id, call_id), codec.encode_replay(replay))
+        self.calls.append(StreamCall(client_id, call_id, replay))
 
     # --- others' keys, and conditions -------------------------------------------------------------------------
 
     def put_other(self, key: bytes, value: bytes, *, mod_revision: int) -> None:
         """A key of the caller's, in the same transaction; `mod_revision` is what it must have, 0: must not exist."""
-        self.require(mod_revision_is(key, mod_revision))
-        self._write(Write(Kind.OTHER, "", Put(key, value), None))
+        self.require(key, mod_revision)
+        self._set(key, value)
 
     def delete_other(self, key: bytes, *, mod_revision: int) -> None:
-        self.require(mod_revision_is(key, mod_revision))
-        self._write(Write(Kind.OTHER, "", Delete(key), None))
+        self.require(key, mod_revision)
+        self._set(key, None)
 
-    def require(self, compare: Compare) -> None:
-        before = self.compares.setdefault(compare.key, compare)
-        assert before == compare, f"{compare} contradicts {before}"
-        if before is compare:
-            self.size_bytes += ITEM_BYTES + len(compare.key)
+    def require(self, key: bytes, mod_revision: int) -> None:
+        before = self.revisions.setdefault(key, mod_revision)
+        assert before == mod_revision, f"{key!r} at {mod_revision} contradicts {before}"
 
     def require_owner(self, lock: str, token: int) -> None:
         """The lock is held with this token at the moment of the transaction (3)."""
         key = lock_key(self.root, lock)
-        self.owners[key] = OwnerClaim(lock, token, key)
-        self.require(mod_revision_is(key, token))
+        self.owners[key] = OwnerClaim(lock, token)
+        self.require(key, token)
 
     def require_unowned(self, lock: str) -> None:
         """Nobody holds the lock at the moment of the transaction."""
-        self.require(key_absent(lock_key(self.root, lock)))
+        self.require(lock_key(self.root, lock), 0)
 
     # --- for the batcher -------------------------------------------------------------------------------------
 
-    @property
-    def operations(self) -> list[Operation]:
-        return [write.operation for write in self.writes]
+    def finish(self) -> None:
+        """All is recorded: encode the streams, now that their young extents are known."""
+        for key, stream in self._streams:
+            self._set(key, codec.encode_stream(stream, self._young_of(stream)))
+        self._streams.clear()
+        assert not self._young, f"young extents without their stream: {self._young}"
+        self.size_bytes = (
+            ITEM_BYTES * (len(self.revisions) + len(self.values))
+            + sum(map(len, self.revisions))
+            + sum([len(key) + len(value or b"") for key, value in self.values.items()])
+        )
 
-    def keys(self) -> list[bytes]:
-        """What is written. All of them are single keys."""
-        return [_key_of(write.operation) for write in self.writes]
+    def _young_of(self, stream: Stream) -> list[Extent]:
+        """Those in its list that have no key, as they will be."""
+        found: list[Extent] = []
+        known: Mapping[int, Extent] = self.state.extents if self.state is not None else {}
+        for extent_id in stream.extent_ids[-YOUNG_WINDOW:]:
+            extent = self._young.pop(extent_id, None)
+            if extent is None:
+                extent = known.get(extent_id)
+                if extent is None or extent.mod_revision or self._has_key(extent_id):
+                    continue
+            assert extent.stream_id == stream.stream_id, f"{extent} is not in the record of {stream}"
+            found.append(extent)
+        return found
+
+    def _has_key(self, extent_id: int) -> bool:
+        return self.root + r.EXTENTS + r.id_text(extent_id) in self.values
 
     # --- inside ----------------------------------------------------------------------------------------------
 
@@ -186,29 +254,22 @@ class Changes:
         new: Versioned,
     ) -> None:
         assert old is None or old.mod_revision > 0, f"{old} was never committed"
-        self.require(key_absent(key) if old is None else mod_revision_is(key, old.mod_revision))
-        self._write(Write(kind, ident, Put(key, encode(new)), new))
+        self.require(key, 0 if old is None else old.mod_revision)
+        self._write(kind, ident, key, encode(new), new)
 
-    def _delete(
-        self, kind: Kind, ident: int | str, key: bytes, old: Stream | Extent | NodeEntry | Task | Quota
-    ) -> None:
-        assert old.mod_revision > 0, f"{old} was never committed"
-        self.require(mod_revision_is(key, old.mod_revision))
-        self._write(Write(kind, ident, Delete(key), None))
+    def _delete(self, kind: Kind, ident: int | str, key: bytes, mod_revision: int) -> None:
+        assert mod_revision > 0, f"{key!r} was never committed"
+        self.require(key, mod_revision)
+        self._write(kind, ident, key, None, None)
 
-    def _write(self, write: Write) -> None:
-        operation = write.operation
-        self.writes.append(write)
-        value_bytes = len(operation.value) if isinstance(operation, Put) else 0
-        self.size_bytes += ITEM_BYTES + len(_key_of(operation)) + value_bytes
+    def _write(self, kind: Kind, ident: int | str, key: bytes, value: bytes | None, record: Record | None) -> None:
+        self._set(key, value)
+        self.writes.append(Write(kind, ident, record))
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        assert key not in self.values, f"{key!r} is written twice"
+        self.values[key] = value
 
 
 def replay_key(root: bytes, client_id: int, call_id: int) -> bytes:
     return root + r.REPLAY + r.id_text(client_id) + b"/" + r.id_text(call_id)
-
-
-def _key_of(operation: Put | Delete) -> bytes:
-    if isinstance(operation, Put):
-        return operation.key
-    assert isinstance(operation.keys, bytes), operation
-    return operation.keys

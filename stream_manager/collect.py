@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, VersionConflict
@@ -162,7 +162,7 @@ class Collector:
                 elif not self._extra(extent, found, trouble):
                     return False
                 elif extent.seal is not None and found.eversion > extent.eversion:
-                    changes.put_extent(extent, replace(extent, eversion=found.eversion))
+                    changes.put_extent(extent, extent._replace(eversion=found.eversion))
                 else:
                     changes.require_extent(extent)
                 await ctx.commit(changes)

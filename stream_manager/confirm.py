@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NeveError
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.fan_out import Started
+from neve.stream_manager.locks import LockKind
 from neve.stream_manager.records import Extent, ReplicaAt
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,9 @@ class SealOutcome:
     failed: dict[int, NeveError]
 
 
+Begun = list[tuple[ReplicaAt, Started[en.SealExtentReply]]]
+
+
 async def seal_replicas(
     ctx: LeaderContext, extent_id: int, *, node_ids: Container[int] | None = None
 ) -> SealOutcome | None:
@@ -46,33 +51,43 @@ async def seal_replicas(
     if extent is None or extent.seal is None:
         return None
     asked_at = ctx.condemned.number
+    return await _await_answers(ctx, extent, _ask(ctx, extent, node_ids), asked_at)
+
+
+def _ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None = None) -> Begun:
     dead = ctx.state.dead_nodes()
-    targets = [
+    replicas = [
         replica
         for replica in extent.replicas
-        if replica.node_id not in extent.confirmed
-        and (replica.node_id not in dead if node_ids is None else replica.node_id in node_ids)
+        if replica[0] not in extent.confirmed
+        and (replica[0] not in dead if node_ids is None else replica[0] in node_ids)
     ]
+    return list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
+
+
+async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> SealOutcome:
+    """Record the answers as they come."""
+    assert extent.seal is not None, extent
+    extent_id = extent.extent_id
     outcome = SealOutcome(False, {}, {})
-    asking: dict[asyncio.Task[en.SealExtentReply | NeveError], ReplicaAt] = {}
-    answered: list[tuple[ReplicaAt, en.SealExtentReply | NeveError]] = []
-    for replica in targets:
-        started = Started(_ask(ctx, extent, replica))
-        if started.task is None:
-            answered.append((replica, started.value))
-        else:
-            asking[started.task] = replica
+    answered = [(replica, one.value) for replica, one in begun if one.task is None]
+    asking = {one.task: (replica, one) for replica, one in begun if one.task is not None}
     try:
         while answered or asking:
             if asking and not answered:
                 await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
             if not all(task.done() for task in asking):
                 await asyncio.wait(asking, timeout=GATHER_S)
-            answered += [(asking.pop(task), task.result()) for task in [*asking] if task.done()]
+            for task in [task for task in asking if task.done()]:
+                replica, one = asking.pop(task)
+                answered.append((replica, await one.result()))
             confirmed = _sort(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:
-                await _record(ctx, extent_id, confirmed, asked_at)
+                async with ctx.locks.hold(extents=[extent_id]):
+                    changes = _judge(ctx, extent_id, confirmed, asked_at)
+                    if changes is not None:
+                        await ctx.commit(changes)
     finally:
         for task in asking:
             task.cancel()
@@ -83,73 +98,113 @@ async def seal_replicas(
 
 
 def _sort(
-    answered: list[tuple[ReplicaAt, en.SealExtentReply | NeveError]], length: int, outcome: SealOutcome
+    answered: Iterable[tuple[ReplicaAt, en.SealExtentReply | NeveError]], length: int, outcome: SealOutcome
 ) -> dict[ReplicaAt, bytes]:
     """The digests of those that confirmed; what the others said is noted."""
     confirmed: dict[ReplicaAt, bytes] = {}
     for replica, answer in answered:
         if isinstance(answer, NeveError):
             outcome.failed[replica.node_id] = answer
-        elif answer.confirmed and answer.seal.length == length:
-            confirmed[replica] = answer.seal.digest
+            continue
+        seal = answer.seal
+        if answer.confirmed and seal.length == length:
+            confirmed[replica] = seal.digest
         else:
             outcome.short[replica.node_id] = answer.length
     return confirmed
 
 
-async def _ask(ctx: LeaderContext, extent: Extent, replica: ReplicaAt) -> en.SealExtentReply | NeveError:
-    try:
-        return await ctx.nodes.seal(extent, replica)
-    except NeveError as error:
-        return error
-
-
-async def _record(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes], asked_at: int) -> None:
-    """`asked_at`: the last condemnation before the orders were sent."""
-    async with ctx.locks.hold(extents=[extent_id]):
-        old = ctx.state.extents.get(extent_id)
-        if old is None or old.seal is None:
-            return
-        digest = old.seal.digest or _most_common(list(confirmed.values()))
-        good: list[int] = []
-        for replica, found in confirmed.items():
-            if replica not in old.replicas or replica.node_id in old.confirmed:
-                continue  # replaced meanwhile, or confirmed by somebody else's asking
-            if ctx.condemned.since(asked_at, extent_id, replica.node_id):
-                log.info("seal_confirmed_too_early extent_id=%d node_id=%d", extent_id, replica.node_id)
-                continue  # found bad since it was asked: the reconciler asks again
-            if found == digest:
-                good.append(replica.node_id)
-            else:
-                log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
-                ctx.part.note_bad_replica(extent_id, replica.node_id, "it confirmed the seal with another digest")
-        if good:
-            changes = ctx.changes()
-            changes.put_extent(old, old.with_confirmed(good, digest))
-            await ctx.commit(changes)
+def _judge(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes], asked_at: int) -> Changes | None:
+    """Whom to believe, with the extent's lock held. `asked_at`: the last condemnation before the orders were sent."""
+    old = ctx.state.extents.get(extent_id)
+    if old is None or old.seal is None:
+        return None
+    digest = old.seal.digest or _most_common(list(confirmed.values()))
+    good: list[int] = []
+    for replica, found in confirmed.items():
+        if replica not in old.replicas or replica.node_id in old.confirmed:
+            continue  # replaced meanwhile, or confirmed by somebody else's asking
+        if ctx.condemned.since(asked_at, extent_id, replica.node_id):
+            log.info("seal_confirmed_too_early extent_id=%d node_id=%d", extent_id, replica.node_id)
+            continue  # found bad since it was asked: the reconciler asks again
+        if found == digest:
+            good.append(replica.node_id)
+        else:
+            log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
+            ctx.part.note_bad_replica(extent_id, replica.node_id, "it confirmed the seal with another digest")
+    if not good:
+        return None
+    changes = ctx.changes()
+    changes.put_extent(old, old.with_confirmed(good, digest))
+    return changes
 
 
 def _most_common(digests: list[bytes]) -> bytes:
     """Of as many on both sides the one that came first (20)."""
+    first = digests[0]
+    if digests.count(first) == len(digests):
+        return first
     return max(dict.fromkeys(digests), key=digests.count)
 
 
+# --- the first round, behind the answer to whoever sealed --------------------------------------------------------
+
+
 def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
-    """Start the first round behind the answer; whoever has not confirmed by its end is the reconciler's."""
-
-    async def first_round() -> None:
-        outcome = None
-        try:
-            outcome = await seal_replicas(ctx, extent_id)
-        except NeveError as error:
-            log.warning("seal_round_failed extent_id=%d error=%s", extent_id, error)
-        finally:
-            ctx.seals_in_flight -= 1
-        if outcome is None or not outcome.all_confirmed:
-            ctx.part.note_unconfirmed(extent_id)
-
+    """Start the first round; whoever has not confirmed by its end is the reconciler's."""
+    extent = ctx.state.extents.get(extent_id)
+    if extent is None or extent.seal is None:
+        return
     if ctx.seals_in_flight >= SEALS_IN_FLIGHT_MAX:
         ctx.part.note_unconfirmed(extent_id)  # nodes hang: the reconciler asks when they answer again
         return
+    asked_at = ctx.condemned.number
+    begun = _ask(ctx, extent)
+    if not _record_at_once(ctx, extent, begun, asked_at):
+        ctx.seals_in_flight += 1
+        ctx.spawn(_first_round(ctx, extent, begun, asked_at), name="seal")
+
+
+async def _first_round(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> None:
+    outcome = None
+    try:
+        outcome = await _await_answers(ctx, extent, begun, asked_at)
+    except NeveError as error:
+        log.warning("seal_round_failed extent_id=%d error=%s", extent.extent_id, error)
+    finally:
+        ctx.seals_in_flight -= 1
+    if outcome is None or not outcome.all_confirmed:
+        ctx.part.note_unconfirmed(extent.extent_id)
+
+
+def _record_at_once(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> bool:
+    """The shortest way, without a task: all have answered already, all confirmed, and nobody holds the extent's lock.
+    False if it is not so; nothing is done then."""
+    assert extent.seal is not None, extent
+    if len(begun) < len(extent.replicas) or any(one.task is not None for _, one in begun):
+        return False
+    confirmed = _sort([(replica, one.value) for replica, one in begun], extent.seal.length, SealOutcome(False, {}, {}))
+    extent_id = extent.extent_id
+    key = (int(LockKind.EXTENT), extent_id)
+    if len(confirmed) < len(begun) or not ctx.locks.try_take(key):
+        return False
+
+    def on_done(revision: int, error: NeveError | None) -> None:
+        ctx.locks.release(key)
+        ctx.seals_in_flight -= 1
+        if error is not None:
+            log.warning("seal_round_failed extent_id=%d error=%s", extent_id, error)
+        now = ctx.state.extents.get(extent_id)
+        if now is None or not now.all_confirmed:
+            ctx.part.note_unconfirmed(extent_id)
+
     ctx.seals_in_flight += 1
-    ctx.spawn(first_round(), name="seal")
+    try:
+        changes = _judge(ctx, extent_id, confirmed, asked_at)
+        if changes is None:
+            on_done(0, None)
+        else:
+            ctx.submit(changes, on_done)
+    except NeveError as error:
+        on_done(0, error)
+    return True

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from neve.meta.term_tasks import TermTasks
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import NeveError
 from neve.rpc.service import Call
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.locks import LockTable
-from neve.stream_manager.records import Extent, NodeEntry, Replay
+from neve.stream_manager.records import Extent, NodeEntry, Replay, StreamCall
 from neve.stream_manager.state import State
 
 if TYPE_CHECKING:
@@ -81,23 +82,30 @@ class Mutation:
 
     def __init__(
         self,
-        *,
-        client_id: int,
-        call_id: int,
+        call: tuple[int, int],
         method_id: int,
         request_crc32c: int,
         principal: str,
         wall_ms: int,
         replayed: Replay | None = None,
     ) -> None:
-        self.client_id = client_id
-        self.call_id = call_id
+        self.client_id, self.call_id = call
         self.method_id = method_id
         self.request_crc32c = request_crc32c
         self.principal = principal
         self.wall_ms = wall_ms
         self.replayed = replayed
         self.recorded: Replay | None = None  # what `record` made: it counts once the changes are committed
+
+    def stream_call(
+        self, changes: Changes, stream_ids: tuple[int, ...], extent_ids: tuple[int, ...] = ()
+    ) -> StreamCall | None:
+        """The same as a part of the one stream that is written: what to put into its record. None: nothing is kept."""
+        self.recorded = Replay(self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids)
+        if not (self.client_id or self.call_id) or self.replayed is not None:
+            return None
+        changes.stream_call = StreamCall(self.client_id, self.call_id, self.recorded)
+        return changes.stream_call
 
     def record(
         self, changes: Changes, *, stream_ids: Sequence[int] = (), extent_ids: Sequence[int] = (), node_id: int = 0
@@ -167,6 +175,11 @@ class Commit(Protocol):
         """
 
 
+class Submit(Protocol):
+    def __call__(self, changes: Changes, on_done: Callable[[int, NeveError | None], None]) -> None:
+        """The same without waiting, for what nobody waits for: `on_done` gets the revision, or the error."""
+
+
 class LeaderContext:
     def __init__(
         self,
@@ -174,6 +187,7 @@ class LeaderContext:
         config: ManagerConfig,
         state: State,
         commit: Commit,
+        submit: Submit,
         locks: LockTable,
         nodes: NodeCalls,
         ids: IdSource,
@@ -189,6 +203,7 @@ class LeaderContext:
         self.state = state
         self.root = state.root
         self.commit = commit
+        self.submit = submit
         self.locks = locks
         self.nodes = nodes
         self.ids = ids
@@ -198,6 +213,7 @@ class LeaderContext:
         self.ensure_leading = ensure_leading  # raises NotLeader once the term is over; never waits
         self.tasks = tasks
         self.rng = rng
+        self.clock = asyncio.get_running_loop().time  # monotonic seconds
         self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
         self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
         # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).
@@ -207,11 +223,7 @@ class LeaderContext:
         self.ensembles: Ensembles  # so is this
 
     def changes(self) -> Changes:
-        return Changes(self.root)
-
-    def clock(self) -> float:
-        """Monotonic seconds."""
-        return asyncio.get_running_loop().time()
+        return Changes(self.root, self.state)
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
         """A background task that ends with the term; if it fails, that is logged."""

@@ -5,50 +5,104 @@ from __future__ import annotations
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.fields import SMALL, sized, varint
 from neve.stream_manager import record_codec as codec
-from neve.stream_manager.records import Extent, NodeEntry, Stream, Task
+from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream, Task
 from neve.stream_manager.state import State
 
 
 def stream_info(stream: Stream) -> sm.StreamInfo:
-    return sm.StreamInfo(
-        stream_id=stream.stream_id,
-        name=stream.name,
-        lock=stream.lock,
-        extent_ids=stream.extent_ids,
-        sealed=stream.sealed,
-        policy=codec.policy_message(stream.policy),
-        labels=dict(stream.labels),
-        version=stream.version,
-        mod_revision=stream.mod_revision,
-        created_ms=stream.created_ms,
-        truncated_before=stream.truncated_before,
-    )
+    return sm.StreamInfo.FromString(stream_info_bytes(stream))
 
 
 def extent_info(state: State, extent: Extent, *, with_streams: bool = False) -> sm.ExtentInfo:
-    info = sm.ExtentInfo(
-        extent_id=extent.extent_id,
-        eversion=extent.eversion,
-        extent_bytes_max=extent.extent_bytes_max,
-        created_ms=extent.created_ms,
-        mod_revision=extent.mod_revision,
-    )
-    add, nodes = info.replicas.add, state.nodes
-    for node_id, disk_uuid, incarnation in extent.replicas:
-        node = nodes.get(node_id)
-        added = add(address=node.wire_address, grpc_address=node.grpc_address) if node is not None else add()
-        replica = added.replica  # filled in place: making messages and copying them in takes twice as long
-        replica.node_id = node_id
-        replica.disk_uuid = disk_uuid
-        replica.incarnation = incarnation
-        if node_id in extent.confirmed:
-            added.confirmed = True
+    info = sm.ExtentInfo.FromString(extent_info_bytes(state, extent))
     if with_streams:
         info.stream_ids.extend(state.streams_of(extent.extent_id))
-    if extent.seal is not None:
-        info.seal.length, info.seal.eversion, info.seal.digest = extent.seal
     return info
+
+
+def alloc_reply(state: State, stream: Stream, sealed: Extent, tail: Extent | None) -> sm.StreamAllocExtentReply:
+    parts = [b"\x0a", sized(stream_info_bytes(stream)), b"\x12", sized(extent_info_bytes(state, sealed))]
+    if tail is not None:
+        parts += (b"\x1a", sized(extent_info_bytes(state, tail)))
+    if sealed.all_took_part or sealed.all_confirmed:
+        parts.append(b"\x20\x01")
+    return sm.StreamAllocExtentReply.FromString(b"".join(parts))
+
+
+def create_reply(state: State, stream: Stream, tail: Extent | None) -> sm.CreateStreamReply:
+    parts = [b"\x0a", sized(stream_info_bytes(stream))]
+    if tail is not None:
+        parts += (b"\x12", sized(extent_info_bytes(state, tail)))
+    return sm.CreateStreamReply.FromString(b"".join(parts))
+
+
+# These are bytes of the messages, joined from parts that are encoded already: to parse them takes a fifteenth of the
+# time that it takes to build the messages field by field.
+
+
+_stems: dict[int, tuple[object, bytes]] = {}  # by stream id: what never changes of its description
+_replicas: dict[int, tuple[object, bytes]] = {}  # by extent id: its replicas, nobody confirmed
+
+
+def stream_info_bytes(stream: Stream) -> bytes:
+    parts = [_stem(stream), b"\x40", varint(stream.version), b"\x48", varint(stream.mod_revision)]
+    if stream.extent_ids:
+        ids = codec.packed_ids(stream)
+        parts += (b"\x22", varint(len(ids)), ids)
+    if stream.sealed:
+        parts.append(b"\x28\x01")
+    if stream.truncated_before:
+        parts += (b"\x58", varint(stream.truncated_before))
+    return b"".join(parts)
+
+
+def _stem(stream: Stream) -> bytes:
+    made_of = (stream.name, stream.lock, stream.policy, stream.labels, stream.created_ms)
+    found = _stems.get(stream.stream_id)
+    if found is not None and found[0] == made_of:
+        return found[1]
+    parts = [b"\x08", varint(stream.stream_id)]
+    if stream.name:
+        parts += (b"\x12", sized(stream.name.encode()))
+    if stream.lock:
+        parts += (b"\x1a", sized(stream.lock.encode()))
+    parts += (b"\x32", sized(codec.encoded_policy(stream.policy)), b"\x50", varint(stream.created_ms))
+    parts += [b"\x3a" + sized(label) for label in codec.encoded_labels(stream.labels)]
+    return codec.keep(_stems, stream.stream_id, (made_of, b"".join(parts)))[1]
+
+
+def extent_info_bytes(state: State, extent: Extent) -> bytes:
+    nodes = state.nodes
+    replicas = extent.replicas
+    made_of = (replicas, [nodes.get(replica[0]) for replica in replicas])
+    found = _replicas.get(extent.extent_id) if not extent.confirmed else None
+    if found is not None and found[0] == made_of:
+        told = found[1]
+    else:
+        told = b"".join([_replica_bytes(nodes.get(replica[0]), replica, extent.confirmed) for replica in replicas])
+        if not extent.confirmed:
+            codec.keep(_replicas, extent.extent_id, (made_of, told))
+    parts = [b"\x08", varint(extent.extent_id), b"\x10", varint(extent.eversion), told]
+    if extent.seal is not None:
+        parts += (b"\x22", sized(codec.encoded_seal(extent.seal)))
+    parts += (b"\x28", varint(extent.extent_bytes_max), b"\x30", varint(extent.created_ms))
+    if extent.mod_revision:
+        parts += (b"\x38", varint(extent.mod_revision))
+    return b"".join(parts)
+
+
+def _replica_bytes(node: NodeEntry | None, replica: ReplicaAt, confirmed: tuple[int, ...]) -> bytes:
+    place = codec.place_of(replica)
+    told = b"\x0a" + SMALL[len(place) + 8] + place + replica.incarnation.to_bytes(8, "little")
+    if node is not None:
+        told += b"\x12" + sized(node.wire_address.encode())
+        if node.grpc_address:
+            told += b"\x22" + sized(node.grpc_address.encode())
+    if replica.node_id in confirmed:
+        told += b"\x18\x01"
+    return b"\x1a" + varint(len(told)) + told
 
 
 def node_record(node: NodeEntry) -> sm.NodeRecord:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from neve.stream_manager.context import NodeChoice, Placement, PlacementRequest
-from neve.stream_manager.records import NodeEntry
+from neve.stream_manager.records import NodeEntry, Policy
 from neve.stream_manager.state import State, StateListener
 
 KEPT_S = 0.25
@@ -23,28 +23,49 @@ KINDS_MAX = 100  # distinct requests: policies, replica counts, sizes
 
 
 class Ensembles(StateListener):
-    def __init__(self, state: State, placement: Callable[[], Placement], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, state: State, placement: Callable[[], Placement], clock: Callable[[], float], *, default: str
+    ) -> None:
         self._state = state
         self._placement = placement
         self._clock = clock
-        self._chosen: dict[PlacementRequest, list[list[NodeChoice]]] = {}
+        self._default = default  # the name of the policy where a stream names none
+        self._chosen: dict[Policy, list[list[NodeChoice]]] = {}
         self._next = 0
         self._since_s = 0.0
-        state.listeners.append(self)
+        state.listen(self)
 
-    def choose(self, request: PlacementRequest) -> list[NodeChoice]:
-        if request.avoid or request.excluded:
-            return self._placement().choose(self._state, request)
+    def choose(
+        self, policy: Policy, *, avoid: frozenset[int] = frozenset(), excluded: frozenset[int] = frozenset()
+    ) -> list[NodeChoice]:
+        """As many different nodes as replicas; `NotEnoughNodes` says why it cannot."""
+        if avoid or excluded:
+            return self._choose(policy, avoid, excluded)
         now_s = self._clock()
         if now_s - self._since_s > KEPT_S or len(self._chosen) > KINDS_MAX:
             self._chosen.clear()
             self._since_s = now_s
-        ahead = self._chosen.setdefault(request, [])
+        ahead = self._chosen.get(policy)
+        if ahead is None:
+            ahead = self._chosen[policy] = []
         if len(ahead) < AHEAD:
-            ahead.append(self._placement().choose(self._state, request))
+            ahead.append(self._choose(policy, avoid, excluded))
             return ahead[-1]
         self._next += 1
         return ahead[self._next % AHEAD]
+
+    def _choose(self, policy: Policy, avoid: frozenset[int], excluded: frozenset[int]) -> list[NodeChoice]:
+        request = PlacementRequest(
+            replicas=policy.replicas,
+            extent_bytes_max=policy.extent_bytes_max,
+            policy=policy.placement or self._default,
+            strict=policy.strict,
+            avoid=avoid,
+            excluded=excluded,
+        )
+        choices = self._placement().choose(self._state, request)
+        assert len({choice.node_id for choice in choices}) == policy.replicas, choices
+        return choices
 
     def on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
         self._chosen.clear()

@@ -39,6 +39,13 @@ class IdSource:
         self._next += count
         return first
 
+    def take_now(self) -> int:
+        """One number, if there is one at hand; 0: there is none, `take` gets more."""
+        if self._next >= self._end:
+            return 0
+        self._next += 1
+        return self._next - 1
+
     def renew(self) -> None:
         """Forget what is left: another manager may have handed out higher numbers meanwhile."""
         self._next = self._end = 0

@@ -24,7 +24,7 @@ from neve.proto.errors import NeveError, NotLeader
 from neve.stream_manager import records as r
 from neve.stream_manager.allocate import Allocator
 from neve.stream_manager.batcher import Batcher, lane_key
-from neve.stream_manager.changes import Changes, Kind
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import LeaderContext, NodesPart
 from neve.stream_manager.ensembles import Ensembles
@@ -35,7 +35,7 @@ from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.owner_checks import OwnerChecks
 from neve.stream_manager.pipeline import Authoriser, Pipeline
 from neve.stream_manager.quota import QuotaTable
-from neve.stream_manager.records import NodeEntry, Replay
+from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.replay import ReplayCache
 from neve.stream_manager.state import State
 
@@ -102,6 +102,7 @@ class Term:
         self.reason = ""
         self.state = loaded.state
         self.replay = loaded.replay
+        self.replay.load_streams(self.state.streams.values(), wall_ms())
         self.leader = common_pb2.Leader(create_revision=leadership.create_revision, address=address)
         root = self.state.root
         tasks = TermTasks()
@@ -118,6 +119,7 @@ class Term:
             config=config,
             state=self.state,
             commit=self.batcher.commit,
+            submit=self.batcher.submit,
             locks=LockTable(),
             nodes=make_node_calls(self.leader, self.state.nodes.get),
             ids=ids,
@@ -129,7 +131,9 @@ class Term:
             rng=rng,
             wall_ms=wall_ms,
         )
-        self.ctx.ensembles = Ensembles(self.state, lambda: self.ctx.part, self.ctx.clock)
+        self.ctx.ensembles = Ensembles(
+            self.state, lambda: self.ctx.part, self.ctx.clock, default=config.defaults.placement
+        )
         self.allocator = Allocator(self.ctx)
         self.pipeline = Pipeline(self.ctx, self.replay, authoriser=authoriser, not_leader=not_leader)
         self.part = self.ctx.part = make_part(self.ctx)
@@ -163,22 +167,23 @@ class Term:
 
     async def stopped(self) -> None:
         await self.ctx.tasks.stopped()
+        self.pipeline.audit.flush()
         await self.batcher.stopped()
         await self.owners.stopped()
-        self.state.listeners.clear()  # they refer to the state and it to them: a million records must not wait for that
+        self.state.stop_listening()  # they refer to the state and it to them: a million records must not wait for that
 
     def _apply(self, changes: Changes, revision: int) -> None:
         self.state.apply(changes, revision)
-        for write in changes.writes:
-            if write.kind is Kind.REPLAY:
-                assert isinstance(write.record, Replay), write
-                assert isinstance(write.ident, tuple), write
-                self.replay.add(*write.ident, write.record)
+        for call in changes.calls:
+            self.replay.add(*call)
+        if changes.stream_call is not None:
+            self.replay.add_in_stream(changes.stream_call)
 
     async def _sweep_replay(self) -> None:
         """Delete old replay records, and only them: runs of calls without a gap, so that one operation takes many."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
+            self.replay.forget_old(self.ctx.wall_ms())
             expired = list(self.replay.expired(self.ctx.wall_ms()))
             for start in range(0, len(expired), SWEEP_DELETES_MAX):
                 part = expired[start : start + SWEEP_DELETES_MAX]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import TracebackType
 
 
@@ -30,6 +30,9 @@ class LockKind(enum.IntEnum):
     SETTING = 4  # quotas by prefix, the cluster's settings
 
 
+# As plain numbers: to look up a member of an enum takes longer than to take a lock.
+_NAME, _STREAM, _EXTENT, _NODE, _SETTING = map(int, LockKind)
+
 Key = tuple[int, int | str]
 
 
@@ -40,18 +43,23 @@ class LockTable:
     def hold(
         self,
         *,
-        names: Iterable[str] = (),
-        streams: Iterable[int] = (),
-        extents: Iterable[int] = (),
-        nodes: Iterable[int] = (),
-        settings: Iterable[str] = (),
+        names: Collection[str] = (),
+        streams: Collection[int] = (),
+        extents: Collection[int] = (),
+        nodes: Collection[int] = (),
+        settings: Collection[str] = (),
     ) -> Holding:
         keys: list[Key] = []
-        _add(keys, LockKind.NAME, names)
-        _add(keys, LockKind.STREAM, streams)
-        _add(keys, LockKind.EXTENT, extents)
-        _add(keys, LockKind.NODE, nodes)
-        _add(keys, LockKind.SETTING, settings)
+        if names:
+            _add(keys, _NAME, names)
+        if streams:
+            _add(keys, _STREAM, streams)
+        if extents:
+            _add(keys, _EXTENT, extents)
+        if nodes:
+            _add(keys, _NODE, nodes)
+        if settings:
+            _add(keys, _SETTING, settings)
         return Holding(self, keys)
 
     def held(self, kind: LockKind, ident: int | str) -> bool:
@@ -85,13 +93,18 @@ class LockTable:
         del self._waiters[key]
 
 
-def _add(keys: list[Key], kind: LockKind, idents: Iterable[int] | Iterable[str]) -> None:
-    if idents != ():  # mostly nothing or one: worth the look
-        keys += sorted({(int(kind), ident) for ident in idents})
+def _add(keys: list[Key], kind: int, idents: Collection[int] | Collection[str]) -> None:
+    """Mostly nothing or one: worth the look."""
+    if len(idents) == 1:
+        keys += [(kind, ident) for ident in idents]
+    elif idents:
+        keys += sorted({(kind, ident) for ident in idents})
 
 
 class Holding:
     """Use it once, as a context."""
+
+    __slots__ = ("_held", "_keys", "_table")
 
     def __init__(self, table: LockTable, keys: list[Key]) -> None:
         self._table = table
@@ -115,6 +128,7 @@ class Holding:
         self._let_go()
 
     def _let_go(self) -> None:
-        for key in reversed(self._keys[: self._held]):
-            self._table.release(key)
-        self._held = 0
+        held, self._held = self._held, 0
+        while held:
+            held -= 1
+            self._table.release(self._keys[held])

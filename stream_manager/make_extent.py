@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from neve.proto.errors import NeveError, NotEnoughNodes, NotLeader
-from neve.stream_manager.context import LeaderContext, NodeChoice, PlacementRequest
+from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.records import Extent, Policy, ReplicaAt
 
 log = logging.getLogger(__name__)
@@ -31,55 +31,28 @@ async def make_extent(
     """`NotEnoughNodes` when no set of nodes could be had."""
     failed: dict[int, NeveError] = {}
     for _ in range(TRIES_MAX):
-        request = PlacementRequest(
-            replicas=policy.replicas,
-            extent_bytes_max=policy.extent_bytes_max,
-            policy=policy.placement or ctx.config.defaults.placement,
-            strict=policy.strict,
-            avoid=avoid,
-            excluded=frozenset(failed),
-        )
         try:
-            choices = ctx.ensembles.choose(request)
+            choices = ctx.ensembles.choose(policy, avoid=avoid, excluded=frozenset(failed))
         except NotEnoughNodes as error:
             raise _with_failures(error, failed) from None
-        assert len({choice.node_id for choice in choices}) == policy.replicas, choices
-        extent_id = await ctx.ids.take()
-        made = await _create_all(ctx, extent_id, choices, policy, stream_id)
+        extent_id = ctx.ids.take_now() or await ctx.ids.take()
+        made = await ctx.nodes.create_all(
+            extent_id,
+            choices,
+            eversion=EVERSION_FIRST,
+            extent_bytes_max=policy.extent_bytes_max,
+            stream_id=stream_id,
+        )
+        replicas = tuple([replica for replica in made if isinstance(replica, ReplicaAt)])
+        if len(replicas) == len(choices):
+            return Extent(extent_id, EVERSION_FIRST, replicas, policy.extent_bytes_max, ctx.wall_ms(), stream_id)
         errors = {c.node_id: m for c, m in zip(choices, made, strict=True) if isinstance(m, NeveError)}
-        if not errors:
-            return Extent(
-                extent_id=extent_id,
-                eversion=EVERSION_FIRST,
-                replicas=tuple(replica for replica in made if isinstance(replica, ReplicaAt)),
-                extent_bytes_max=policy.extent_bytes_max,
-                created_ms=ctx.wall_ms(),
-                stream_id=stream_id,
-            )
         for node_id, failure in errors.items():
             log.warning("extent_not_made extent_id=%d node_id=%d error=%s", extent_id, node_id, failure)
             if isinstance(failure, NotLeader):  # the node has heard of a later election
                 raise NotLeader(leader=failure.leader, detail=failure.detail)
         failed.update(errors)
     raise _with_failures(NotEnoughNodes(wanted=policy.replicas, available=0), failed)
-
-
-async def _create_all(
-    ctx: LeaderContext, extent_id: int, choices: list[NodeChoice], policy: Policy, stream_id: int
-) -> list[ReplicaAt | NeveError]:
-    async def create(choice: NodeChoice) -> ReplicaAt | NeveError:
-        try:
-            return await ctx.nodes.create(
-                extent_id,
-                choice,
-                eversion=EVERSION_FIRST,
-                extent_bytes_max=policy.extent_bytes_max,
-                stream_id=stream_id,
-            )
-        except NeveError as error:
-            return error
-
-    return await ctx.nodes.together(map(create, choices))
 
 
 def _with_failures(error: NotEnoughNodes, failed: dict[int, NeveError]) -> NotEnoughNodes:

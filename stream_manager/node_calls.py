@@ -11,20 +11,17 @@ Neighbours: the flows and the background parts; `rpc.pool.ChannelPool` has the c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as en
-from neve.proto.errors import ConnectFailed
+from neve.proto.errors import ConnectFailed, NeveError
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.context import NodeChoice
-from neve.stream_manager.fan_out import fan_out
+from neve.stream_manager.fan_out import Started, fan_out
 from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, ReplicaAt
-
-T = TypeVar("T")
 
 
 class NodeCalls(ABC):
@@ -33,9 +30,35 @@ class NodeCalls(ABC):
     Up to its first wait a call must not use asyncio.timeout or current_task: see fan_out.py.
     """
 
-    async def together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Carry out calls to several nodes side by side; none of them raises."""
-        return await fan_out(calls)
+    # Orders to all replicas of an extent, side by side; an error is an answer like others.
+
+    async def create_all(
+        self, extent_id: int, choices: Sequence[NodeChoice], *, eversion: int, extent_bytes_max: int, stream_id: int
+    ) -> list[ReplicaAt | NeveError]:
+        how = {"eversion": eversion, "extent_bytes_max": extent_bytes_max, "stream_id": stream_id}
+        return await fan_out([self.create(extent_id, choice, **how) for choice in choices])
+
+    async def fence_all(
+        self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
+    ) -> list[en.LengthAnswer | NeveError]:
+        """Those that `timeouts_s` names; None for the usual time."""
+        return await fan_out(
+            [self.fence(extent, replica, token=token, timeout_s=timeout_s) for replica, timeout_s in timeouts_s.items()]
+        )
+
+    async def raise_all(
+        self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
+    ) -> list[en.LengthAnswer | NeveError]:
+        return await fan_out(
+            [
+                self.raise_token(extent, replica, token=token, timeout_s=timeout_s)
+                for replica, timeout_s in timeouts_s.items()
+            ]
+        )
+
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Started[en.SealExtentReply]]:
+        """Send the orders: who asks takes the answers as they come."""
+        return [Started(self.seal(extent, replica)) for replica in replicas]
 
     @abstractmethod
     async def create(

@@ -78,7 +78,7 @@ async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: i
     answers = await ask_replicas(
         ctx,
         tail,
-        lambda replica, timeout_s: ctx.nodes.raise_token(tail, replica, token=token, timeout_s=timeout_s),
+        lambda replicas: ctx.nodes.raise_all(tail, replicas, token=token),
         token=token,
         lock=lock,
     )

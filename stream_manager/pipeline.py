@@ -5,7 +5,7 @@ Invariants: a call is executed once, however often it is sent: a repetition join
             an execution that has begun is finished also if its caller gives up: it is a task of the term, not of the
             connection; when the term ends it is cancelled and its caller hears `NotLeader`, never a success;
             executions are bounded by number, also those whose callers have given up;
-            every mutation leaves one line in the log `neve.audit`, whatever became of it.
+            every mutation leaves one line in the audit log, whatever became of it.
 Neighbours: servicer.py brings the calls, the flows run inside; locks, decisions and commits are theirs.
 """
 
@@ -22,13 +22,14 @@ from neve.proto import common_pb2
 from neve.proto.crc import crc32c
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, Overloaded
 from neve.rpc.service import Call
+from neve.stream_manager.audit import AuditLog, Entry
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.replay import ReplayCache
 
-audit = logging.getLogger("neve.audit")
-
 Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)
+
+log = logging.getLogger(__name__)
 
 Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Rep]]
 
@@ -42,6 +43,31 @@ class Authoriser(Protocol):
 class AllowAll:
     def authorise(self, principal: str, method: str, request: Message) -> None:
         pass
+
+
+class _Execution:
+    """One call that is being executed, and those who wait for its answer."""
+
+    __slots__ = ("checksum", "done", "error", "method_id", "reply", "waiting")
+
+    def __init__(self, method_id: int, checksum: int) -> None:
+        self.method_id = method_id
+        self.checksum = checksum
+        self.done = False
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.waiting: list[asyncio.Future[Any]] = []
+
+    def answer(self, reply: Any, error: BaseException | None) -> None:
+        self.done, self.reply, self.error = True, reply, error
+        for waiter in self.waiting:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(reply)
+            else:
+                waiter.set_exception(error)
+                waiter.exception()  # its caller may give up in this very moment: that is no unhandled error
 
 
 class Pipeline:
@@ -59,7 +85,9 @@ class Pipeline:
         self._replay = replay
         self._authoriser = authoriser
         self._not_leader = not_leader  # made when needed: it names who leads by then
-        self._running: dict[tuple[int, int], tuple[int, int, asyncio.Task[Any]]] = {}  # method, checksum
+        self._running: dict[tuple[int, int], _Execution] = {}
+        self._loop = asyncio.get_running_loop()
+        self.audit = AuditLog()
         self.in_flight = 0
 
     async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep]) -> Rep:
@@ -69,41 +97,45 @@ class Pipeline:
         key = (call_id.client_id, call_id.call_id)
         checksum = request_checksum(request)
         method_id = call.method.method_id
+        execution = self._running.get(key) if key != (0, 0) else None
+        if execution is not None:
+            if (execution.method_id, execution.checksum) != (method_id, checksum):
+                raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
+            self.in_flight += 1  # those who wait for it are bounded, too
+            try:
+                return await self._result(execution)  # type: ignore[no-any-return]
+            finally:
+                self.in_flight -= 1
         replayed = None
         if key != (0, 0):
-            running = self._running.get(key)
-            if running is not None:
-                if running[:2] != (method_id, checksum):
-                    raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
-                self.in_flight += 1  # those who wait for it are bounded, too
-                try:
-                    return await self._result(running[2])  # type: ignore[no-any-return]
-                finally:
-                    self.in_flight -= 1
             replayed = self._replay.find(*key, method_id=method_id, request_crc32c=checksum)
-        mutation = Mutation(
-            client_id=key[0],
-            call_id=key[1],
-            method_id=method_id,
-            request_crc32c=checksum,
-            principal=call.principal,
-            wall_ms=self._ctx.wall_ms(),
-            replayed=replayed,
-        )
-        task = self._start(self._execute(request, call.method.name, call.peer, mutation, flow))
+        mutation = Mutation(key, method_id, checksum, call.principal, self._ctx.wall_ms(), replayed)
+        execution = _Execution(method_id, checksum)
         if key != (0, 0):
-            self._running[key] = (method_id, checksum, task)
-            task.add_done_callback(lambda _: self._running.pop(key, None))
-        return await self._result(task)  # type: ignore[no-any-return]
+            self._running[key] = execution
+        self.in_flight += 1
+        # It begins here and now; what waits goes on as a task of the term, with or without its caller.
+        self._ctx.tasks.begin(self._execute(request, call.method.name, call.peer, mutation, flow, execution))
+        return await self._result(execution)  # type: ignore[no-any-return]
 
     async def ask(self, request: Req, call: Call, flow: Callable[[Req, Call], Coroutine[Any, Any, Rep]]) -> Rep:
         """Run a call that changes nothing of its own but may wait; it ends with its caller and with the term."""
         self._admit(request, call)
-        task = self._start(flow(request, call))
+        task = self._ctx.tasks.start(flow(request, call))
+        self.in_flight += 1
         try:
-            return await self._result(task)  # type: ignore[no-any-return]
+            result = await task
+        except asyncio.CancelledError:
+            if task.cancelled() and self._ctx.tasks.ended:
+                raise self._not_leader() from None
+            raise
+        except NotLeader as error:
+            raise self._not_leader() if not error.leader else error from None
         finally:
+            self.in_flight -= 1
             task.cancel()
+        self._ctx.ensure_leading()
+        return result
 
     def _admit(self, request: Message, call: Call) -> None:
         """That we lead was checked when the caller looked for the term, in this very step of the loop."""
@@ -112,58 +144,62 @@ class Pipeline:
         if self.in_flight >= limit:
             raise Overloaded(what="stream manager", detail=f"{limit} requests are in flight")
 
-    def _start(self, work: Coroutine[Any, Any, Rep]) -> asyncio.Task[Rep]:
-        task = self._ctx.tasks.start(work)
-        self.in_flight += 1
-        task.add_done_callback(self._on_ended)
-        return task
-
-    def _on_ended(self, task: asyncio.Task[Any]) -> None:
-        self.in_flight -= 1
-
-    async def _result(self, task: asyncio.Task[Any]) -> Any:
+    async def _result(self, execution: _Execution) -> Any:
         try:
-            result = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise self._not_leader() from None
-            raise
+            if not execution.done:
+                waiter: asyncio.Future[Any] = self._loop.create_future()
+                execution.waiting.append(waiter)
+                result = await waiter
+            elif execution.error is not None:
+                raise execution.error
+            else:
+                result = execution.reply
         except NotLeader as error:
             raise self._not_leader() if not error.leader else error from None
         self._ctx.ensure_leading()  # done in time, but if the term is over nothing is answered any more (25)
         return result
 
-    async def _execute(self, request: Req, method: str, peer: str, mutation: Mutation, flow: Flow[Req, Rep]) -> Rep:
+    async def _execute(
+        self,
+        request: Req,
+        method: str,
+        peer: str,
+        mutation: Mutation,
+        flow: Flow[Req, Rep],
+        execution: _Execution,
+    ) -> None:
+        """Up to its first wait it has no task of its own: flows must not use asyncio.timeout or current_task before."""
+        reply: Rep | None = None
+        error: BaseException | None = None
+        outcome = "replayed" if mutation.replayed is not None else "done"
         try:
             reply = await flow(request, mutation)
-        except NeveError as error:
-            _audit(method, peer, mutation, f"{type(error).__name__}: {error}")
+        except NeveError as refusal:
+            error, outcome = refusal, f"{type(refusal).__name__}: {refusal}"
+        except Exception as failure:  # a bug: whoever waits gets it, and its transport logs it
+            error, outcome = failure, f"{type(failure).__name__}: not known to be done"
+            if execution.waiting and all(waiter.done() for waiter in execution.waiting):
+                log.exception("mutation_failed method=%s", method)
+        except BaseException as end:
+            error, outcome = NotLeader(detail="the term is over"), f"{type(end).__name__}: not known to be done"
             raise
-        except BaseException as error:
-            _audit(method, peer, mutation, f"{type(error).__name__}: not known to be done")
-            raise
-        _audit(method, peer, mutation, "replayed" if mutation.replayed is not None else "done")
-        return reply
+        finally:
+            self.in_flight -= 1
+            self._running.pop((mutation.client_id, mutation.call_id), None)
+            self.audit.note(
+                Entry(
+                    method,
+                    mutation.principal,
+                    peer,
+                    mutation.client_id,
+                    mutation.call_id,
+                    mutation.recorded or mutation.replayed,
+                    outcome,
+                )
+            )
+            execution.answer(reply, error)
 
 
 def request_checksum(request: Message) -> int:
     """Of what is asked. The order of a map's entries is not fixed, so it is made so here."""
     return crc32c(request.SerializeToString(deterministic=True))
-
-
-def _audit(method: str, peer: str, mutation: Mutation, outcome: str) -> None:
-    if not audit.isEnabledFor(logging.INFO):
-        return
-    known = mutation.recorded or mutation.replayed
-    audit.info(
-        "mutation method=%s by=%s peer=%s call=%x/%d streams=%s extents=%s node=%d outcome=%s",
-        method,
-        mutation.principal or "-",
-        peer,
-        mutation.client_id,
-        mutation.call_id,
-        ",".join(map(str, known.stream_ids)) if known else "-",
-        ",".join(map(str, known.extent_ids)) if known else "-",
-        known.node_id if known else 0,
-        outcome,
-    )

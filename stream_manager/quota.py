@@ -13,7 +13,7 @@ that is set below what exists deletes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from neve.proto.errors import QuotaExceeded
@@ -33,6 +33,9 @@ class Usage:
         self.size_bytes += size_bytes
 
 
+_UNBOUNDED = nullcontext()
+
+
 def matches(prefix: str, labels: Labels) -> bool:
     return any(f"{key}={value}".startswith(prefix) for key, value in labels)
 
@@ -46,7 +49,7 @@ class QuotaTable(StateListener):
         self._reserved: dict[str, Usage] = {}
         for prefix in state.quotas:
             self._count(prefix)
-        state.listeners.append(self)
+        state.listen(self)
 
     def usage(self, prefix: str) -> Usage:
         return self._used.get(prefix, Usage())
@@ -55,9 +58,16 @@ class QuotaTable(StateListener):
         """What these extents count."""
         return sum(map(_counted, self._known(extent_ids)))
 
-    @contextmanager
-    def reserve(self, labels: Labels, *, streams: int = 0, extents: int = 0, size_bytes: int = 0) -> Iterator[None]:
+    def reserve(
+        self, labels: Labels, *, streams: int = 0, extents: int = 0, size_bytes: int = 0
+    ) -> AbstractContextManager[None]:
         """Room for what is about to be made; `QuotaExceeded` if there is none. It ends with the context."""
+        if not labels or not self._used:
+            return _UNBOUNDED
+        return self._reserve(labels, streams=streams, extents=extents, size_bytes=size_bytes)
+
+    @contextmanager
+    def _reserve(self, labels: Labels, *, streams: int, extents: int, size_bytes: int) -> Iterator[None]:
         prefixes = [prefix for prefix in self._used if matches(prefix, labels)]
         for prefix in prefixes:
             self._check(self._state.quotas[prefix], streams=streams, extents=extents, size_bytes=size_bytes)

@@ -1,16 +1,22 @@
 """The stored form of the manager's records: to and from the messages of proto/records.proto.
 
 Invariants: decoding what was encoded gives an equal record (but for `mod_revision`, which etcd keeps);
-            a format that is newer than this code is refused: it could be misread.
+            a format that is newer than this code is refused: it could be misread;
+            what is cached here is a part of a record that cannot change: it is looked up by all that it was made of.
 Neighbours: records.py has the values; state.py decodes, changes.py encodes.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+from typing import TypeVar
+
 from neve.proto import common_pb2
 from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import UnsupportedVersion
+from neve.proto.fields import SMALL, sized, varint
 from neve.stream_manager.records import (
     Disk,
     Extent,
@@ -23,16 +29,18 @@ from neve.stream_manager.records import (
     ReplicaAt,
     Settings,
     Stream,
+    StreamCall,
     Task,
     shared,
 )
 
 FORMAT = 1
+STREAM_FORMAT = 2  # since a stream's young extents stand in its record
 
 
-def _check_format(what: str, number: int) -> None:
-    if number > FORMAT:
-        raise UnsupportedVersion(what=what, version=number, supported_min=1, supported_max=FORMAT)
+def _check_format(what: str, number: int, newest: int = FORMAT) -> None:
+    if number > newest:
+        raise UnsupportedVersion(what=what, version=number, supported_min=1, supported_max=newest)
 
 
 def replica_message(replica: ReplicaAt) -> common_pb2.Replica:
@@ -47,41 +55,184 @@ def seal_message(seal: ExtentSeal) -> common_pb2.Seal:
     return common_pb2.Seal(length=seal.length, eversion=seal.eversion, digest=seal.digest)
 
 
-def policy_message(policy: Policy) -> sm.StreamPolicy:
-    return sm.StreamPolicy(
-        replicas=policy.replicas,
-        no_sync=policy.no_sync,
-        extent_bytes_max=policy.extent_bytes_max,
-        placement=policy.placement,
-        strict=policy.strict,
-    )
-
-
 def label_messages(labels: Labels) -> list[pb.Label]:
     return [pb.Label(key=key, value=value) for key, value in labels]
 
 
-def encode_stream(stream: Stream) -> bytes:
-    return pb.StreamRecord(
-        format=FORMAT,
-        stream_id=stream.stream_id,
-        name=stream.name,
-        lock=stream.lock,
-        extent_ids=stream.extent_ids,
-        sealed=stream.sealed,
-        policy=policy_message(stream.policy),
-        labels=label_messages(stream.labels),
-        version=stream.version,
-        created_ms=stream.created_ms,
-        truncated_before=stream.truncated_before,
-    ).SerializeToString()
+# --- streams and extents, which are written for every allocation: by hand, from parts that are encoded once -----------
 
 
-def decode_stream(value: bytes, mod_revision: int) -> Stream:
+CACHED_MAX = 8192  # of each kind: extents and streams of the last seconds; policies, labels, places
+_places: dict[tuple[int, str], bytes] = {}  # by node and disk
+_bodies: dict[int, tuple[object, bytes]] = {}  # by extent id
+_stems: dict[int, tuple[object, bytes]] = {}  # by stream id
+_packed_ids: dict[int, tuple[tuple[int, ...], bytes]] = {}  # by stream id
+_policies: dict[Policy, bytes] = {}
+_labels: dict[Labels, tuple[bytes, ...]] = {}
+
+_CALL = struct.Struct("<BQBQBIBIBQBQBQ")  # tag and value of each field of a `StreamCall`
+_INCARNATION = struct.Struct("<Q")
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def keep(cache: dict[K, V], key: K, value: V) -> V:
+    if len(cache) >= CACHED_MAX:
+        cache.clear()
+    cache[key] = value
+    return value
+
+
+def place_of(replica: ReplicaAt) -> bytes:
+    """The encoded `Replica` up to its incarnation, which is the last 8 bytes of it."""
+    node_id, disk_uuid, _ = replica
+    found = _places.get((node_id, disk_uuid))
+    if found is None:
+        place = (b"\x08" + varint(node_id) if node_id else b"") + (
+            b"\x12" + sized(disk_uuid.encode()) if disk_uuid else b""
+        )
+        found = keep(_places, (node_id, disk_uuid), place + b"\x19")
+    return found
+
+
+def _body(extent: Extent) -> bytes:
+    """What stays the same of an extent from its making until a replica is replaced: the fields 4, 8, 9 and 10."""
+    _, _, replicas, extent_bytes_max, created_ms, stream_id, _, _, _, _ = extent
+    made_of = (replicas, extent_bytes_max, created_ms, stream_id)
+    found = _bodies.get(extent.extent_id)
+    if found is not None and found[0] == made_of:
+        return found[1]
+    parts = [b"\x40", varint(extent_bytes_max), b"\x48", varint(created_ms), b"\x50", varint(stream_id)]
+    for replica in replicas:
+        place = place_of(replica)
+        parts += (b"\x22", SMALL[len(place) + 8], place, _INCARNATION.pack(replica.incarnation))
+    return keep(_bodies, extent.extent_id, (made_of, b"".join(parts)))[1]
+
+
+def encode_extent(extent: Extent) -> bytes:
+    parts = [b"\x08\x01\x10", varint(extent.extent_id), b"\x18", varint(extent.eversion), _body(extent)]
+    if extent.seal is not None:
+        parts += (b"\x2a", sized(encoded_seal(extent.seal)))
+    if extent.confirmed:
+        parts += (b"\x32", sized(b"".join([varint(node_id) for node_id in extent.confirmed])))
+    if extent.all_took_part:
+        parts.append(b"\x38\x01")
+    return b"".join(parts)
+
+
+def encoded_seal(seal: ExtentSeal) -> bytes:
+    length, eversion, digest = seal
+    if not digest:
+        return b"\x08" + varint(length) + b"\x10" + varint(eversion)
+    return b"".join((b"\x08", varint(length), b"\x10", varint(eversion), b"\x1a", varint(len(digest)), digest))
+
+
+def packed_ids(stream: Stream) -> bytes:
+    """The list of extents as a packed field. It is long, and mostly the one before with one more behind."""
+    ids = stream.extent_ids
+    found = _packed_ids.get(stream.stream_id)
+    if found is not None:
+        before, packed = found
+        if before is ids:
+            return packed
+        if ids and before == ids[:-1]:
+            return keep(_packed_ids, stream.stream_id, (ids, packed + varint(ids[-1])))[1]
+    return keep(_packed_ids, stream.stream_id, (ids, b"".join([varint(extent_id) for extent_id in ids])))[1]
+
+
+def encoded_policy(policy: Policy) -> bytes:
+    found = _policies.get(policy)
+    if found is None:
+        replicas, no_sync, extent_bytes_max, placement, strict = policy
+        message = sm.StreamPolicy(
+            replicas=replicas, no_sync=no_sync, extent_bytes_max=extent_bytes_max, placement=placement, strict=strict
+        )
+        found = keep(_policies, policy, message.SerializeToString())
+    return found
+
+
+def encoded_labels(labels: Labels) -> tuple[bytes, ...]:
+    """Each as a `Label`, which is what an entry of a map of texts is, too."""
+    if not labels:
+        return ()
+    found = _labels.get(labels)
+    if found is None:
+        found = keep(_labels, labels, tuple(label.SerializeToString() for label in label_messages(labels)))
+    return found
+
+
+def _stem(stream: Stream) -> bytes:
+    """What never changes of a stream: the fields 1 to 4, 7, 8, 10 and 13."""
+    made_of = (stream.name, stream.lock, stream.policy, stream.labels, stream.created_ms, stream.made_by)
+    found = _stems.get(stream.stream_id)
+    if found is not None and found[0] == made_of:
+        return found[1]
+    parts = [b"\x08\x02\x10", varint(stream.stream_id)]
+    if stream.name:
+        parts += (b"\x1a", sized(stream.name.encode()))
+    if stream.lock:
+        parts += (b"\x22", sized(stream.lock.encode()))
+    parts += (b"\x3a", sized(encoded_policy(stream.policy)), b"\x50", varint(stream.created_ms))
+    parts += [b"\x42" + sized(label) for label in encoded_labels(stream.labels)]
+    if stream.made_by is not None:
+        parts += (b"\x6a", sized(_encode_call(stream.made_by)))
+    return keep(_stems, stream.stream_id, (made_of, b"".join(parts)))[1]
+
+
+def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
+    """`young`: those of its extents that have no key of their own."""
+    parts = [_stem(stream), b"\x48", varint(stream.version)]
+    if stream.extent_ids:
+        ids = packed_ids(stream)
+        parts += (b"\x2a", varint(len(ids)), ids)
+    if stream.sealed:
+        parts.append(b"\x30\x01")
+    if stream.truncated_before:
+        parts += (b"\x58", varint(stream.truncated_before))
+    for extent in young:
+        encoded = encode_extent(extent)
+        parts += (b"\x62", varint(len(encoded)), encoded)
+    if stream.linked_by is not None:
+        parts += (b"\x72", SMALL[_CALL.size], _encode_call(stream.linked_by))
+    return b"".join(parts)
+
+
+def _encode_call(call: StreamCall) -> bytes:
+    client_id, call_id, (method_id, crc32c, created_ms, _, extents, _) = call
+    sealed_id, linked_id = extents or (0, 0)
+    return _CALL.pack(
+        *(
+            0x09,
+            client_id,
+            0x11,
+            call_id,
+            0x1D,
+            method_id,
+            0x25,
+            crc32c,
+            0x29,
+            created_ms,
+            0x31,
+            sealed_id,
+            0x39,
+            linked_id,
+        )
+    )
+
+
+def _decode_call(call: pb.StreamCall, stream_id: int) -> StreamCall:
+    extents = (call.sealed_extent_id, call.linked_extent_id) if call.linked_extent_id else ()
+    replay = Replay(call.method_id, call.request_crc32c, call.created_ms, (stream_id,), extents)
+    return StreamCall(call.client_id, call.call_id, replay)
+
+
+def decode_stream(value: bytes, mod_revision: int) -> tuple[Stream, list[Extent]]:
+    """The stream, and those of its extents that had no key of their own when it was written."""
     record = pb.StreamRecord.FromString(value)
-    _check_format("stream record", record.format)
+    _check_format("stream record", record.format, STREAM_FORMAT)
     policy = record.policy
-    return Stream(
+    stream = Stream(
         record.stream_id,
         record.name,
         record.lock,
@@ -93,30 +244,17 @@ def decode_stream(value: bytes, mod_revision: int) -> Stream:
         record.created_ms,
         record.truncated_before,
         mod_revision,
+        _decode_call(record.made_by, record.stream_id) if record.HasField("made_by") else None,
+        _decode_call(record.linked_by, record.stream_id) if record.HasField("linked_by") else None,
     )
-
-
-def encode_extent(extent: Extent) -> bytes:
-    record = pb.ExtentRecord(
-        format=FORMAT,
-        extent_id=extent.extent_id,
-        eversion=extent.eversion,
-        confirmed_node_ids=extent.confirmed,
-        all_took_part=extent.all_took_part,
-        extent_bytes_max=extent.extent_bytes_max,
-        created_ms=extent.created_ms,
-        stream_id=extent.stream_id,
-    )
-    add = record.replicas.add
-    for node_id, disk_uuid, incarnation in extent.replicas:
-        add(node_id=node_id, disk_uuid=disk_uuid, incarnation=incarnation)
-    if extent.seal is not None:
-        record.seal.length, record.seal.eversion, record.seal.digest = extent.seal
-    return record.SerializeToString()
+    return stream, [_extent(extent, 0) for extent in record.young]
 
 
 def decode_extent(value: bytes, mod_revision: int) -> Extent:
-    record = pb.ExtentRecord.FromString(value)
+    return _extent(pb.ExtentRecord.FromString(value), mod_revision)
+
+
+def _extent(record: pb.ExtentRecord, mod_revision: int) -> Extent:
     _check_format("extent record", record.format)
     seal = record.seal
     return Extent(
@@ -253,19 +391,25 @@ def decode_settings(value: bytes, mod_revision: int) -> Settings:
 
 
 def encode_replay(replay: Replay) -> bytes:
-    return pb.ReplayRecord(
-        format=FORMAT,
-        method_id=replay.method_id,
-        request_crc32c=replay.request_crc32c,
-        created_ms=replay.created_ms,
-        stream_ids=replay.stream_ids,
-        extent_ids=replay.extent_ids,
-        node_id=replay.node_id,
-    ).SerializeToString()
+    parts = [
+        b"\x08\x01\x10" + varint(replay.method_id),
+        b"\x1d" + replay.request_crc32c.to_bytes(4, "little"),
+        b"\x20" + varint(replay.created_ms),
+    ]
+    if replay.stream_ids:
+        parts.append(b"\x2a" + sized(b"".join(map(varint, replay.stream_ids))))
+    if replay.extent_ids:
+        parts.append(b"\x32" + sized(b"".join(map(varint, replay.extent_ids))))
+    if replay.node_id:
+        parts.append(b"\x38" + varint(replay.node_id))
+    return b"".join(parts)
 
 
 def decode_replay(value: bytes) -> Replay:
-    record = pb.ReplayRecord.FromString(value)
+    return _replay(pb.ReplayRecord.FromString(value))
+
+
+def _replay(record: pb.ReplayRecord) -> Replay:
     _check_format("replay record", record.format)
     return Replay(
         record.method_id,

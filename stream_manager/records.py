@@ -6,6 +6,7 @@ Invariants: a record is never changed, only replaced; `mod_revision` is its key'
 Neighbours: state.py keeps them, changes.py writes them, record_codec.py has their stored form.
 
 A million extents are held at once: disk uuids, policies and sets of nodes are shared (`shared`), not made for each.
+What is made for every call is a tuple: a frozen dataclass of ten fields takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def shared(value: T) -> T:
 # --- streams --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """What a stream was created with, the cluster's defaults filled in."""
 
     replicas: int
@@ -50,8 +50,26 @@ class Policy:
     strict: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Replay(NamedTuple):
+    """That a call was executed, and what its answer is made of (26)."""
+
+    method_id: int
+    request_crc32c: int
+    created_ms: int
+    stream_ids: tuple[int, ...] = ()
+    extent_ids: tuple[int, ...] = ()
+    node_id: int = 0
+
+
+class StreamCall(NamedTuple):
+    """A call whose replay record is part of the stream that it wrote."""
+
+    client_id: int
+    call_id: int
+    replay: Replay
+
+
+class Stream(NamedTuple):
     stream_id: int
     name: str  # empty: none
     lock: str
@@ -63,29 +81,40 @@ class Stream:
     created_ms: int
     truncated_before: int = 0
     mod_revision: int = 0
+    made_by: StreamCall | None = None
+    linked_by: StreamCall | None = None  # the last extent; of earlier ones the list itself tells what followed (16)
 
     @property
     def tail_id(self) -> int | None:
         """The last extent. It may be sealed: then the next owner, or the writer's next roll, links a new one."""
         return self.extent_ids[-1] if self.extent_ids else None
 
-    def changed(self, extent_ids: tuple[int, ...], *, sealed: bool) -> Stream:
+    def changed(
+        self, extent_ids: tuple[int, ...], *, sealed: bool | None = None, truncated_before: int | None = None
+    ) -> Stream:
         """The next version, with another list."""
         return Stream(
             self.stream_id,
             self.name,
             self.lock,
             extent_ids,
-            sealed,
+            self.sealed if sealed is None else sealed,
             self.policy,
             self.labels,
             self.version + 1,
             self.created_ms,
-            self.truncated_before,
+            self.truncated_before if truncated_before is None else truncated_before,
+            0,
+            self.made_by,
+            self.linked_by,
         )
 
+    def linked(self, call: StreamCall) -> Stream:
+        """This version, as written by that call."""
+        return self._replace(linked_by=call)
+
     def at(self, mod_revision: int) -> Stream:
-        """As committed at this revision. Written out: `dataclasses.replace` takes three times as long."""
+        """As committed at this revision. Written out: `_replace` takes three times as long."""
         return Stream(
             self.stream_id,
             self.name,
@@ -98,6 +127,8 @@ class Stream:
             self.created_ms,
             self.truncated_before,
             mod_revision,
+            self.made_by,
+            self.linked_by,
         )
 
 
@@ -118,8 +149,9 @@ class ExtentSeal(NamedTuple):
     digest: bytes  # empty until the first replica has confirmed
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
+    """`mod_revision` is 0 while the extent is young: it has no key of its own and stands in its stream's record."""
+
     extent_id: int
     eversion: int
     replicas: tuple[ReplicaAt, ...]
@@ -169,6 +201,10 @@ class Extent:
             self.all_took_part,
             mod_revision,
         )
+
+    @property
+    def young(self) -> bool:
+        return not self.mod_revision
 
     def replica_on(self, node_id: int) -> ReplicaAt | None:
         for replica in self.replicas:
@@ -232,7 +268,7 @@ class NodeEntry:
         return self.health == sm.NODE_HEALTH_DEAD
 
 
-# --- tasks, quotas, settings, replay --------------------------------------------------------------------------
+# --- tasks, quotas, settings --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,18 +302,6 @@ class Quota:
 class Settings:
     stopped_regions: tuple[str, ...] = ()
     mod_revision: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """That a call was executed, and what its answer is made of (26)."""
-
-    method_id: int
-    request_crc32c: int
-    created_ms: int
-    stream_ids: tuple[int, ...] = ()
-    extent_ids: tuple[int, ...] = ()
-    node_id: int = 0
 
 
 # --- keys -----------------------------------------------------------------------------------------------------

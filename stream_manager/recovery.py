@@ -57,7 +57,7 @@ class Recovery(StateListener):
         self._scanned_s = -SCAN_INTERVAL_S
         self._scan_was_cut = False
         self._signature: object = None
-        ctx.state.listeners.append(self)
+        ctx.state.listen(self)
 
     async def run_once(self, now_s: float) -> None:
         """One pass: follow the tasks that there are, then begin others as the bounds allow."""

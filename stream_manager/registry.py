@@ -68,9 +68,10 @@ class Registry(StateListener):
         self._candidates: dict[int, Candidate] = {}
         self._changed: dict[int, None] = {}  # nodes whose candidate is to be made anew
         self._fresh_until_s = NEVER_S
+        self._up_until_s: dict[int, float] = {}  # who was alive at its last heartbeat stays so for a while, unasked
         self._settings_seen: Settings | None = None
         self.failures = FailureHistory()
-        ctx.state.listeners.append(self)
+        ctx.state.listen(self)
         for node in ctx.state.nodes.values():
             self._statuses[node.node_id] = self._new_status(node)
 
@@ -112,7 +113,7 @@ class Registry(StateListener):
             return reply
         now_s = self._ctx.clock()
         status = self.status(request.node_id)
-        status.health.beat(now_s)
+        self._beat(request.node_id, status.health, now_s)
         status.disks = tuple(request.disks[:DISKS_MAX])
         status.load = request.load
         status.copies = {copy.task_id: copy for copy in request.copies}
@@ -166,7 +167,7 @@ class Registry(StateListener):
             status = self._statuses[request.node_id] = NodeStatus(NodeHealth(self._config, since_s=now_s))
         if old is not None and old.process_id != request.process_id:
             status.copies = {}  # a new process knows nothing of the old one's tasks
-        status.health.beat(now_s)
+        self._beat(request.node_id, status.health, now_s)
         status.disks = tuple(request.disks[:DISKS_MAX])
         status.report_wanted = True
         self._changed[request.node_id] = None
@@ -215,12 +216,21 @@ class Registry(StateListener):
             until_s = now_s + (node.mode_until_ms - self._ctx.wall_ms()) / 1000
         return self.status(node.node_id).health.judge(now_s, maintenance_until_s=until_s)
 
+    def _beat(self, node_id: int, health: NodeHealth, now_s: float) -> None:
+        health.beat(now_s)
+        if health.judge(now_s) is Health.ALIVE:
+            self._up_until_s[node_id] = now_s + self._config.suspect_after_s
+        else:
+            self._up_until_s.pop(node_id, None)
+
     def seems_down(self, node_id: int) -> bool:
         """Suspect or worse, if it had its chance to be heard in this term."""
+        now_s = self._ctx.clock()
+        if now_s < self._up_until_s.get(node_id, NEVER_S):
+            return False
         node = self._ctx.state.nodes.get(node_id)
         if node is None:
             return True
-        now_s = self._ctx.clock()
         judged = self.judge(node, now_s)
         in_grace = now_s < self._begun_s + self._config.leader_grace_s
         if not self.status(node_id).health.heard and in_grace:

@@ -2,7 +2,8 @@
 
 Invariants: a record is here if and only if its transaction was committed: it was part of it;
             a call id that comes back with another request is refused, not answered with something else;
-            records are bounded in age and in number; what is dropped here was deleted in etcd before;
+            records are bounded in age and in number; what is dropped here was deleted in etcd before, or is kept there
+            as a part of its stream;
             what is deleted is exactly what was seen to be old: a call that is committed meanwhile stays.
 Neighbours: pipeline.py looks calls up; leader.py fills it at the load and from commits, and runs the sweeping.
 """
@@ -18,7 +19,7 @@ from neve.proto.errors import InvalidArgument
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
 from neve.stream_manager.changes import replay_key
-from neve.stream_manager.records import Replay
+from neve.stream_manager.records import Replay, Stream, StreamCall
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +43,11 @@ class ReplayCache:
         self._kept_ms = int(kept_s * 1000)
         self._records_max = records_max
         self._by_client: dict[int, dict[int, Replay]] = {}
-        self.count = 0
+        self._in_streams: dict[tuple[int, int], Replay] = {}  # by client and call, about in the order of their times
+        self.count = 0  # of those with a key of their own
 
     def find(self, client_id: int, call_id: int, *, method_id: int, request_crc32c: int) -> Replay | None:
-        found = self._by_client.get(client_id, {}).get(call_id)
+        found = self._in_streams.get((client_id, call_id)) or self._by_client.get(client_id, {}).get(call_id)
         if found is not None and (found.method_id, found.request_crc32c) != (method_id, request_crc32c):
             detail = f"{client_id:x}/{call_id} was another request before: a call id is used once"
             raise InvalidArgument(what="call", detail=detail)
@@ -55,6 +57,18 @@ class ReplayCache:
         calls = self._by_client.setdefault(client_id, {})
         self.count += call_id not in calls
         calls[call_id] = replay
+
+    def add_in_stream(self, call: StreamCall) -> None:
+        """One whose record is a part of the stream that it wrote: it has no key to delete."""
+        self._in_streams[call.client_id, call.call_id] = call.replay
+        if len(self._in_streams) > self._records_max:
+            del self._in_streams[next(iter(self._in_streams))]
+
+    def load_streams(self, streams: Iterable[Stream], now_ms: int) -> None:
+        calls = [call for stream in streams for call in (stream.made_by, stream.linked_by) if call is not None]
+        for call in sorted(calls, key=lambda call: call.replay.created_ms):
+            if call.replay.created_ms > now_ms - self._kept_ms:
+                self.add_in_stream(call)
 
     def load(self, kv: KeyValue) -> None:
         client, _, call = kv.key[len(self._root) + len(r.REPLAY) :].partition(b"/")
@@ -74,6 +88,15 @@ class ReplayCache:
                 start = replay_key(self._root, client_id, first)
                 keys = KeyRange(start) if end == first + 1 else KeyRange(start, replay_key(self._root, client_id, end))
                 yield Run(client_id, first, end, keys)
+
+    def forget_old(self, now_ms: int) -> None:
+        """Of those without a key; called at every sweep."""
+        cutoff_ms = now_ms - self._kept_ms
+        while self._in_streams:
+            key = next(iter(self._in_streams))
+            if self._in_streams[key].created_ms > cutoff_ms:
+                return
+            del self._in_streams[key]
 
     def drop(self, run: Run) -> None:
         """After their keys were deleted."""

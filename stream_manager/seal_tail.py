@@ -12,29 +12,25 @@ Neighbours: allocate.py, open_stream.py, streams.py and recovery call it while t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import LockedByOther, NeveError, NotLeader, NotOwner, VersionConflict
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.confirm import seal_behind
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_seal import choose_length
 from neve.stream_manager.locks import LockKind
-from neve.stream_manager.records import Extent, ReplicaAt, Stream
+from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
 
 log = logging.getLogger(__name__)
 
-# A replica, and how long to wait for it: None for the usual time.
-Ask = Callable[[ReplicaAt, float | None], Coroutine[Any, Any, en.LengthAnswer]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SealOrder:
-    """Who seals, and what goes into the same transaction."""
+    """Who seals, and what goes into the same transaction. Not frozen: it is made for every call."""
 
     owner: common_pb2.Owner | None = None  # None: the manager or an operator, who takes no owner's word
     acknowledged_end: int | None = None
@@ -43,6 +39,7 @@ class SealOrder:
     seal_stream: bool = False
     unowned: bool = False  # only if nobody holds the stream's lock when it is decided
     record: Callable[[Changes], None] | None = None  # adds the replay record (26)
+    stream_call: Callable[[Changes], StreamCall | None] | None = None  # or makes it a part of the stream's
 
 
 def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
@@ -51,43 +48,38 @@ def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
     return tail if tail is not None and tail.seal is None else None
 
 
+AskAll = Callable[[Mapping[ReplicaAt, float | None]], Awaitable[list[en.LengthAnswer | NeveError]]]
+
+
 async def ask_replicas(
-    ctx: LeaderContext, extent: Extent, ask: Ask, *, token: int = 0, lock: str = ""
+    ctx: LeaderContext, extent: Extent, ask: AskAll, *, token: int = 0, lock: str = ""
 ) -> dict[int, en.LengthAnswer | None]:
     """Ask all replicas side by side; None for a dead, silent or failing one. `NotOwner` if a newer token was met."""
     dead = ctx.state.dead_nodes()
     suspect_s = ctx.config.timeouts.suspect_call_s
+    seems_down = ctx.part.seems_down
     answers: dict[int, en.LengthAnswer | None] = dict.fromkeys(extent.node_ids)
-
-    async def one(replica: ReplicaAt) -> en.LengthAnswer | NeveError:
-        try:
-            return await ask(replica, suspect_s if ctx.part.seems_down(replica.node_id) else None)
-        except NeveError as error:
-            return error
-
-    asked = [replica for replica in extent.replicas if replica.node_id not in dead]
-    for replica, answer in zip(asked, await ctx.nodes.together(map(one, asked)), strict=True):
-        if isinstance(answer, LockedByOther):
+    asked = {
+        replica: suspect_s if seems_down(replica[0]) else None for replica in extent.replicas if replica[0] not in dead
+    }
+    for replica, answer in zip(asked, await ask(asked), strict=True):
+        if not isinstance(answer, NeveError):
+            answers[replica[0]] = answer
+        elif isinstance(answer, LockedByOther):
             raise NotOwner(lock=lock, token=token, detail=f"a replica has seen token {answer.token_seen}")
-        if isinstance(answer, NotLeader):
+        elif isinstance(answer, NotLeader):
             raise NotLeader(leader=answer.leader, detail=answer.detail)
-        if isinstance(answer, NeveError):
+        else:
             log.warning("length_unknown extent_id=%d node_id=%d error=%s", extent.extent_id, replica.node_id, answer)
-            continue
-        answers[replica.node_id] = answer
     return answers
 
 
 async def fence_replicas(
     ctx: LeaderContext, extent: Extent, owner: common_pb2.Owner | None
 ) -> dict[int, en.LengthAnswer | None]:
-    token = owner.token if owner is not None else 0
+    token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
     return await ask_replicas(
-        ctx,
-        extent,
-        lambda replica, timeout_s: ctx.nodes.fence(extent, replica, token=token, timeout_s=timeout_s),
-        token=token,
-        lock=owner.lock if owner is not None else "",
+        ctx, extent, lambda replicas: ctx.nodes.fence_all(extent, replicas, token=token), token=token, lock=lock
     )
 
 
@@ -111,18 +103,18 @@ async def commit_seal(
     ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder, *, length: int, all_took_part: bool
 ) -> tuple[Stream, Extent]:
     """The transaction of rule 19, then the orders of rule 20 behind it."""
-    async with ctx.locks.hold(extents=[tail.extent_id]):
-        old = ctx.state.extents.get(tail.extent_id)
-        if old != tail:  # only the stream's lock holder seals; recovery does not touch open extents (8)
+    leaving = leaving_window(ctx, stream) if order.successor is not None else []
+    async with ctx.locks.hold(extents=[tail.extent_id, *leaving]):
+        if ctx.state.extents.get(tail.extent_id) != tail:
+            # Only the stream's lock holder seals, and recovery does not touch open extents (8).
             raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
-        sealed = tail.sealed_at(length, all_took_part=all_took_part)
         changes = ctx.changes()
-        changes.put_extent(tail, sealed)
-        linked = stream.extent_ids
+        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part))
+        sealed_stream = stream.sealed or order.seal_stream
         if order.successor is not None:
-            changes.put_extent(None, order.successor)
-            linked = (*linked, order.successor.extent_id)
-        changes.put_stream(stream, stream.changed(linked, sealed=stream.sealed or order.seal_stream))
+            _link(changes, stream, order, order.successor, leaving, sealed=sealed_stream)
+        else:
+            changes.put_stream(stream, stream.changed(stream.extent_ids, sealed=sealed_stream))
         if order.owner is not None:
             changes.require_owner(order.owner.lock, order.owner.token)
         elif order.unowned:
@@ -148,16 +140,40 @@ async def commit_seal(
 
 async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: SealOrder) -> Stream:
     """Give a stream whose last extent is sealed, or which has none, a new tail."""
-    changes = ctx.changes()
-    changes.put_extent(None, extent)
-    changes.put_stream(stream, stream.changed((*stream.extent_ids, extent.extent_id), sealed=stream.sealed))
-    if order.owner is not None:
-        changes.require_owner(order.owner.lock, order.owner.token)
-    if order.record is not None:
-        order.record(changes)
-    _check_age(ctx, order)
-    await ctx.commit(changes)
+    leaving = leaving_window(ctx, stream)
+    async with ctx.locks.hold(extents=leaving):
+        changes = ctx.changes()
+        _link(changes, stream, order, extent, leaving, sealed=stream.sealed)
+        if order.owner is not None:
+            changes.require_owner(order.owner.lock, order.owner.token)
+        if order.record is not None:
+            order.record(changes)
+        _check_age(ctx, order)
+        await ctx.commit(changes)
     return ctx.state.streams[stream.stream_id]
+
+
+def leaving_window(ctx: LeaderContext, stream: Stream) -> list[int]:
+    """The young extent, if there is one, that is too far from the end of the list when one more is linked."""
+    if len(stream.extent_ids) < YOUNG_WINDOW:
+        return []
+    extent_id = stream.extent_ids[-YOUNG_WINDOW]
+    return [extent_id] if ctx.state.extents[extent_id].young else []
+
+
+def _link(
+    changes: Changes, stream: Stream, order: SealOrder, extent: Extent, leaving: Sequence[int], *, sealed: bool
+) -> None:
+    """Put the stream with one more extent. The locks of those in `leaving` are held."""
+    assert changes.state is not None
+    for extent_id in leaving:
+        old = changes.state.extents[extent_id]
+        if old.young:  # it may have got a key while its lock was waited for
+            changes.put_extent(old, old)
+    changes.put_young(extent)
+    new = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
+    call = order.stream_call(changes) if order.stream_call is not None else None
+    changes.put_stream(stream, new if call is None else new.linked(call))
 
 
 def _check_age(ctx: LeaderContext, order: SealOrder) -> None:

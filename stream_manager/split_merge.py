@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import stream_info
 from neve.stream_manager.records import Stream
@@ -116,7 +115,7 @@ async def merge_streams(
             joined = tuple(dict.fromkeys([*stream.extent_ids, *gone.extent_ids]))  # twins share what was before a split
             if len(joined) > ctx.config.limits.stream_extents_max:
                 raise InvalidArgument(what="streams", detail=f"{len(joined)} extents are too many for one stream")
-            changes.put_stream(stream, replace(stream, extent_ids=joined, version=stream.version + 1))
+            changes.put_stream(stream, stream.changed(joined))
             changes.delete_stream(gone)
             if gone.name:
                 changes.delete_name(gone.name)
@@ -152,6 +151,21 @@ async def _seal_all(
             # What an owner has acknowledged in an earlier tail says nothing of this one (16).
             known = end.acknowledged_end if end is not None and end.extent_id == tail.extent_id else None
             await seal_tail(ctx, stream, tail, SealOrder(owner=owner, acknowledged_end=known))
+        await _give_keys(ctx, stream_id)
+
+
+async def _give_keys(ctx: LeaderContext, stream_id: int) -> None:
+    """An extent that two streams are to list cannot stand in the record of one of them."""
+    listed = ctx.state.streams[stream_id].extent_ids[-YOUNG_WINDOW:]
+    young = [extent_id for extent_id in listed if ctx.state.extents[extent_id].young]
+    async with ctx.locks.hold(extents=young):
+        changes = ctx.changes()
+        for extent_id in young:
+            extent = ctx.state.extents[extent_id]
+            if extent.young:  # it may have been confirmed while its lock was waited for
+                changes.put_extent(extent, extent)
+        if changes.values:
+            await ctx.commit(changes)
 
 
 def _end_of_copy(copy: sm.StreamCopy) -> common_pb2.StreamEnd | None:

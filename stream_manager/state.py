@@ -1,6 +1,7 @@
 """The cluster's metadata in memory: streams, extents, nodes, tasks, names, quotas; and what follows from them.
 
 Invariants: it holds what etcd held at `revision`, for the keys that it knows: nothing is applied before etcd has it;
+            a young extent is listed by one stream alone, whose record holds it, near the end of its list;
             what is derived (who refers to an extent, what is on a node, what is open or unconfirmed) is kept in step
             here and nowhere stored (23); `validate` recomputes it all;
             records are replaced, never changed: a reader may keep one across an await.
@@ -12,13 +13,25 @@ Not here:   replay records (replay.py), heartbeats and load (registry.py).
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from neve.meta.txn import KeyValue
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.changes import Changes, Kind
+from neve.stream_manager.changes import (
+    EXTENT,
+    NAME,
+    NODE,
+    QUOTA,
+    SETTINGS,
+    STREAM,
+    TASK,
+    YOUNG_WINDOW,
+    Changes,
+    Kind,
+    Record,
+)
 from neve.stream_manager.records import Extent, NodeEntry, Quota, Settings, Stream, Task
 
 _NO_EXTENTS: dict[int, None] = {}
@@ -48,15 +61,30 @@ class State:
         self.quotas: dict[str, Quota] = {}  # by prefix
         self.settings = Settings()
         self.listeners: list[StateListener] = []
+        self._on_extent: list[Callable[[Extent | None, Extent | None], None]] = []  # of those who want to hear it
+        self._on_stream: list[Callable[[Stream | None, Stream | None], None]] = []
         # derived; dicts in place of sets, whose order is not the same in every run
         self.open_extents: dict[int, None] = {}
         self.unconfirmed_extents: dict[int, None] = {}  # sealed, but not confirmed by every replica
         self.single_extents: dict[int, None] = {}  # of one replica
         self.sealed_bytes = 0
+        self._dead: frozenset[int] = frozenset()  # node ids
         self._extents_on: dict[int, dict[int, None]] = {}  # by node id
         self._streams_of: dict[int, int | tuple[int, ...]] = {}  # by extent id; mostly one, and then no tuple
         self._stream_order: list[int] = []
         self._extent_order: list[int] = []
+
+    def listen(self, listener: StateListener) -> None:
+        self.listeners.append(listener)
+        if type(listener).on_extent is not StateListener.on_extent:
+            self._on_extent.append(listener.on_extent)
+        if type(listener).on_stream is not StateListener.on_stream:
+            self._on_stream.append(listener.on_stream)
+
+    def stop_listening(self) -> None:
+        """Nobody hears of anything any more."""
+        for listeners in (self.listeners, self._on_extent, self._on_stream):
+            listeners.clear()
 
     # --- questions -------------------------------------------------------------------------------------------
 
@@ -71,7 +99,7 @@ class State:
 
     def dead_nodes(self) -> frozenset[int]:
         """Nodes that were declared dead, for whom nobody waits (17)."""
-        return frozenset(node_id for node_id, node in self.nodes.items() if node.dead)
+        return self._dead
 
     def streams_after(self, stream_id: int) -> Iterator[Stream]:
         """By id, from the first one above. Do not await while iterating."""
@@ -91,7 +119,12 @@ class State:
         if kind == r.EXTENTS:
             self._set_extent(int(name, 16), codec.decode_extent(kv.value, kv.mod_revision))
         elif kind == r.STREAMS:
-            self._set_stream(int(name, 16), codec.decode_stream(kv.value, kv.mod_revision))
+            stream, young = codec.decode_stream(kv.value, kv.mod_revision)
+            for extent in young:
+                known = self.extents.get(extent.extent_id)
+                if known is None or known.young:  # a key of its own tells more than its stream's record
+                    self._set_extent(extent.extent_id, extent)
+            self._put_stream(int(name, 16), stream)
         elif kind == r.NODES:
             self._set_node(int(name, 16), codec.decode_node(kv.value, kv.mod_revision))
         elif kind == r.TASKS:
@@ -111,7 +144,7 @@ class State:
         if kind == r.EXTENTS:
             self._set_extent(int(name, 16), None)
         elif kind == r.STREAMS:
-            self._set_stream(int(name, 16), None)
+            self._put_stream(int(name, 16), None)
         elif kind == r.NODES:
             self._set_node(int(name, 16), None)
         elif kind == r.TASKS:
@@ -133,37 +166,38 @@ class State:
 
     def apply(self, changes: Changes, revision: int) -> None:
         """Take over what was committed at `revision`. Batches in flight at a time may be applied in any order."""
-        for write in changes.writes:
-            record = write.record
-            if write.kind is Kind.REPLAY or write.kind is Kind.OTHER:
-                continue
-            ident = write.ident if isinstance(write.ident, int) else 0
-            name = write.ident if isinstance(write.ident, str) else ""
-            if write.kind is Kind.EXTENT:
+        for kind, ident, record, young in changes.writes:
+            if kind == EXTENT:
                 assert record is None or isinstance(record, Extent), record
-                self._set_extent(ident, record and record.at(revision))
-            elif write.kind is Kind.STREAM:
+                self._set_extent(ident, record if young or record is None else record.at(revision))  # type: ignore[arg-type]
+            elif kind == STREAM:
                 assert record is None or isinstance(record, Stream), record
-                self._set_stream(ident, record and record.at(revision))
-            elif write.kind is Kind.NODE:
-                assert record is None or isinstance(record, NodeEntry), record
-                self._set_node(ident, record and replace(record, mod_revision=revision))
-            elif write.kind is Kind.TASK:
-                assert record is None or isinstance(record, Task), record
-                self._set_task(ident, record and replace(record, mod_revision=revision))
-            elif write.kind is Kind.NAME:
-                if record is None:
-                    self.names.pop(name, None)
-                else:
-                    assert isinstance(record, int), record
-                    self.names[name] = record
-            elif write.kind is Kind.QUOTA:
-                assert record is None or isinstance(record, Quota), record
-                self._set_quota(name, record and replace(record, mod_revision=revision))
-            elif write.kind is Kind.SETTINGS:
-                assert isinstance(record, Settings), record
-                self.settings = replace(record, mod_revision=revision)
+                self._set_stream(ident, record and record.at(revision))  # type: ignore[arg-type]
+            else:
+                self._apply_other(kind, ident, record, revision)
         self.revision = max(self.revision, revision)
+
+    def _apply_other(self, kind: Kind, ident: int | str, record: Record | None, revision: int) -> None:
+        number = ident if isinstance(ident, int) else 0
+        name = ident if isinstance(ident, str) else ""
+        if kind == NODE:
+            assert record is None or isinstance(record, NodeEntry), record
+            self._set_node(number, record and replace(record, mod_revision=revision))
+        elif kind == TASK:
+            assert record is None or isinstance(record, Task), record
+            self._set_task(number, record and replace(record, mod_revision=revision))
+        elif kind == NAME:
+            if record is None:
+                self.names.pop(name, None)
+            else:
+                assert isinstance(record, int), record
+                self.names[name] = record
+        elif kind == QUOTA:
+            assert record is None or isinstance(record, Quota), record
+            self._set_quota(name, record and replace(record, mod_revision=revision))
+        elif kind == SETTINGS:
+            assert isinstance(record, Settings), record
+            self.settings = replace(record, mod_revision=revision)
 
     # --- one record ------------------------------------------------------------------------------------------
 
@@ -189,8 +223,8 @@ class State:
             if old is None or new.replicas != old.replicas:
                 for replica in new.replicas:
                     self._extents_on.setdefault(replica.node_id, {})[extent_id] = None
-        for listener in self.listeners:
-            listener.on_extent(old, new)
+        for on_extent in self._on_extent:
+            on_extent(old, new)
 
     def _forget_extent(self, old: Extent, *, keep_nodes: bool) -> None:
         """Take an extent out of what is derived from it."""
@@ -207,6 +241,17 @@ class State:
             held.pop(old.extent_id, None)
             if not held:
                 del self._extents_on[replica.node_id]
+
+    def _put_stream(self, stream_id: int, new: Stream | None) -> None:
+        """As a key says it: young extents that its list has no more are gone without a word of their own."""
+        old = self.streams.get(stream_id)
+        self._set_stream(stream_id, new)
+        if old is not None:
+            left = set(old.extent_ids[-YOUNG_WINDOW:]).difference(new.extent_ids if new is not None else ())
+            for extent_id in sorted(left):
+                extent = self.extents.get(extent_id)
+                if extent is not None and extent.young and extent.stream_id == stream_id:
+                    self._set_extent(extent_id, None)
 
     def _set_stream(self, stream_id: int, new: Stream | None) -> None:
         old = self.streams.get(stream_id)
@@ -227,8 +272,8 @@ class State:
             if old is None:
                 _insert(self._stream_order, stream_id)
             self.streams[stream_id] = new
-        for listener in self.listeners:
-            listener.on_stream(old, new)
+        for on_stream in self._on_stream:
+            on_stream(old, new)
 
     def _refer(self, extent_id: int, stream_id: int) -> None:
         found = self.streams_of(extent_id)
@@ -248,6 +293,8 @@ class State:
             self.nodes.pop(node_id, None)
         else:
             self.nodes[node_id] = new
+        if (old is not None and old.dead) != (new is not None and new.dead):
+            self._dead = frozenset(found for found, node in self.nodes.items() if node.dead)
         for listener in self.listeners:
             listener.on_node(old, new)
 
@@ -286,6 +333,7 @@ class State:
             if stream.name:
                 assert self.names.get(stream.name) == stream_id, stream
         assert set(self.names.values()) <= set(self.streams), "a name without its stream"
+        assert self._dead == {node_id for node_id, node in self.nodes.items() if node.dead}
         extents_on: dict[int, set[int]] = {}
         for extent_id, extent in self.extents.items():
             assert extent.extent_id == extent_id, extent
@@ -296,6 +344,9 @@ class State:
             unconfirmed = extent.seal is not None and not extent.all_confirmed
             assert (extent_id in self.unconfirmed_extents) == unconfirmed, extent
             assert (extent_id in self.single_extents) == (len(extent.replicas) == 1), extent
+            if extent.young:
+                assert self.streams_of(extent_id) == (extent.stream_id,), f"{extent} has no key and not one stream"
+                assert extent_id in self.streams[extent.stream_id].extent_ids[-YOUNG_WINDOW:], extent
             for node_id in extent.node_ids:
                 extents_on.setdefault(node_id, set()).add(extent_id)
         assert {n: set(held) for n, held in self._extents_on.items()} == extents_on

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument, NotFound, SealUnavailable
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext, Mutation
-from neve.stream_manager.describe import extent_info, stream_info
+from neve.stream_manager.describe import create_reply, extent_info, stream_info
 from neve.stream_manager.make_extent import make_extent
 from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import check_name, end_for, labels_of, owner_of, policy_of, stream_named
@@ -47,8 +46,9 @@ async def create_stream(
     async with ctx.locks.hold(names=[request.name] if request.name else []):
         check_free(ctx, request.name)
         with ctx.quotas.reserve(labels, streams=1, extents=1, size_bytes=policy.extent_bytes_max):
-            stream_id = await ctx.ids.take()
+            stream_id = ctx.ids.take_now() or await ctx.ids.take()
             tail = await make_extent(ctx, policy, stream_id=stream_id)
+            changes = ctx.changes()
             stream = Stream(
                 stream_id=stream_id,
                 name=request.name,
@@ -59,13 +59,12 @@ async def create_stream(
                 labels=labels,
                 version=1,
                 created_ms=ctx.wall_ms(),
+                made_by=mutation.stream_call(changes, (stream_id,)),
             )
-            changes = ctx.changes()
             changes.put_stream(None, stream)
-            changes.put_extent(None, tail)
+            changes.put_young(tail)
             if request.name:
                 changes.put_name(request.name, stream_id)
-            mutation.record(changes, stream_ids=[stream_id])
             await ctx.commit(changes)
     return _created(ctx, ctx.state.streams[stream_id])
 
@@ -76,10 +75,8 @@ def check_free(ctx: LeaderContext, name: str) -> None:
 
 
 def _created(ctx: LeaderContext, stream: Stream) -> sm.CreateStreamReply:
-    reply = sm.CreateStreamReply(stream=stream_info(stream))
-    if stream.tail_id is not None:
-        reply.tail.CopyFrom(extent_info(ctx.state, ctx.state.extents[stream.tail_id]))
-    return reply
+    tail_id = stream.tail_id
+    return create_reply(ctx.state, stream, None if tail_id is None else ctx.state.extents[tail_id])
 
 
 # --- seal -----------------------------------------------------------------------------------------------------
@@ -117,7 +114,7 @@ async def _seal_for_ever(
         stream, _ = await seal_tail(ctx, stream, tail, order)
         return stream
     changes = ctx.changes()
-    changes.put_stream(stream, replace(stream, sealed=True, version=stream.version + 1))
+    changes.put_stream(stream, stream.changed(stream.extent_ids, sealed=True))
     if owner is not None:
         changes.require_owner(owner.lock, owner.token)
     mutation.record(changes, stream_ids=[stream.stream_id])
@@ -173,11 +170,9 @@ async def _unlink(
             changes = ctx.changes()
             removed = _delete_unreferenced(ctx, changes, stream, part)
             left = set(part)
-            changed = replace(
-                stream,
-                extent_ids=tuple(extent_id for extent_id in stream.extent_ids if extent_id not in left),
+            changed = stream.changed(
+                tuple(extent_id for extent_id in stream.extent_ids if extent_id not in left),
                 truncated_before=max(stream.truncated_before, truncated_before if not rest else 0),
-                version=stream.version + 1,
             )
             changes.put_stream(stream, changed)
             if owner is not None:

@@ -350,8 +350,7 @@ def swap(extent: Extent, lost: ReplicaAt, made: ReplicaAt, digest: bytes) -> Ext
     replicas = tuple(made if replica == lost else replica for replica in extent.replicas)
     assert len({replica.node_id for replica in replicas}) == len(replicas), (extent, made)
     good = {node_id for node_id in extent.confirmed if node_id != lost.node_id} | {made.node_id}
-    return replace(
-        extent,
+    return extent._replace(
         eversion=extent.eversion + 1,
         replicas=replicas,
         seal=extent.seal._replace(digest=digest),

@@ -8,33 +8,66 @@ All else is the manager as it is: its front door, pipeline, locks, placement, ba
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
+from neve.proto.errors import NeveError
 from neve.rpc.pool import ChannelPool
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import NodeChoice
+from neve.stream_manager.fan_out import Started
 from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
 
 DIGEST = bytes(32)
+EVERSION_SEALED = 2
+
+
+class Done(Started[en.SealExtentReply]):
+    """A call that needs no time."""
+
+    def __init__(self, value: en.SealExtentReply) -> None:
+        self.task = None
+        self.value = value
 
 
 class AtOnce(NodeCalls):
-    """Every replica exists, is as long as the writer says, and confirms its seal."""
+    """Every replica exists, is empty as its writer says, and confirms its seal. Orders to all replicas of an extent are
+    answered together, with what was made before: what calls to nodes cost is not what is measured."""
 
     def __init__(self, node: Callable[[int], NodeEntry | None]) -> None:
         self._node = node
+        self._fenced = en.LengthAnswer(kind=en.LengthAnswer.LENGTH, fenced=True)
+        seal = common_pb2.Seal(length=0, eversion=EVERSION_SEALED, digest=DIGEST)
+        self._sealed = Done(en.SealExtentReply(confirmed=True, seal=seal))
+
+    async def create_all(
+        self, extent_id: int, choices: Sequence[NodeChoice], *, eversion: int, extent_bytes_max: int, stream_id: int
+    ) -> list[ReplicaAt | NeveError]:
+        return [ReplicaAt(choice.node_id, self._disk(choice), extent_id) for choice in choices]
+
+    async def fence_all(
+        self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
+    ) -> list[en.LengthAnswer | NeveError]:
+        return [self._fenced] * len(timeouts_s)
+
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Started[en.SealExtentReply]]:
+        return [self._sealed] * len(replicas)
+
+    def _disk(self, choice: NodeChoice) -> str:
+        if choice.disk_uuid:
+            return choice.disk_uuid
+        node = self._node(choice.node_id)
+        assert node is not None, choice
+        return node.disks[0].disk_uuid
 
     async def create(
         self, extent_id: int, choice: NodeChoice, *, eversion: int, extent_bytes_max: int, stream_id: int
     ) -> ReplicaAt:
-        node = self._node(choice.node_id)
-        assert node is not None, choice
-        return ReplicaAt(choice.node_id, choice.disk_uuid or node.disks[0].disk_uuid, extent_id)
+        return ReplicaAt(choice.node_id, self._disk(choice), extent_id)
 
     async def raise_token(
         self, extent: Extent, replica: ReplicaAt, *, token: int, timeout_s: float | None = None

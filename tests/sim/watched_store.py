@@ -14,6 +14,7 @@ from neve.meta.memory import MemoryStore
 from neve.meta.txn import Compare, Delete, KeyRange, KeyValue, Operation, Put, Relation, Target, TxnResult, as_range
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
+from neve.stream_manager.records import Extent
 
 GUARDED = (r.STREAMS, r.EXTENTS, r.NODES, r.NAMES, r.TASKS, r.REPLAY, r.QUOTAS, r.SETTINGS, r.COMMITS)
 
@@ -30,7 +31,8 @@ class WatchedStore(MemoryStore):
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
         leader = self._leader()
-        old = {op.key: self._at(op.key) for op in success if isinstance(op, Put) and self._is_extent(op.key)}
+        puts = [op for op in success if isinstance(op, Put)]
+        old = {op.key: self._at(op.key) for op in puts if self._is_extent(op.key)}
         result = super().txn(compares, success, failure)
         branch = success if result.succeeded else failure
         if any(self._is_guarded(op) for op in branch):
@@ -38,6 +40,9 @@ class WatchedStore(MemoryStore):
         if result.succeeded:
             for key, before in old.items():
                 self._check_extent(before, self._at(key), result.revision)
+            for op in puts:
+                if op.key.startswith(self.root + r.STREAMS):
+                    self._check_young(op, result.revision)
         return result
 
     # --- G7 --------------------------------------------------------------------------------------------------
@@ -75,16 +80,26 @@ class WatchedStore(MemoryStore):
         found = self.key_space.read(as_range(key)).kvs
         return found[0] if found else None
 
-    def _check_extent(self, before: KeyValue | None, after: KeyValue | None, revision: int) -> None:
-        if after is None:
-            return
-        new = codec.decode_extent(after.value, after.mod_revision)
+    def _check_young(self, op: Put, revision: int) -> None:
+        """Those in a stream's record that have no key of their own: what their keys say counts more."""
+        _, young = codec.decode_stream(op.value, revision)
+        for extent in young:
+            if self._at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
+                self._check_seal(extent, revision)
+
+    def _check_seal(self, new: Extent, revision: int) -> None:
         length = None if new.seal is None else new.seal.length
         known = self.seals.get(new.extent_id)
         if known is not None and length != known:
             self.violations.append(f"revision {revision}: extent {new.extent_id} sealed at {known}, now {length} (G3)")
         if length is not None:
             self.seals.setdefault(new.extent_id, length)
+
+    def _check_extent(self, before: KeyValue | None, after: KeyValue | None, revision: int) -> None:
+        if after is None:
+            return
+        new = codec.decode_extent(after.value, after.mod_revision)
+        self._check_seal(new, revision)
         if before is None:
             return
         old = codec.decode_extent(before.value, before.mod_revision)

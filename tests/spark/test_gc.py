@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,10 @@ async def _lose_references(cluster: StreamCluster, count: int) -> list[int]:
         key = described.meta_root.encode() + records.STREAMS + f"{stream_id:016x}".encode()
         found = await store.get(key)
         assert found is not None
-        stream = record_codec.decode_stream(found.value, found.mod_revision)
+        stream, young = record_codec.decode_stream(found.value, found.mod_revision)
         lost = stream.extent_ids[1 : 1 + count]
         left = tuple(extent_id for extent_id in stream.extent_ids if extent_id not in lost)
-        await store.put(key, record_codec.encode_stream(replace(stream, extent_ids=left)))
+        await store.put(key, record_codec.encode_stream(stream._replace(extent_ids=left), young))
     for server in cluster.managers:
         server.start()
     await cluster.until_all_alive()

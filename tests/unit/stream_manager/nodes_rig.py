@@ -73,15 +73,7 @@ def config(**changes: Any) -> ManagerConfig:
 
 
 def mutation(*, call_id: int = 0, replayed: Any = None) -> Mutation:
-    return Mutation(
-        client_id=1 if call_id else 0,
-        call_id=call_id,
-        method_id=0,
-        request_crc32c=0,
-        principal="test",
-        wall_ms=wall_ms(),
-        replayed=replayed,
-    )
+    return Mutation((1 if call_id else 0, call_id), 0, 0, "test", wall_ms(), replayed)
 
 
 def wall_ms() -> int:

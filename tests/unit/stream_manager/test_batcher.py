@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from neve.meta.election import Election, Leadership
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import Fault
-from neve.meta.txn import KeyRange, Put, key_absent
+from neve.meta.txn import KeyRange, Put
 from neve.proto.errors import (
     InvalidArgument,
     MetaUnavailable,
@@ -298,7 +298,7 @@ def test_every_mutation_is_applied_once_or_not_at_all(seed: int, lanes: int, fau
 async def test_a_malformed_change_does_not_sink_the_others() -> None:
     rig = await Rig.make()
     malformed = rig.node(2)
-    malformed.writes.append(malformed.writes[0])  # etcd refuses a transaction that writes a key twice
+    malformed.values[b""] = b"x"  # etcd refuses a transaction with an empty key
     results = await asyncio.gather(
         *(outcome(rig.batcher.commit(changes)) for changes in (rig.node(1), malformed, rig.node(3)))
     )
@@ -315,7 +315,7 @@ async def test_what_one_change_compares_is_not_written_by_another_in_the_same_tr
     """Both compare the key as absent, and both would hold: an order to delete what is just being linked (24)."""
     rig = await Rig.make()
     absent = Changes(ROOT)
-    absent.require(key_absent(ROOT + b"nodes/%016x" % 7))
+    absent.require(ROOT + b"nodes/%016x" % 7, 0)
     changes = [rig.node(7), absent] if written_first else [absent, rig.node(7)]
     results = await asyncio.gather(*(outcome(rig.batcher.commit(each)) for each in changes))
     assert rig.batcher.counters.batches == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,13 +286,13 @@ async def test_t33_an_extra_replica_is_kept_while_a_listed_one_is_not_as_it_shou
         orders = record_orders(rig)
         page(rig, 3, [info], number=101, last=True)
         changes = rig.ctx.changes()
-        changes.put_extent(extent, replace(extent, confirmed=(extent.node_ids[0],)))
+        changes.put_extent(extent, extent._replace(confirmed=(extent.node_ids[0],)))
         await rig.ctx.commit(changes)
         await one_pass(rig, 100)
         assert orders == []
         now = rig.extent(extent.extent_id)
         changes = rig.ctx.changes()
-        changes.put_extent(now, replace(now, confirmed=extent.confirmed))
+        changes.put_extent(now, now._replace(confirmed=extent.confirmed))
         await rig.ctx.commit(changes)
         rig.part.recovery.bad[extent.extent_id, extent.node_ids[0]] = extent.replicas[0].incarnation
         await one_pass(rig)
@@ -315,7 +314,7 @@ async def drop_from_stream(rig: Rig, extent: Extent) -> None:
 
 
 def _without_extents(stream: Stream) -> Stream:
-    return replace(stream, extent_ids=(), sealed=True, version=stream.version + 1)
+    return stream.changed((), sealed=True)
 
 
 @simulated
@@ -370,7 +369,7 @@ async def test_t37_only_proposals_that_still_stand_are_carried_out() -> None:
             await drop_from_stream(rig, extent)
         snapshot = rig.ctx.state.revision
         changes = rig.ctx.changes()
-        changes.put_extent(late, replace(late, eversion=late.eversion))  # something changed after the snapshot
+        changes.put_extent(late, late._replace(eversion=late.eversion))  # something changed after the snapshot
         await rig.ctx.commit(changes)
         request = propose(used, unused, late, young, revision=snapshot)
         request.extents.extend(propose(changed, eversion_off=-1).extents)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from neve.meta.txn import KeyRange
-from neve.proto import methods
+from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import MetaUnavailable
+from neve.proto.errors import MetaUnavailable, NotFound
 from neve.stream_manager.follower import StateFollower
+from neve.stream_manager.pipeline import request_checksum
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, error_of, simulated
 
 DESCRIBE = methods.STREAM_MANAGER_DESCRIBE_STREAMS
@@ -134,13 +137,61 @@ async def test_old_replay_records_are_deleted_and_young_ones_kept() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)
         for _ in range(5):
-            await cluster.create()
+            await seal(cluster, cluster.call_id())
         kept_s = cluster.config.limits.replay_kept_s
         await asyncio.sleep(kept_s - 60)
         call = cluster.call_id()
-        created = await cluster.create(call=call)
+        sealed = await seal(cluster, call)
         await asyncio.sleep(120)
         keys = KeyRange.prefix(ROOT + b"replay/")
         assert len((await cluster.store.range_all(keys)).kvs) == 1
         assert cluster.term.replay.count == 1
+        found = cluster.term.replay.find(
+            *(call.client_id, call.call_id),
+            method_id=methods.STREAM_MANAGER_SEAL_STREAM.method_id,
+            request_crc32c=request_checksum(sealed),
+        )
+        assert found is not None
+        assert found.stream_ids == (sealed.stream_id,)
+
+
+async def seal(cluster: Cluster, call: common_pb2.CallId) -> sm.SealStreamRequest:
+    created = await cluster.create()
+    request = sm.SealStreamRequest(call=call, stream_id=created.stream.stream_id)
+    await cluster.call(methods.STREAM_MANAGER_SEAL_STREAM, request)
+    return request
+
+
+@simulated
+async def test_the_calls_that_streams_remember_survive_a_fail_over_for_as_long_as_others() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        old_call, call = cluster.call_id(), cluster.call_id()
+        old = await cluster.create(call=old_call)
+        kept_s = cluster.config.limits.replay_kept_s
+        await asyncio.sleep(kept_s - 60)
+        created = await cluster.create(call=call)
+        await asyncio.sleep(120)
+        assert not (await cluster.store.range_all(KeyRange.prefix(ROOT + b"replay/"))).kvs
         assert (await cluster.create(call=call)).stream.stream_id == created.stream.stream_id
+        (await cluster.leader()).kill()
+        await cluster.start_managers(2, nodes=())
+        assert (await cluster.create(call=call)).stream.stream_id == created.stream.stream_id
+        assert (await cluster.create(call=old_call)).stream.stream_id != old.stream.stream_id  # it is too old
+
+
+@simulated
+async def test_a_creation_is_remembered_also_after_its_stream_was_deleted() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        call = cluster.call_id()
+        created = await cluster.create(call=call)
+        request = sm.DeleteStreamRequest(call=cluster.call_id(), stream_id=created.stream.stream_id)
+        await cluster.call(methods.STREAM_MANAGER_DELETE_STREAM, request)
+        with pytest.raises(NotFound):
+            await cluster.create(call=call)
+        (await cluster.leader()).kill()
+        await cluster.start_managers(2, nodes=())
+        with pytest.raises(NotFound):
+            await cluster.create(call=call)
+        assert not cluster.term.state.streams

@@ -122,9 +122,9 @@ async def test_at_whatever_moment_a_call_is_repeated_it_is_executed_once_in_a_te
         executions: list[bool] = []
         execute = term.pipeline._execute
 
-        def counted(request: Any, method: str, peer: str, mutation: Mutation, flow: Any) -> Any:
+        def counted(request: Any, method: str, peer: str, mutation: Mutation, flow: Any, execution: Any) -> Any:
             executions.append(mutation.replayed is None)
-            return execute(request, method, peer, mutation, flow)
+            return execute(request, method, peer, mutation, flow, execution)
 
         term.pipeline._execute = counted  # type: ignore[method-assign]
         request = sm.CreateStreamRequest(call=cluster.call_id())

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import UnsupportedVersion
+from neve.stream_manager import describe
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
+from neve.stream_manager.state import State
 
 ids = st.integers(1, 2**63)
 texts = st.text(max_size=20)
@@ -22,30 +24,34 @@ replicas = st.builds(r.ReplicaAt, ids, texts, st.integers(0, 2**64 - 1))
 labels = st.dictionaries(texts, texts, max_size=4).map(lambda found: tuple(sorted(found.items())))
 policies = st.builds(r.Policy, st.integers(1, 7), st.booleans(), st.integers(1, 2**31), texts, st.booleans())
 seals = st.builds(r.ExtentSeal, st.integers(0, 2**31), ids, st.binary(max_size=32))
+# Not `st.builds`: of a tuple's fields it makes up those with defaults, too.
+replays = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), ids).map(lambda fields: r.Replay(*fields))
+extents = st.tuples(
+    ids,
+    ids,
+    st.lists(replicas, max_size=4).map(tuple),
+    ids,
+    ids,
+    ids,
+    st.none() | seals,
+    st.lists(ids, max_size=4).map(tuple),
+    st.booleans(),
+).map(lambda fields: r.Extent(*fields))
+streams = st.tuples(
+    ids,
+    texts,
+    texts,
+    st.lists(ids, max_size=5).map(tuple),
+    st.booleans(),
+    policies,
+    labels,
+    ids,
+    ids,
+    st.integers(0, 2**63),
+).map(lambda fields: r.Stream(*fields))
 RECORDS = [
-    (
-        st.builds(
-            r.Stream, ids, texts, texts, st.lists(ids, max_size=5).map(tuple), st.booleans(), policies, labels, ids, ids
-        ),
-        codec.encode_stream,
-        codec.decode_stream,
-    ),
-    (
-        st.builds(
-            r.Extent,
-            ids,
-            ids,
-            st.lists(replicas, max_size=4).map(tuple),
-            ids,
-            ids,
-            ids,
-            st.none() | seals,
-            st.lists(ids, max_size=4).map(tuple),
-            st.booleans(),
-        ),
-        codec.encode_extent,
-        codec.decode_extent,
-    ),
+    (streams, codec.encode_stream, lambda value, revision: codec.decode_stream(value, revision)[0]),
+    (extents, codec.encode_extent, codec.decode_extent),
     (
         st.builds(
             r.NodeEntry,
@@ -83,10 +89,75 @@ def test_what_was_stored_is_read_back(
     records: st.SearchStrategy[Any], encode: Callable[[Any], bytes], decode: Callable[[bytes, int], Any], data: Any
 ) -> None:
     record = data.draw(records)
-    assert decode(encode(record), 77) == replace(record, mod_revision=77)
+    at = record.at(77) if isinstance(record, r.Stream | r.Extent) else replace(record, mod_revision=77)
+    assert decode(encode(record), 77) == at
 
 
-@given(st.builds(r.Replay, ids.map(lambda i: i % 2**32), st.integers(0, 2**32 - 1), ids))
+@given(streams, st.lists(extents, max_size=3), st.none() | replays, st.none() | st.tuples(replays, ids, ids))
+def test_a_stream_is_read_back_with_its_young_extents_and_its_calls(
+    stream: r.Stream, young: list[r.Extent], made: r.Replay | None, linked: tuple[r.Replay, int, int] | None
+) -> None:
+    own = (stream.stream_id,)
+    if made is not None:
+        stream = stream._replace(made_by=r.StreamCall(2**64 - 1, 2**64 - 1, made._replace(stream_ids=own)))
+    if linked is not None:
+        replay = linked[0]._replace(stream_ids=own, extent_ids=linked[1:])
+        stream = stream._replace(linked_by=r.StreamCall(1, 2, replay))
+    for version in (stream, stream.changed((*stream.extent_ids, 7)), stream):  # its parts are remembered meanwhile
+        assert codec.decode_stream(codec.encode_stream(version, young), 77) == (version.at(77), young)
+
+
+@given(extents, extents)
+def test_what_is_remembered_of_an_extent_is_not_taken_for_another_of_the_same_id(
+    one: r.Extent, other: r.Extent
+) -> None:
+    for extent in (one, other._replace(extent_id=one.extent_id), one):
+        assert codec.decode_extent(codec.encode_extent(extent), 0) == extent
+
+
+@given(streams, extents, st.booleans(), st.booleans())
+def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
+    stream: r.Stream, extent: r.Extent, confirmed: bool, known: bool
+) -> None:
+    state = State(b"/x/")
+    stream = stream.at(77)
+    extent = extent._replace(confirmed=extent.node_ids if confirmed else (), mod_revision=5)
+    for node_id in extent.node_ids if known else ():
+        state.nodes[node_id] = r.NodeEntry(node_id, f"a:{node_id}", grpc_address="g" * (node_id % 2))
+    for _ in range(2):  # its parts are remembered meanwhile
+        reply = describe.alloc_reply(state, stream, extent, extent._replace(extent_id=3))
+        policy = reply.stream.policy
+        assert (
+            r.Policy(*(policy.replicas, policy.no_sync, policy.extent_bytes_max, policy.placement, policy.strict))
+            == stream.policy
+        )
+        told = reply.stream
+        assert (told.stream_id, told.name, told.lock, tuple(told.extent_ids), told.sealed, told.version) == (
+            *(stream.stream_id, stream.name, stream.lock, stream.extent_ids, stream.sealed, stream.version),
+        )
+        assert (dict(told.labels), told.mod_revision, told.created_ms, told.truncated_before) == (
+            *(dict(stream.labels), 77, stream.created_ms, stream.truncated_before),
+        )
+        sealed = reply.sealed
+        assert (sealed.extent_id, sealed.eversion, sealed.extent_bytes_max, sealed.created_ms, sealed.mod_revision) == (
+            *(extent.extent_id, extent.eversion, extent.extent_bytes_max, extent.created_ms, 5),
+        )
+        assert [codec.replica_at(one.replica) for one in sealed.replicas] == list(extent.replicas)
+        for one in sealed.replicas:
+            assert one.confirmed == confirmed
+            assert one.address == (f"a:{one.replica.node_id}" if known else "")
+            assert one.grpc_address == ("g" * (one.replica.node_id % 2) if known else "")
+        if extent.seal is None:
+            assert not sealed.HasField("seal")
+        else:
+            assert (sealed.seal.length, sealed.seal.eversion, sealed.seal.digest) == extent.seal
+        assert reply.tail.extent_id == 3
+        assert reply.all_took_part == (extent.all_took_part or extent.all_confirmed)
+        state.nodes = {node_id: node for node_id, node in state.nodes.items() if not known}
+        known = False
+
+
+@given(replays)
 def test_a_replay_record_is_read_back(replay: r.Replay) -> None:
     assert codec.decode_replay(codec.encode_replay(replay)) == replay
 
@@ -99,7 +170,7 @@ def test_a_newer_format_is_refused() -> None:
 def test_a_seal_at_length_zero_is_not_an_open_extent() -> None:
     extent = r.Extent(1, 2, (r.ReplicaAt(1, "d", 5),), 100, 0, 9, seal=r.ExtentSeal(0, 2, b""))
     assert codec.decode_extent(codec.encode_extent(extent), 0).seal == r.ExtentSeal(0, 2, b"")
-    still_open = replace(extent, seal=None)
+    still_open = extent._replace(seal=None)
     assert codec.decode_extent(codec.encode_extent(still_open), 0).seal is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -382,7 +381,7 @@ async def test_readers_are_sent_to_confirmed_replicas_near_ones_first_and_away_f
         order = rig.part.read_order(extent, reader=("eu", "r2"))
         assert order[-1] == 2
         assert len(order) == 3
-        assert rig.part.read_order(replace(extent, confirmed=(3,)), reader=("eu", "r2")) == [3]
+        assert rig.part.read_order(extent._replace(confirmed=(3,)), reader=("eu", "r2")) == [3]
 
 
 # --- modes ----------------------------------------------------------------------------------------------------

@@ -50,12 +50,14 @@ async def test_a_call_that_is_committed_while_the_sweep_is_under_way_stays_known
     async with Cluster(limits=Limits(replay_kept_s=KEPT_S)) as cluster:
         await cluster.start_managers(1)
 
-        async def create(call_id: int) -> int:
+        async def seal(call_id: int) -> None:
+            """A call whose record has a key of its own."""
             call = common_pb2.CallId(client_id=5, call_id=call_id)
-            reply = await cluster.call(methods.STREAM_MANAGER_CREATE_STREAM, sm.CreateStreamRequest(call=call))
-            return reply.stream.stream_id
+            request = sm.SealStreamRequest(call=call, stream_id=streams[call_id])
+            await cluster.call(methods.STREAM_MANAGER_SEAL_STREAM, request)
 
-        await create(9)
+        streams = {call_id: (await cluster.create()).stream.stream_id for call_id in (3, 9)}
+        await seal(9)
         store = cluster.managers[1].store
         original = store.txn
         late: list[int] = []
@@ -64,12 +66,13 @@ async def test_a_call_that_is_committed_while_the_sweep_is_under_way_stays_known
             compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
         ) -> TxnResult:
             if not late and any(isinstance(operation, Delete) for operation in success):
-                late.append(await create(3))  # an older call that took its time
+                late.append(3)
+                await seal(3)  # an older call that took its time
             return await original(compares, success, failure)
 
         store.txn = txn  # type: ignore[method-assign]
         await cluster.until(lambda: bool(late))
         await asyncio.sleep(2)
-        assert [await create(3)] == late
+        assert [*cluster.term.replay._by_client[5]] == late
         assert await cluster.store.get(replay_key(ROOT, 5, 3)) is not None
         assert await cluster.store.get(replay_key(ROOT, 5, 9)) is None

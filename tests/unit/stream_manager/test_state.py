@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -10,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from neve.meta.mvcc import KeySpace
-from neve.meta.txn import KeyRange
+from neve.meta.store import EventKind
+from neve.meta.txn import Delete, KeyRange, Put, TxnResult, mod_revision_is
 from neve.proto import stream_manager_pb2 as sm
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.quota import QuotaTable, Usage, matches
 from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, Policy, Quota, ReplicaAt, Stream, Task
 from neve.stream_manager.state import State, StateListener
@@ -22,12 +22,20 @@ POLICY = Policy(3, False, 1000, "", False)
 nodes = st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True)
 
 
+def write(etcd: KeySpace, changes: Changes) -> TxnResult:
+    """In one transaction, as the batcher does it."""
+    changes.finish()
+    compares = [mod_revision_is(key, revision) for key, revision in changes.revisions.items()]
+    return etcd.txn(compares, [Delete(k) if v is None else Put(k, v) for k, v in changes.values.items()], ())
+
+
 class RandomMutations(RuleBasedStateMachine):
     """Applies changes to a leader's state and to etcd's keys, and loads another state from those keys."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state = State(ROOT)
+        self.followed = State(ROOT)  # as a watch tells it
         self.quotas = QuotaTable(self.state)
         self.etcd = KeySpace()
         self.heard: dict[int, Extent] = {}
@@ -40,13 +48,25 @@ class RandomMutations(RuleBasedStateMachine):
                 if new is not None:
                     machine.heard[known] = new
 
-        self.state.listeners.append(Listener())
+        self.state.listen(Listener())
         self.next_id = 0
 
     def commit(self, changes: Changes) -> None:
-        result = self.etcd.txn(list(changes.compares.values()), changes.operations, ())
-        assert result.succeeded, changes.compares
+        result = write(self.etcd, changes)
+        assert result.succeeded, changes.revisions
         self.state.apply(changes, result.revision)
+        batch = self.etcd.first_batch(result.revision, KeyRange.prefix(ROOT))
+        for event in batch.events if batch is not None and batch.revision == result.revision else ():
+            if event.kind is EventKind.PUT:
+                self.followed.put_key(event.kv)
+            else:
+                self.followed.delete_key(event.kv.key)
+
+    def give_keys(self, changes: Changes, extent_ids: tuple[int, ...]) -> None:
+        for extent_id in extent_ids:
+            extent = self.state.extents[extent_id]
+            if extent.young:
+                changes.put_extent(extent, extent)
 
     def new_id(self) -> int:
         self.next_id += 1
@@ -65,9 +85,9 @@ class RandomMutations(RuleBasedStateMachine):
         extent = self.extent(on, stream_id)
         name = f"name{stream_id}" if named else ""
         stream = Stream(stream_id, name, "", (extent.extent_id,), False, POLICY, (("tenant", tenant),), 1, 0)
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         changes.put_stream(None, stream)
-        changes.put_extent(None, extent)
+        changes.put_young(extent)
         if named:
             changes.put_name(name, stream_id)
         self.commit(changes)
@@ -78,22 +98,23 @@ class RandomMutations(RuleBasedStateMachine):
         stream = self.pick(data)
         assert stream.tail_id is not None
         tail = self.state.extents[stream.tail_id]
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         linked = stream.extent_ids
         if tail.seal is None:
-            changes.put_extent(tail, replace(tail, eversion=2, seal=ExtentSeal(length, 2, b"")))
+            changes.replace_extent(tail, tail._replace(eversion=2, seal=ExtentSeal(length, 2, b"")))
         if link:
+            self.give_keys(changes, stream.extent_ids[-YOUNG_WINDOW : -YOUNG_WINDOW + 1])
             extent = self.extent(on, stream.stream_id)
-            changes.put_extent(None, extent)
+            changes.put_young(extent)
             linked = (*linked, extent.extent_id)
-        changes.put_stream(stream, replace(stream, extent_ids=linked, version=stream.version + 1))
+        changes.put_stream(stream, stream.changed(linked))
         self.commit(changes)
 
     @precondition(lambda self: self.state.unconfirmed_extents)
     @rule(data=st.data())
     def confirm(self, data: Any) -> None:
         extent = self.state.extents[data.draw(st.sampled_from(sorted(self.state.unconfirmed_extents)))]
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         changes.put_extent(extent, extent.with_confirmed([data.draw(st.sampled_from(extent.node_ids))], b"d"))
         self.commit(changes)
 
@@ -104,8 +125,11 @@ class RandomMutations(RuleBasedStateMachine):
         assert stream.tail_id is not None
         if self.state.extents[stream.tail_id].seal is None:
             return
-        twin = replace(stream, stream_id=self.new_id(), name="", version=1, mod_revision=0)
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
+        self.give_keys(changes, stream.extent_ids)
+        self.commit(changes)
+        twin = stream._replace(stream_id=self.new_id(), name="", version=1, mod_revision=0)
+        changes = Changes(ROOT, self.state)
         changes.require_stream(stream)
         changes.put_stream(None, twin)
         self.commit(changes)
@@ -115,7 +139,7 @@ class RandomMutations(RuleBasedStateMachine):
     def unlink(self, data: Any, everything: bool) -> None:
         stream = self.pick(data)
         gone = stream.extent_ids if everything else stream.extent_ids[: len(stream.extent_ids) // 2]
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         for extent_id in gone:
             if self.state.streams_of(extent_id) == (stream.stream_id,):
                 changes.delete_extent(self.state.extents[extent_id])
@@ -127,7 +151,7 @@ class RandomMutations(RuleBasedStateMachine):
                 changes.delete_name(stream.name)
         else:
             kept = stream.extent_ids[len(gone) :]
-            changes.put_stream(stream, replace(stream, extent_ids=kept, version=stream.version + 1))
+            changes.put_stream(stream, stream.changed(kept))
         self.commit(changes)
 
     @precondition(lambda self: self.state.extents)
@@ -138,15 +162,15 @@ class RandomMutations(RuleBasedStateMachine):
             return
         moved = (*extent.replicas[1:], ReplicaAt(node_id, f"disk{node_id}", 2))
         kept = tuple(n for n in extent.confirmed if n != extent.replicas[0].node_id)
-        changes = Changes(ROOT)
-        changes.put_extent(extent, replace(extent, replicas=moved, confirmed=kept, eversion=extent.eversion + 1))
+        changes = Changes(ROOT, self.state)
+        changes.put_extent(extent, extent._replace(replicas=moved, confirmed=kept, eversion=extent.eversion + 1))
         self.commit(changes)
 
     @precondition(lambda self: self.state.extents)
     @rule(data=st.data())
     def task(self, data: Any) -> None:
         extent_id = data.draw(st.sampled_from(sorted(self.state.extents)))
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         old = self.state.tasks.get(extent_id)
         if old is not None:
             changes.delete_task(old)
@@ -157,14 +181,14 @@ class RandomMutations(RuleBasedStateMachine):
     @rule(node_id=st.integers(1, 5), dead=st.booleans())
     def node(self, node_id: int, dead: bool) -> None:
         health = sm.NODE_HEALTH_DEAD if dead else sm.NODE_HEALTH_ALIVE
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         changes.put_node(self.state.nodes.get(node_id), NodeEntry(node_id, "n:1", health=health))
         self.commit(changes)
 
     @rule(prefix=st.sampled_from(["tenant=", "tenant=a", "tenant=b"]), limit=st.integers(0, 3))
     def quota(self, prefix: str, limit: int) -> None:
         old = self.state.quotas.get(prefix)
-        changes = Changes(ROOT)
+        changes = Changes(ROOT, self.state)
         if limit:
             changes.put_quota(old, Quota(prefix, streams_max=limit))
         elif old is not None:
@@ -180,13 +204,14 @@ class RandomMutations(RuleBasedStateMachine):
     def is_what_etcd_has(self) -> None:
         loaded = State(ROOT)
         loaded.load(self.etcd.read(KeyRange.prefix(ROOT)).kvs, self.etcd.revision)
-        loaded.validate()
-        assert loaded.streams == self.state.streams
-        assert loaded.extents == self.state.extents
-        assert loaded.nodes == self.state.nodes
-        assert loaded.tasks == self.state.tasks
-        assert loaded.names == self.state.names
-        assert loaded.quotas == self.state.quotas
+        for other in (loaded, self.followed):
+            other.validate()
+            assert other.streams == self.state.streams
+            assert other.extents == self.state.extents
+            assert other.nodes == self.state.nodes
+            assert other.tasks == self.state.tasks
+            assert other.names == self.state.names
+            assert other.quotas == self.state.quotas
 
     @invariant()
     def usage_is_what_a_count_finds(self) -> None:
@@ -209,9 +234,9 @@ def test_a_watch_that_brings_keys_one_by_one_makes_the_same_state() -> None:
     changes = Changes(ROOT)
     extent = Extent(2, 1, (ReplicaAt(1, "d", 1),), 1000, 0, 1)
     changes.put_stream(None, Stream(1, "a", "l", (2,), False, POLICY, (), 1, 0))
-    changes.put_extent(None, extent)
+    changes.put_young(extent)
     changes.put_name("a", 1)
-    etcd.txn(list(changes.compares.values()), changes.operations, ())
+    write(etcd, changes)
     state = State(ROOT)
     kvs = etcd.read(KeyRange.prefix(ROOT)).kvs
     for kv in reversed(kvs):

@@ -1,0 +1,37 @@
+"""Fields of protobuf messages as bytes, for the few messages that are written too often to be built as objects.
+
+A message of ten fields takes 3 to 4 µs to build and serialise, joining bytes that are mostly known takes 1 µs. Whoever
+uses this has a test that compares its bytes with what the generated code reads from them.
+
+Invariants: values are as protobuf has them: little-endian groups of seven bits, lengths before bytes;
+            nothing is left out here: whether a field that has its default is written is the caller's matter.
+Neighbours: meta.etcd_codec (transactions), stream_manager.record_codec (records) and stream_manager.describe (replies).
+"""
+
+from __future__ import annotations
+
+_GROUP_BITS = 14
+_GROUP = 1 << _GROUP_BITS
+SMALL_MAX = _GROUP - 1
+SMALL = [bytes([n]) if n < 128 else bytes([n & 127 | 128, n >> 7]) for n in range(_GROUP)]
+_MORE = [bytes([n & 127 | 128, n >> 7 | 128]) for n in range(_GROUP)]
+
+
+def varint(number: int) -> bytes:
+    """A number from 0 to 2^64 - 1. Up to `SMALL_MAX` it stands in `SMALL`, for who cannot afford the call."""
+    if number < _GROUP:
+        return SMALL[number]
+    rest = number >> _GROUP_BITS
+    if rest < _GROUP:
+        return _MORE[number & (_GROUP - 1)] + SMALL[rest]
+    groups = [_MORE[number & (_GROUP - 1)]]
+    while rest >= _GROUP:
+        groups.append(_MORE[rest & (_GROUP - 1)])
+        rest >>= _GROUP_BITS
+    groups.append(SMALL[rest])
+    return b"".join(groups)
+
+
+def sized(value: bytes) -> bytes:
+    """Bytes, text or a message: its length, then itself."""
+    return varint(len(value)) + value

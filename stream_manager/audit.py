@@ -1,0 +1,86 @@
+"""The audit log, `neve.audit`: one line for every mutation, whatever became of it.
+
+Invariants: a line is written in the turn of the loop in which the mutation ended, or in the next one;
+            lines are in the order in which mutations ended; none is dropped: `flush` writes what is left.
+Neighbours: pipeline.py notes every mutation; leader.py flushes when the term ends.
+
+Lines of one turn leave together. One by one they take 9 µs each, a tenth of an allocation. Where the process logs plain
+text to one place, as servers do, they are one record whose lines all begin as that place's lines begin; with JSON, or
+where somebody else listens too, each is a record of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NamedTuple
+
+from neve.stream_manager.records import Replay
+
+audit = logging.getLogger("neve.audit")
+
+LINE = "mutation method=%s by=%s peer=%s call=%x/%d streams=%s extents=%s node=%d outcome=%s"
+_MARK = "\0"
+
+
+class Entry(NamedTuple):
+    method: str
+    principal: str
+    peer: str
+    client_id: int
+    call_id: int
+    known: Replay | None
+    outcome: str
+
+    def line(self) -> str:
+        method, principal, peer, client_id, call_id, known, outcome = self
+        streams, extents, node_id = (known.stream_ids, known.extent_ids, known.node_id) if known else ((), (), 0)
+        return LINE % (
+            method,
+            principal or "-",
+            peer,
+            client_id,
+            call_id,
+            _ids(streams) if known else "-",
+            _ids(extents) if known else "-",
+            node_id,
+            outcome,
+        )
+
+
+class AuditLog:
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._loop = asyncio.get_running_loop()
+
+    def note(self, entry: Entry) -> None:
+        if not audit.isEnabledFor(logging.INFO):
+            return
+        if not self._entries:
+            self._loop.call_soon(self.flush)
+        self._entries.append(entry)
+
+    def flush(self) -> None:
+        entries, self._entries = self._entries, []
+        if not entries:
+            return
+        beginning = _line_beginning() if len(entries) > 1 else None
+        if beginning is None:
+            for entry in entries:
+                audit.info("%s", entry.line())
+        else:
+            audit.info("%s", f"\n{beginning}".join([entry.line() for entry in entries]))
+
+
+def _ids(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _line_beginning() -> str | None:
+    """What the only handler puts before a message, if it puts nothing behind it; None: there is no such handler."""
+    root = logging.getLogger()
+    if audit.handlers or not audit.propagate or logging.getLogger("neve").handlers or len(root.handlers) != 1:
+        return None
+    record = audit.makeRecord(audit.name, logging.INFO, "", 0, _MARK, (), None)
+    formatted = root.handlers[0].format(record)
+    return formatted[: -len(_MARK)] if formatted.endswith(_MARK) else None
