@@ -24,7 +24,7 @@ class KeyValueOptions:
     operation_cost_bytes: int = 512  # beside key and value: with the bound above it bounds their number
     writes_open_max: int = 16_000  # from the oldest unanswered write to the newest: a partition keeps 16384 answers
 
-    frame_operations_max: int = 512
+    frame_operations_max: int = 128  # measured: with fewer frames, client and server wait for each other
     frame_bytes_max: int = 1 * MIB  # of the values of one frame of puts
     frames_in_flight_max: int = 8  # to one server, of reads and of writes
     alone_bytes_min: int = 256 * KIB  # a larger put goes in a call of its own: its bytes would hold up the others
