@@ -74,7 +74,10 @@ class ExtentNodeServicer:
                 raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
-        reply = await self._store.append(request.segments, call.attachment)
+        segments = request.segments
+        reply = self._store.append_now(segments, call.attachment)
+        if reply is None:
+            reply = await self._store.append(segments, call.attachment)
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return reply
 

@@ -114,6 +114,10 @@ class Store:
         self._state.check_running()
         return await self._state.order(store_control.create(self._state, request))
 
+    def append_now(self, segments: Sequence[pb.Segment], attachment: memoryview) -> pb.AppendBlockReply | None:
+        """The answer if it can be given without waiting for anything; else None, and `append` does it."""
+        return store_append.append_now(self._state, segments, attachment)
+
     def append(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Awaitable[pb.AppendBlockReply]:
         """One result for each segment, in their order."""
         return store_append.append(self._state, segments, attachment)

@@ -181,7 +181,9 @@ async def append_all(store: Store, *segments: tuple[pb.Segment, bytes]) -> list[
     for message, _ in segments:
         _name_replica(store, message)
     attachment = memoryview(b"".join(body for _, body in segments))
-    return list((await store.append([message for message, _ in segments], attachment)).results)
+    messages = [message for message, _ in segments]
+    reply = store.append_now(messages, attachment)  # as the servicer does it
+    return list((reply or await store.append(messages, attachment)).results)
 
 
 async def append(store: Store, extent_id: int, offset: int, *blocks: bytes, **how: Any) -> pb.SegmentResult:

@@ -96,6 +96,23 @@ def test_has_sizes_says_what_check_sizes_finds(payload: bytes, sizes: list[int],
             assert blocks.has_sizes(block, candidate)
 
 
+@given(data=st.data(), size_bytes=st.integers(0, 40))
+def test_many_blocks_of_one_size_are_checked_like_few(data: st.DataObject, size_bytes: int) -> None:
+    """Each is looked at: a flipped bit in the header of any is found, whatever it makes of it."""
+    count, size_total = 2 * blocks._VECTOR_BLOCKS_MIN, HEADER_BYTES + size_bytes
+    buffer = bytearray(blocks.encode_block(bytes(size_bytes)) * count)
+    sizes = [size_total] * count
+    assert blocks.has_sizes(buffer, sizes)
+    wrong, bit = data.draw(st.integers(0, count - 1)), data.draw(st.integers(32, 63))
+    buffer[wrong * size_total + bit // 8] ^= 1 << bit % 8
+    lone = bytes(buffer[wrong * size_total : (wrong + 1) * size_total])
+    assert blocks.has_sizes(buffer, sizes) == blocks.has_sizes(lone, [size_total])
+    assert not blocks.has_sizes(buffer[:-1], sizes)
+    assert not blocks.has_sizes(buffer, [*sizes[:-1], size_total + 1])
+    assert not blocks.has_sizes(buffer, [size_total + 1, *sizes[1:]])
+    assert not blocks.has_sizes(buffer, sizes[:-1])
+
+
 def test_large_payloads_are_passed_on_uncopied_and_small_ones_joined() -> None:
     large = bytes(blocks.JOIN_BYTES_MAX + 1)
     encoded = blocks.encode_blocks([b"a", large[:-1], large, b"c", b"d"])

@@ -18,7 +18,7 @@ from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.store_start import ShortOfResources
 from neve.extent_node.threads import Threads
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import Overloaded, ReplicaMissing, ShuttingDown
+from neve.proto.errors import DiskFailed, Overloaded, ReplicaMissing, ShuttingDown
 from tests.unit.extent_node.store_rig import (
     TOKEN,
     Machine,
@@ -374,5 +374,42 @@ def test_t01_an_error_for_a_replica_that_is_not_here_has_no_length() -> None:
         assert wrong.HasField("error")
         assert wrong.HasField("length")
         assert wrong.length == 0  # this one is here, and empty
+
+    machine.run(work)
+
+
+def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+
+        def now(message: pb.Segment, body: bytes) -> pb.AppendBlockReply | None:
+            return store.append_now([message], memoryview(body))
+
+        assert now(*segment(1, 0, [A], no_sync=True)) is None  # a higher token, and `unsynced`: both are fsynced first
+        await append(store, 1, 0, A, no_sync=True)
+        end, length = len(A), len(A + B)
+        assert now(*segment(1, end, [B])) is None  # synced
+        assert now(*segment(1, 0, [A], no_sync=True)) is None  # a retry is compared
+        assert now(*segment(9, 0, [A], no_sync=True)) is None
+        assert now(*segment(1, end + 1, [B], no_sync=True)) is None
+        assert store.append_now([], memoryview(b"")) is None
+        message, body = segment(1, end, [B], no_sync=True)
+        assert now(message, body + b"x") is None
+        assert store._state.replicas[1].state.length == len(A)
+        reply = now(message, body)
+        assert reply is not None
+        assert [(result.end, result.length) for result in reply.results] == [(length, length)]
+        assert store.counters.appends == 2
+        told = now(*segment(1, 0, [], committed=length, no_sync=True))
+        assert told is not None
+        assert await read_bytes(store, 1) == A + B
+        machine.fs.fail(errno.EIO, match=lambda operation, path: operation == "pwrite" and path.endswith(".ext"))
+        failed = now(*segment(1, length, [C], no_sync=True))
+        assert failed is not None
+        assert failed.results[0].error.code == DiskFailed.code
+        store._state.stopping = True
+        assert now(*segment(1, length, [C], no_sync=True)) is None
 
     machine.run(work)
