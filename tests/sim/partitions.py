@@ -27,9 +27,6 @@ from google.protobuf.message import Message
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import KeyValueOptions
 from neve.client.manager_link import ManagerLink
-from neve.meta import keys
-from neve.meta.regions import RegionsState
-from neve.meta.store import EventKind, Resync
 from neve.partition_manager.config import PartitionManagerConfig
 from neve.partition_manager.core_balance import BalanceConfig
 from neve.partition_manager.core_regions import RegionMap
@@ -46,6 +43,7 @@ from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, calm, run_story
 from tests.sim.node import CLUSTER
 from tests.sim.partition_processes import SimPartitionManager, SimPartitionServer
 from tests.sim.processes import Process
+from tests.sim.region_watcher import RegionWatcher
 
 T = TypeVar("T")
 Rep = TypeVar("Rep", bound=Message)
@@ -62,39 +60,6 @@ SERVING = Serving(frozen_ms=3000, hold_s=5.0, load_retry_s_max=1.0)
 EXTENT_BYTES = 60_000  # of the partitions' streams: they roll now and then
 KV_OPTIONS = KeyValueOptions(operation_timeout_s=40.0, attempt_timeout_s=3.0, limits=OPTIONS.limits)
 NO_BALANCE = BalanceConfig(interval_s=1e6)
-
-
-class RegionWatcher:
-    """Every revision of the map, as any reader of the metadata store could have seen it."""
-
-    def __init__(self, cluster: SimCluster) -> None:
-        self._store = cluster.etcd.client()
-        self.state = RegionsState(ROOT)
-        self.maps: list[RegionMap] = []
-        self.revisions = 0
-
-    async def run(self) -> None:
-        async with self._store.watch(keys.region_span(ROOT), start_revision=1) as watch:
-            async for item in watch:
-                assert not isinstance(item, Resync), "nothing is compacted here"
-                for event in item.events:
-                    if event.kind is EventKind.PUT:
-                        self.state.put_key(event.kv)
-                    else:
-                        self.state.delete_key(event.kv.key)
-                self.look()
-
-    def look(self) -> None:
-        stored = self.state.map
-        if stored is None:
-            assert not self.state.regions, "regions without a map"
-            return
-        self.revisions += 1
-        now = RegionMap.of(stored.record, [each.record for each in self.state.regions.values()])  # or MapBroken
-        if not self.maps or self.maps[-1] != now:
-            if self.maps:
-                assert now.version == self.maps[-1].version + 1, "the map's version counts its changes"
-            self.maps.append(now)
 
 
 class SimKeyValue:
@@ -135,7 +100,7 @@ class PartitionCluster:
         for number in range(1, servers + 1):
             self.add_server(number)
         self.clients: list[SimKeyValue] = []
-        self.watcher = RegionWatcher(sim)
+        self.watcher = RegionWatcher(sim.etcd.client(), ROOT)
         self._names = itertools.count(1)
         self._operator = ManagerLink(
             self._channels("operator"),
