@@ -252,22 +252,25 @@ class Partition:
     async def flush(self) -> None:
         """Have a table of everything that was acknowledged before."""
         self._store.check_writable()
-        await self._flusher.flush_all()
+        with self._store.noting_ended_streams():
+            await self._flusher.flush_all()
 
     async def compact(self, full: bool) -> None:
         """Merge tables: all into one, or as they would be in the background."""
         self._store.check_writable()
-        if full:
-            await self._flusher.flush_all()
-            await self._compactor.run_all()
-        else:
-            await self._compactor.run_one()
-        await self._reclaimer.tidy()
+        with self._store.noting_ended_streams():
+            if full:
+                await self._flusher.flush_all()
+                await self._compactor.run_all()
+            else:
+                await self._compactor.run_one()
+            await self._reclaimer.tidy()
 
     async def reclaim(self, extent_ids: Sequence[int]) -> tuple[list[int], list[int], int]:
         """Move what lives in these log extents, and let them go: those that went, those that stay, bytes moved."""
         self._store.check_writable()
-        return await self._reclaimer.reclaim(extent_ids)
+        with self._store.noting_ended_streams():
+            return await self._reclaimer.reclaim(extent_ids)
 
     def middle_key(self) -> bytes | None:
         """A key that has about half of the partition on each side; None if there are too few."""

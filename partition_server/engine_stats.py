@@ -29,7 +29,7 @@ def share_of(table: Table) -> float:
 def size_of(store: Store) -> tuple[int, int]:
     """Keys and bytes, values in the log included."""
     keys = sum(len(memtable) for memtable in store.view.memtables)
-    size_bytes = sum(memtable.memory_bytes for memtable in store.view.memtables)
+    size_bytes = sum(memtable.memory_bytes + memtable.part_bytes for memtable in store.view.memtables)
     for table in store.view.tables:
         share = share_of(table)
         keys += int((table.footer.entries - table.footer.deletes) * share)

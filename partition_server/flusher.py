@@ -12,7 +12,7 @@ import asyncio
 import logging
 
 from neve.partition_server.committer import Committer
-from neve.partition_server.memtable import Memtable
+from neve.partition_server.memtable import EVERYTHING, Memtable
 from neve.partition_server.rows import rows_of
 from neve.partition_server.store import Store, View
 from neve.partition_server.table import Table, open_table
@@ -21,7 +21,6 @@ from neve.partition_server.table_writer import TableWriter
 log = logging.getLogger(__name__)
 
 SLICE_ENTRIES = 500  # made into rows at a time: about a millisecond
-EVERYTHING = 1 << 62  # later than every acknowledgement
 
 
 class Flusher:

@@ -64,9 +64,10 @@ class Maintenance:
             if what == "flush":
                 store.work.clear()  # before the work: what comes meanwhile is looked at next
             try:
-                await work()
+                with store.noting_ended_streams():
+                    await work()
             except NeveError as error:
-                self._note_trouble(what, error)
+                log.warning("maintenance_failed partition_id=%d work=%s error=%s", store.partition_id, what, error)
                 await asyncio.sleep(TROUBLE_DELAY_S)
                 continue
             if what == "flush":
@@ -74,13 +75,6 @@ class Maintenance:
                     await asyncio.wait_for(store.work.wait(), store.config.maintenance_s)
             else:
                 await asyncio.sleep(store.config.maintenance_s)
-
-    def _note_trouble(self, what: str, error: NeveError) -> None:
-        store = self._store
-        log.warning("maintenance_failed partition_id=%d work=%s error=%s", store.partition_id, what, error)
-        for writer in (store.streams.log, store.streams.row, store.streams.meta):
-            if writer.error is not None:
-                store.fail(writer.error)
 
     async def _flush(self) -> None:
         if self._is_due():

@@ -15,6 +15,8 @@ from neve.client.types import Position
 from neve.partition_server.entry import Entry
 from neve.partition_server.key_index import KeyIndex
 
+EVERYTHING = 1 << 62  # later than every acknowledgement
+
 
 class Memtable:
     __slots__ = (
@@ -26,6 +28,7 @@ class Memtable:
         "log_refs",
         "memory_bytes",
         "number",
+        "part_bytes",
         "pending",
     )
 
@@ -38,6 +41,7 @@ class Memtable:
         self.closed = False
         self.last_seq = 0  # the highest that was acknowledged here,
         self.last_position: Position | None = None  # and where its record is in the log
+        self.part_bytes = 0  # of values that are not here, but in parts in the log
         self.log_refs: dict[int, int] = {}  # log extents that values in parts are in, and how often they are named
 
     def apply(self, entry: Entry, position: Position, applied: int, *, snapshot_applied: int) -> int:
@@ -55,6 +59,7 @@ class Memtable:
         if entry.parts is not None:
             for part in entry.parts:
                 self.log_refs[part.extent_id] = self.log_refs.get(part.extent_id, 0) + 1
+            self.part_bytes += entry.size_bytes
         if before is None:
             self.index.add(key)
         elif snapshot_applied >= before.applied:
@@ -71,6 +76,8 @@ class Memtable:
         return size_bytes
 
     def _unref(self, entry: Entry) -> None:
+        if entry.parts is not None:
+            self.part_bytes -= entry.size_bytes
         for part in entry.parts or ():
             left = self.log_refs[part.extent_id] - 1
             if left:
@@ -87,7 +94,11 @@ class Memtable:
 
     def runs(self, start: bytes, end: bytes, applied: int) -> Iterator[list[Entry]]:
         """What a snapshot sees of [start, end), in order, in pieces."""
+        entries = self.entries
         for keys in self.index.runs(start, end):
+            if applied >= EVERYTHING:
+                yield [entries[key] for key in keys]
+                continue
             found = [entry for key in keys if (entry := self.get(key, applied)) is not None]
             if found:
                 yield found

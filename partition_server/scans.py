@@ -8,6 +8,7 @@ Neighbours: engine.py; reclaimer.py asks what snapshots hold; memtable.py keeps 
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from neve.proto.errors import InvalidArgument
 
 _CONTINUATION = struct.Struct("<BQ")  # format, snapshot; then the key to go on at
 _FORMAT = 1
+
+VALUES_AT_ONCE = 16
+INFO_BYTES = 40  # of an object in the answer beside its key and value, about
 
 
 @dataclass(slots=True)
@@ -92,25 +96,32 @@ class Scans:
         self, snapshot: Snapshot, start: bytes, end: bytes, limit: int, max_bytes: int, *, with_values: bool
     ) -> tuple[list[ps.ObjectInfo], Pieces, bytes | None]:
         """The objects, and where to go on; None at the end."""
-        infos: list[ps.ObjectInfo] = []
+        found, go_on = await self._entries(snapshot, start, end, limit, max_bytes, with_values=with_values)
         pieces: Pieces = []
+        if with_values:
+            for at in range(0, len(found), VALUES_AT_ONCE):
+                reads = [self._values.read(entry) for entry in found[at : at + VALUES_AT_ONCE]]
+                for value in await asyncio.gather(*reads):
+                    pieces += value
+        return [entry.message() for entry in found], pieces, go_on
+
+    async def _entries(
+        self, snapshot: Snapshot, start: bytes, end: bytes, limit: int, max_bytes: int, *, with_values: bool
+    ) -> tuple[list[Entry], bytes | None]:
+        found: list[Entry] = []
         size_bytes = 0
         if end and start >= end:
-            return infos, pieces, None
+            return found, None
         async for entries in entries_of(snapshot.view, start, end, snapshot.applied, limit):
             for entry in entries:
                 if not entry.exists(snapshot.now_ms):
                     continue
-                if len(infos) >= limit or (infos and size_bytes >= max_bytes):
-                    return infos, pieces, entry.key
-                value_bytes = entry.size_bytes if with_values else 0
-                if infos and size_bytes + value_bytes > max_bytes:
-                    return infos, pieces, entry.key
-                infos.append(entry.message())
-                size_bytes += len(entry.key) + 40 + value_bytes
-                if with_values and value_bytes:
-                    pieces += await self._values.read(entry)
-        return infos, pieces, None
+                size_bytes += len(entry.key) + INFO_BYTES + (entry.size_bytes if with_values else 0)
+                if len(found) >= limit or (found and size_bytes > max_bytes):
+                    return found, entry.key
+                found.append(entry)
+            await asyncio.sleep(0)  # there may be nothing but deletes for a long way
+        return found, None
 
     # --- snapshots -------------------------------------------------------------------------------------------
 

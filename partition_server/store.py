@@ -239,6 +239,17 @@ class Store:
             raise
         self.check_readable()
 
+    @contextmanager
+    def noting_ended_streams(self) -> Iterator[None]:
+        """Around work that writes tables and manifests: if that ended a stream's writer, the partition is over."""
+        try:
+            yield
+        except NeveError:
+            for writer in (self.streams.log, self.streams.row, self.streams.meta):
+                if writer.error is not None:
+                    self.fail(writer.error)
+            raise
+
     def fail(self, error: NeveError) -> None:
         """A stream or the lock is lost: nothing is answered any more."""
         if self.error is not None:

@@ -56,10 +56,11 @@ class Packer:
         self._compress = zstandard.ZstdCompressor(level=level, write_content_size=False).compress
 
     def pack(self, what: int, raw: bytes) -> bytes:
-        data = self._compress(raw)
-        codec = _ZSTD
-        if len(data) >= len(raw):
-            data, codec = raw, _PLAIN
+        data, codec = raw, _PLAIN
+        if what != BLOOM:  # those are as good as random, and large
+            compressed = self._compress(raw)
+            if len(compressed) < len(raw):
+                data, codec = compressed, _ZSTD
         return _ENVELOPE.pack(FORMAT, what, codec, len(raw)) + data
 
 

@@ -20,12 +20,14 @@ from typing import Any
 
 from neve.client.client import Client
 from neve.client.options import ClientOptions
+from neve.client.writer_group import WriterGroup
 from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.engine import Partition, PartitionStreams
 from neve.partition_server.engine_config import EngineConfig
 from neve.partition_server.memory import MemoryBudget
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
+from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.limits import KIB
 from tests.sim.client import OPTIONS, SimClient
 from tests.sim.cluster import SimCluster, run_story
@@ -48,6 +50,7 @@ CLIENT_OPTIONS = dataclasses.replace(
 class Loaded:
     partition: Partition
     client: SimClient
+    group: WriterGroup
 
 
 class PartitionRig:
@@ -60,6 +63,7 @@ class PartitionRig:
         self._partition_ids = itertools.count(1)
         self._operator: Client | None = None
         self.clock_offset_ms = 0
+        self.map_version = 1
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + int(asyncio.get_running_loop().time() * 1000) + self.clock_offset_ms
@@ -103,11 +107,11 @@ class PartitionRig:
         """In a process of its own, as a server does that was told to serve the region."""
         client = await self.cluster.client(f"server{next(self._names)}", options=options)
 
-        async def work() -> Partition:
+        async def work() -> tuple[Partition, WriterGroup]:
             stream_ids = (region.log_stream_id, region.row_stream_id, region.meta_stream_id)
             group = await client.neve.writer_group(stream_ids).open()
             log, row, meta = group.writers
-            return await Partition.load(
+            partition = await Partition.load(
                 region,
                 PartitionStreams(log, row, meta, client.neve, group.ensure),
                 config=config,
@@ -116,9 +120,10 @@ class PartitionRig:
                 cache=BlockCache(1 << 20),
                 memory=MemoryBudget(memory_bytes),
             )
+            return partition, group
 
-        partition = await client.run(work())
-        self.loaded[region.partition_id] = Loaded(partition, client)
+        partition, group = await client.run(work())
+        self.loaded[region.partition_id] = Loaded(partition, client, group)
         return partition
 
     async def run(self, region: pm.RegionRecord, work: Coroutine[Any, Any, Any]) -> Any:
@@ -133,8 +138,69 @@ class PartitionRig:
         self.crash(region)
         return await self.load(region, **how)
 
+    # --- what a partition manager does -----------------------------------------------------------------------
+
+    async def split(self, region: pm.RegionRecord, middle_key: bytes) -> tuple[pm.RegionRecord, pm.RegionRecord]:
+        """Both sides, to be loaded. The process that had the partition is killed when the split is done."""
+        loaded = self.loaded[region.partition_id]
+        ends = await loaded.client.run(loaded.partition.freeze())
+        admin = (await self.operator()).admin
+        first_id = await admin.alloc_ids(3)
+        self.map_version += 1
+        right = pm.RegionRecord()
+        right.CopyFrom(region)
+        right.partition_id = next(self._partition_ids)
+        right.start = middle_key
+        right.lock = f"partition/{right.partition_id:016x}"
+        right.log_stream_id, right.row_stream_id, right.meta_stream_id = first_id, first_id + 1, first_id + 2
+        request = sm.SplitStreamsRequest()
+        for number, stream_end in enumerate(ends):
+            request.streams.add(
+                stream_id=stream_end.stream_id,
+                owner=loaded.group.owner,
+                acknowledged_end=stream_end.acknowledged_end,
+                extent_id=stream_end.extent_id,
+                new_stream_id=first_id + number,
+                new_lock=right.lock,
+            )
+        await admin.split_streams(request, timeout_s=60)
+        left = pm.RegionRecord()
+        left.CopyFrom(region)
+        left.end = middle_key
+        left.version = right.version = self.map_version
+        self.crash(region)
+        return left, right
+
+    async def merge(self, left: pm.RegionRecord, right: pm.RegionRecord) -> pm.RegionRecord:
+        """One of two neighbours, to be loaded."""
+        both = [self.loaded[left.partition_id], self.loaded[right.partition_id]]
+        ends = [await loaded.client.run(loaded.partition.flush_and_freeze()) for loaded in both]
+        self.map_version += 1
+        merged = pm.RegionRecord()
+        merged.CopyFrom(left)
+        merged.end = right.end
+        merged.version = merged.merged_at = self.map_version
+        del merged.merged_manifests[:]
+        for *_, manifest in ends:
+            merged.merged_manifests.add(extent_id=manifest.extent_id, offset=manifest.offset)
+        request = sm.MergeStreamsRequest()
+        for end, absorbed_end in zip(ends[0][:3], ends[1][:3], strict=True):
+            request.streams.add(
+                stream_id=end.stream_id,
+                owner=both[0].group.owner,
+                absorbed_stream_id=absorbed_end.stream_id,
+                absorbed_owner=both[1].group.owner,
+                end=end,
+                absorbed_end=absorbed_end,
+            )
+        await (await self.operator()).admin.merge_streams(request, timeout_s=60)
+        self.crash(left)
+        self.crash(right)
+        return merged
+
     async def stream_extents(self, stream_id: int) -> tuple[int, ...]:
-        return (await (await self.operator()).stream(stream_id)).extent_ids
+        """As the leader has it: who follows may lag."""
+        return self.cluster.state.streams[stream_id].extent_ids
 
 
 def call(client_id: int, call_id: int, completed_below: int = 0) -> common_pb2.CallId:
