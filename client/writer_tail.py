@@ -41,6 +41,8 @@ from neve.proto.errors import (
 
 log = logging.getLogger(__name__)
 
+REPORT_TIMEOUT_S = 5.0
+
 # Until these heal, a stream cannot go on; its writer waits for them as long as it waits for an extent.
 _WORTH_WAITING = (NotEnoughNodes, SealUnavailable)
 
@@ -90,6 +92,7 @@ class WriterTail:
         self._tell_timer: asyncio.TimerHandle | None = None
         self._pushed_when_armed = 0
         self._told: asyncio.Future[None] | None = None
+        self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
         self._closed = False
         self._resends = 0
         self.rolls = 0
@@ -165,7 +168,8 @@ class WriterTail:
         self.on_told()
 
     async def closed(self) -> None:
-        await asyncio.gather(*self._tasks, *self.confirming.values(), return_exceptions=True)
+        reports = [self._report] if self._report is not None else []
+        await asyncio.gather(*self._tasks, *self.confirming.values(), *reports, return_exceptions=True)
 
     # --- what lanes tell -------------------------------------------------------------------------------------
 
@@ -202,6 +206,7 @@ class WriterTail:
                     "append_conflict stream_id=%d extent_id=%d node_id=%d offset=%d",
                     *(self._stream_id, error.extent_id, lane.node_id, error.offset),
                 )
+                self._report_conflict(lane, error)
             self._on_end(error)
             return
         log.warning(
@@ -214,6 +219,27 @@ class WriterTail:
             self._on_end(error)
             return
         self._begin_roll()
+
+    def _report_conflict(self, lane: Lane, error: Conflict) -> None:
+        """So that the manager seals the extent and compares its replicas, whoever owns the stream next. The node tells
+        it, too, when it is asked: nothing is lost if this does not arrive."""
+        bad = sm.BadReplica(
+            extent_id=error.extent_id,
+            replica=common_pb2.Replica(node_id=lane.node_id),
+            offset=error.offset,
+            reason=str(error),
+            reporter=f"client {self._link.client_id:016x}",
+            conflict=True,
+        )
+        if self._report is None:
+            self._report = self._loop.create_task(self._send_report(bad), name=f"conflict-{error.extent_id}")
+
+    async def _send_report(self, bad: sm.BadReplica) -> None:
+        request = sm.ReportBadReplicaRequest(bad_replicas=[bad])
+        try:
+            await self._link.order(methods.STREAM_MANAGER_REPORT_BAD_REPLICA, request, timeout_s=REPORT_TIMEOUT_S)
+        except NeveError as error:
+            log.warning("conflict_not_reported extent_id=%d error=%s", bad.extent_id, error)
 
     # --- committed, told alone -------------------------------------------------------------------------------
 

@@ -108,6 +108,7 @@ def length_answer(existing: Existing) -> pb.LengthAnswer:
         fenced=existing.fenced,
         replica=existing.ref(),
         seal=seal_message(existing) if existing.seal is not None else None,
+        conflict=existing.conflict,
     )
     if kind == Kind.LENGTH:
         if existing.durable_end != existing.length:

@@ -49,6 +49,7 @@ class ReplicaState:
     journaled_end: int = 0  # durable, or in the journal
     damaged_at: int | None = None  # the first offset known to be wrong or missing: only bytes below are valid
     read_only: ReadOnly | None = None
+    conflict: bool = False  # an append met other bytes here: whoever asks for the length is told (rule 7)
 
     @classmethod
     def restore(cls, attributes: Attributes, *, file_bytes: int) -> ReplicaState:

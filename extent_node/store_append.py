@@ -235,6 +235,7 @@ async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: 
         if isinstance(decision, core.Refuse):
             if isinstance(decision.error, Conflict):
                 store.counters.conflicts += 1
+                found.state.conflict = True
             raise decision.error
         store.open(found)
         if isinstance(decision, core.PersistToken):

@@ -149,7 +149,7 @@ class FenceRequest(_message.Message):
     def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., eversion: _Optional[int] = ..., token: _Optional[int] = ...) -> None: ...
 
 class LengthAnswer(_message.Message):
-    __slots__ = ("kind", "length", "valid_length", "committed", "token", "fenced", "seal", "replica")
+    __slots__ = ("kind", "length", "valid_length", "committed", "token", "fenced", "seal", "replica", "conflict")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[LengthAnswer.Kind]
@@ -172,6 +172,7 @@ class LengthAnswer(_message.Message):
     FENCED_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_FIELD_NUMBER: _ClassVar[int]
     kind: LengthAnswer.Kind
     length: int
     valid_length: int
@@ -180,7 +181,8 @@ class LengthAnswer(_message.Message):
     fenced: bool
     seal: _common_pb2.Seal
     replica: _common_pb2.Replica
-    def __init__(self, kind: _Optional[_Union[LengthAnswer.Kind, str]] = ..., length: _Optional[int] = ..., valid_length: _Optional[int] = ..., committed: _Optional[int] = ..., token: _Optional[int] = ..., fenced: _Optional[bool] = ..., seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ...) -> None: ...
+    conflict: bool
+    def __init__(self, kind: _Optional[_Union[LengthAnswer.Kind, str]] = ..., length: _Optional[int] = ..., valid_length: _Optional[int] = ..., committed: _Optional[int] = ..., token: _Optional[int] = ..., fenced: _Optional[bool] = ..., seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., conflict: _Optional[bool] = ...) -> None: ...
 
 class SealExtentRequest(_message.Message):
     __slots__ = ("call", "leader", "extent_id", "replica", "seal")

@@ -68,7 +68,7 @@ class StreamCall(_message.Message):
     def __init__(self, client_id: _Optional[int] = ..., call_id: _Optional[int] = ..., method_id: _Optional[int] = ..., request_crc32c: _Optional[int] = ..., created_ms: _Optional[int] = ..., sealed_extent_id: _Optional[int] = ..., linked_extent_id: _Optional[int] = ...) -> None: ...
 
 class ExtentRecord(_message.Message):
-    __slots__ = ("format", "extent_id", "eversion", "replicas", "seal", "confirmed_node_ids", "all_took_part", "extent_bytes_max", "created_ms", "stream_id")
+    __slots__ = ("format", "extent_id", "eversion", "replicas", "seal", "confirmed_node_ids", "all_took_part", "extent_bytes_max", "created_ms", "stream_id", "conflict")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     EVERSION_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class ExtentRecord(_message.Message):
     EXTENT_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_FIELD_NUMBER: _ClassVar[int]
     format: int
     extent_id: int
     eversion: int
@@ -89,7 +90,8 @@ class ExtentRecord(_message.Message):
     extent_bytes_max: int
     created_ms: int
     stream_id: int
-    def __init__(self, format: _Optional[int] = ..., extent_id: _Optional[int] = ..., eversion: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., confirmed_node_ids: _Optional[_Iterable[int]] = ..., all_took_part: _Optional[bool] = ..., extent_bytes_max: _Optional[int] = ..., created_ms: _Optional[int] = ..., stream_id: _Optional[int] = ...) -> None: ...
+    conflict: bool
+    def __init__(self, format: _Optional[int] = ..., extent_id: _Optional[int] = ..., eversion: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[_common_pb2.Replica, _Mapping]]] = ..., seal: _Optional[_Union[_common_pb2.Seal, _Mapping]] = ..., confirmed_node_ids: _Optional[_Iterable[int]] = ..., all_took_part: _Optional[bool] = ..., extent_bytes_max: _Optional[int] = ..., created_ms: _Optional[int] = ..., stream_id: _Optional[int] = ..., conflict: _Optional[bool] = ...) -> None: ...
 
 class DiskEntry(_message.Message):
     __slots__ = ("disk_uuid", "state", "capacity_bytes")

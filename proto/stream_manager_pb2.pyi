@@ -616,18 +616,20 @@ class HeartbeatReply(_message.Message):
     def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., mode: _Optional[_Union[NodeMode, str]] = ..., register_again: _Optional[bool] = ..., report_replicas: _Optional[bool] = ...) -> None: ...
 
 class BadReplica(_message.Message):
-    __slots__ = ("extent_id", "replica", "offset", "reason", "reporter")
+    __slots__ = ("extent_id", "replica", "offset", "reason", "reporter", "conflict")
     EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REPORTER_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_FIELD_NUMBER: _ClassVar[int]
     extent_id: int
     replica: _common_pb2.Replica
     offset: int
     reason: str
     reporter: str
-    def __init__(self, extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ..., reporter: _Optional[str] = ...) -> None: ...
+    conflict: bool
+    def __init__(self, extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ..., reporter: _Optional[str] = ..., conflict: _Optional[bool] = ...) -> None: ...
 
 class ReportReplicasRequest(_message.Message):
     __slots__ = ("node_id", "process_id", "round", "replicas", "last", "after_extent_id")

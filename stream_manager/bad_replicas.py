@@ -30,6 +30,7 @@ from neve.stream_manager.core_recovery import retry_delay_s
 from neve.stream_manager.records import Extent, ReplicaAt, shared
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
+from neve.stream_manager.seal_tail import seal_open_extent
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class BadReplicas:
         self._registry = registry
         self._recovery = recovery
         self._suspects: dict[tuple[int, int], Suspect] = {}  # (extent, node)
+        self._conflicts: dict[int, None] = {}  # open extents on whose replicas an append met other bytes
         self.reported = 0
         self.found_bad = 0
 
@@ -61,9 +63,34 @@ class BadReplicas:
 
     def report(self, bad_replicas: Sequence[sm.BadReplica]) -> None:
         for bad in bad_replicas:
+            if bad.conflict:
+                self._conflict(bad)
+                continue
             reporter = f"{bad.reporter}: " if bad.reporter else ""
             reason = f"{reporter}{bad.reason} at {bad.offset}"
             self.suspect(bad.extent_id, bad.replica.node_id, reason, incarnation=bad.replica.incarnation)
+
+    def _conflict(self, bad: sm.BadReplica) -> None:
+        """Its writer has ended: the extent is sealed, and its replicas are compared before any of them is read (7)."""
+        extent = self._ctx.state.extents.get(bad.extent_id)
+        if extent is None or extent.seal is not None or extent.replica_on(bad.replica.node_id) is None:
+            return
+        log.error(
+            "append_conflict extent_id=%d node_id=%d offset=%d reporter=%s",
+            *(bad.extent_id, bad.replica.node_id, bad.offset, bad.reporter[:100]),
+        )
+        if len(self._conflicts) < SUSPECTS_MAX:
+            self._conflicts[bad.extent_id] = None
+
+    async def _seal_conflict(self, extent_id: int) -> None:
+        try:
+            await seal_open_extent(self._ctx, extent_id, conflict=True)
+        except NotLeader:
+            raise
+        except NeveError as error:  # the next pass tries again
+            log.warning("conflict_not_sealed extent_id=%d error=%s", extent_id, error)
+            return
+        self._conflicts.pop(extent_id, None)
 
     def suspect(self, extent_id: int, node_id: int, reason: str, *, incarnation: int = 0) -> None:
         """`incarnation`: of the file that the report is about; 0: whichever metadata lists."""
@@ -85,6 +112,7 @@ class BadReplicas:
         self._suspects[extent_id, node_id] = Suspect(replica, reason)
 
     async def run_once(self, now_s: float) -> None:
+        await asyncio.gather(*map(self._seal_conflict, itertools.islice(list(self._conflicts), AT_A_TIME)))
         due = [key for key, suspect in self._suspects.items() if suspect.retry_s <= now_s]
         await asyncio.gather(*(self._look(key, now_s) for key in itertools.islice(due, AT_A_TIME)))
 

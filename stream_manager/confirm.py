@@ -2,8 +2,8 @@
 
 Invariants: only what a transaction decided is told; a replica counts as confirmed only after a transaction says so;
             the first confirmations store the digest; one that differs is reported, never recorded;
-            of first confirmations that came together, what most of them say counts: replicas that diverged are compared
-            before any of them is believed (7);
+            of first confirmations that came together, what most of them say counts; after a conflict none counts before
+            all that can be reached were compared (7, core_digest.py);
             a replica that is slow does not hold up the record of the others;
             a replica whose bit was taken back is not confirmed by the answer to an order that was sent before.
 Neighbours: allocate.py starts it once behind every seal; reconcile.py repeats it until all have confirmed, and fills
@@ -21,6 +21,7 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NeveError
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext
+from neve.stream_manager.core_digest import choose_digest, compares_first
 from neve.stream_manager.fan_out import Started
 from neve.stream_manager.locks import LockKind
 from neve.stream_manager.records import Extent, ReplicaAt
@@ -77,7 +78,8 @@ async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked
             if asking and not answered:
                 await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
             if not all(task.done() for task in asking):
-                await asyncio.wait(asking, timeout=GATHER_S)
+                # After a conflict all that can be reached are compared before one is believed (7).
+                await asyncio.wait(asking, timeout=None if compares_first(extent) else GATHER_S)
             for task in [task for task in asking if task.done()]:
                 replica, one = asking.pop(task)
                 answered.append((replica, await one.result()))
@@ -119,7 +121,14 @@ def _judge(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes]
     old = ctx.state.extents.get(extent_id)
     if old is None or old.seal is None:
         return None
-    digest = old.seal.digest or _most_common(list(confirmed.values()))
+    digest = old.seal.digest
+    if not digest:
+        told = {replica.node_id: found for replica, found in confirmed.items()}
+        chosen = choose_digest(told, old.node_ids, dead=ctx.state.dead_nodes(), conflict=old.conflict)
+        if chosen is None:
+            log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(told))
+            return None
+        digest = chosen
     good: list[int] = []
     for replica, found in confirmed.items():
         if replica not in old.replicas or replica.node_id in old.confirmed:
@@ -137,14 +146,6 @@ def _judge(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes]
     changes = ctx.changes()
     changes.put_extent(old, old.with_confirmed(good, digest))
     return changes
-
-
-def _most_common(digests: list[bytes]) -> bytes:
-    """Of as many on both sides the one that came first (20)."""
-    first = digests[0]
-    if digests.count(first) == len(digests):
-        return first
-    return max(dict.fromkeys(digests), key=digests.count)
 
 
 # --- the first round, behind the answer to whoever sealed --------------------------------------------------------

@@ -1,7 +1,8 @@
 """May a new owner go on with the tail, and from where? Decided from the answers to RaiseToken (rule 15). No I/O.
 
 Invariants: only if every replica answered a durable length, all lengths are equal, and none is fenced, sealed, doubtful
-            or damaged: then no append of an older owner can still be accepted anywhere, and none is half done;
+            or damaged, nor has met an append with other bytes (7): then no append of an older owner can still be
+            accepted anywhere, and none is half done;
             None means: seal the tail, do not guess.
 Neighbours: open_stream.py asks the replicas; its transaction proves leader, stream and lock afterwards.
 """
@@ -22,7 +23,7 @@ def decide_open(
         answer = answers.get(node_id)
         if answer is None or answer.kind != pb.LengthAnswer.LENGTH:
             return None
-        if answer.fenced or answer.HasField("seal") or answer.token < token:
+        if answer.fenced or answer.HasField("seal") or answer.conflict or answer.token < token:
             return None
         lengths.append(answer.length)
     if not lengths or min(lengths) != max(lengths):

@@ -98,7 +98,7 @@ def place_of(replica: ReplicaAt) -> bytes:
 
 def _body(extent: Extent) -> bytes:
     """What stays the same of an extent from its making until a replica is replaced: the fields 4, 8, 9 and 10."""
-    _, _, replicas, extent_bytes_max, created_ms, stream_id, _, _, _, _ = extent
+    _, _, replicas, extent_bytes_max, created_ms, stream_id, *_ = extent
     made_of = (replicas, extent_bytes_max, created_ms, stream_id)
     found = _bodies.get(extent.extent_id)
     if found is not None and found[0] == made_of:
@@ -118,6 +118,8 @@ def encode_extent(extent: Extent) -> bytes:
         parts += (b"\x32", sized(b"".join([varint(node_id) for node_id in extent.confirmed])))
     if extent.all_took_part:
         parts.append(b"\x38\x01")
+    if extent.conflict:
+        parts.append(b"\x58\x01")
     return b"".join(parts)
 
 
@@ -268,6 +270,7 @@ def _extent(record: pb.ExtentRecord, mod_revision: int) -> Extent:
         shared(tuple(record.confirmed_node_ids)),
         record.all_took_part,
         mod_revision,
+        record.conflict,
     )
 
 

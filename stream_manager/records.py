@@ -162,6 +162,7 @@ class Extent(NamedTuple):
     confirmed: tuple[int, ...] = ()  # node ids, in the order of `replicas`
     all_took_part: bool = False
     mod_revision: int = 0
+    conflict: bool = False  # an append met other bytes on a replica: digests are compared before one is believed (7)
 
     @property
     def node_ids(self) -> tuple[int, ...]:
@@ -171,7 +172,7 @@ class Extent(NamedTuple):
     def all_confirmed(self) -> bool:
         return self.seal is not None and len(self.confirmed) == len(self.replicas)
 
-    def sealed_at(self, length: int, *, all_took_part: bool) -> Extent:
+    def sealed_at(self, length: int, *, all_took_part: bool, conflict: bool = False) -> Extent:
         """As the transaction of rule 19 writes it: nobody has confirmed yet."""
         assert self.seal is None, self
         eversion = self.eversion + 1
@@ -185,6 +186,8 @@ class Extent(NamedTuple):
             ExtentSeal(length, eversion, b""),
             (),
             all_took_part,
+            0,
+            conflict,
         )
 
     def at(self, mod_revision: int) -> Extent:
@@ -200,6 +203,7 @@ class Extent(NamedTuple):
             self.confirmed,
             self.all_took_part,
             mod_revision,
+            self.conflict,
         )
 
     @property
@@ -228,6 +232,7 @@ class Extent(NamedTuple):
             shared(confirmed),
             self.all_took_part,
             self.mod_revision,
+            self.conflict,
         )
 
 

@@ -37,6 +37,7 @@ class SealOrder:
     successor: Extent | None = None  # made on its nodes; None: the stream gets no new tail now
     link_before_s: float | None = None  # the successor, by the loop's clock: later it is never linked (24)
     seal_stream: bool = False
+    conflict: bool = False  # an append met other bytes on a replica (7)
     unowned: bool = False  # only if nobody holds the stream's lock when it is decided
     record: Callable[[Changes], None] | None = None  # adds the replay record (26)
     stream_call: Callable[[Changes], StreamCall | None] | None = None  # or makes it a part of the stream's
@@ -96,6 +97,8 @@ async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: Sea
     )
     if decision.sealed_before:
         log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
+    if any(answer is not None and answer.conflict for answer in answers.values()):
+        order.conflict = True
     return await commit_seal(ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part)
 
 
@@ -109,7 +112,11 @@ async def commit_seal(
             # Only the stream's lock holder seals, and recovery does not touch open extents (8).
             raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
         changes = ctx.changes()
-        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part))
+        if order.conflict:
+            # Equal lengths say nothing of equal bytes: what is not acknowledged waits until all have confirmed (16).
+            log.error("extent_sealed_after_conflict extent_id=%d stream_id=%d", tail.extent_id, stream.stream_id)
+            all_took_part = False
+        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part, conflict=order.conflict))
         sealed_stream = stream.sealed or order.seal_stream
         if order.successor is not None:
             _link(changes, stream, order, order.successor, leaving, sealed=sealed_stream)
@@ -182,7 +189,9 @@ def _check_age(ctx: LeaderContext, order: SealOrder) -> None:
         raise VersionConflict(what="the next extent", detail="it was made too long ago to be linked: try again")
 
 
-async def seal_open_extent(ctx: LeaderContext, extent_id: int, *, unowned: bool = False) -> bool:
+async def seal_open_extent(
+    ctx: LeaderContext, extent_id: int, *, unowned: bool = False, conflict: bool = False
+) -> bool:
     """Seal a tail that has lost a replica, for redundancy's sake; whether it is sealed, or gone, when this returns.
 
     No new extent is linked: the owner's own request, or the next owner's opening, does that. With `unowned` nothing is
@@ -196,5 +205,5 @@ async def seal_open_extent(ctx: LeaderContext, extent_id: int, *, unowned: bool 
                 return True
             if unowned and stream.lock not in await ctx.owners.unheld([stream.lock]):
                 return False
-            await seal_tail(ctx, stream, extent, SealOrder(unowned=unowned))
+            await seal_tail(ctx, stream, extent, SealOrder(unowned=unowned, conflict=conflict))
     return True

@@ -383,6 +383,8 @@ def test_a_conflict_stops_the_writer_and_raises_an_alarm(caplog: pytest.LogCaptu
             assert await outcome(writer.append(b"three")) is Conflict
             assert await outcome(writer.flush()) is Conflict
             await writer.abort()
+            told = [(bad.conflict, bad.extent_id, bad.replica.node_id) for bad in rig.manager.bad]
+            assert told == [(True, tail.extent_id, tail.replicas[1].replica.node_id)]  # the manager is told (7)
 
     run(story)
     assert "append_conflict" in caplog.text

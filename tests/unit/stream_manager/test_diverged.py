@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from neve.proto import extent_node_pb2 as en
+from neve.proto import stream_manager_pb2 as sm
+from neve.stream_manager import record_codec as codec
+from neve.stream_manager.confirm import GATHER_S
+from neve.stream_manager.core_digest import choose_digest
+from neve.stream_manager.core_open import decide_open
+from neve.stream_manager.records import Extent, ReplicaAt
 from tests.unit.extent_node.store_rig import block_of
-from tests.unit.stream_manager.nodes_rig import BLOCKS, BYTES, Rig, simulated
+from tests.unit.stream_manager.nodes_rig import BLOCKS, BYTES, TOKEN, Rig, simulated
 
 OTHERS = [block_of(f"other {number}", len(block) - len(BLOCKS[0]) + 60) for number, block in enumerate(BLOCKS)]
 
@@ -24,3 +35,79 @@ async def test_a_replica_with_other_bytes_is_not_confirmed_and_made_anew_from_th
         await rig.until(lambda: rig.extent(extent.extent_id).all_confirmed)
         rig.check_equal(extent.extent_id)
         assert rig.bytes_on(1, extent.extent_id) == BYTES
+
+
+async def diverged(rig: Rig, *, others_on: tuple[int, ...]) -> tuple[int, Extent]:
+    """Replicas of equal length and different bytes; a node that was sent the others' bytes has refused them."""
+    await rig.start_nodes(1, 2, 3)
+    stream_id = await rig.make_stream(nodes=(1, 2, 3), blocks=[])
+    extent = rig.tail(stream_id)
+    ours_on = tuple(node_id for node_id in (1, 2, 3) if node_id not in others_on)
+    await rig.append(extent, 0, OTHERS, nodes=others_on)
+    await rig.append(extent, 0, BLOCKS, nodes=ours_on)
+    with pytest.raises(AssertionError, match="offset"):  # Conflict: the rig wants appends to succeed
+        await rig.append(extent, 0, BLOCKS, nodes=others_on[:1])
+    return stream_id, extent
+
+
+@simulated
+async def test_a_node_that_met_other_bytes_says_so_and_the_tail_is_sealed_instead_of_gone_on_with() -> None:
+    """The writer dies right after the conflict and tells nobody; all replicas are equally long (7)."""
+    async with Rig() as rig:
+        stream_id, extent = await diverged(rig, others_on=(1,))
+        answers = {r.node_id: await rig.ctx.nodes.raise_token(extent, r, token=TOKEN + 1) for r in extent.replicas}
+        assert [answers[node_id].conflict for node_id in (1, 2, 3)] == [True, False, False]
+        assert {answer.length for answer in answers.values()} == {len(BYTES)}
+        assert decide_open(answers, extent.node_ids, token=TOKEN + 1) is None
+        sealed = await rig.seal(stream_id)
+        assert sealed.conflict
+        assert not sealed.all_took_part
+        await rig.until(lambda: rig.extent(extent.extent_id).all_confirmed)
+        rig.check_equal(extent.extent_id)
+        assert rig.bytes_on(1, extent.extent_id) == BYTES
+
+
+@simulated
+async def test_a_reported_conflict_has_the_extent_sealed_and_its_digests_compared_first() -> None:
+    """A slow majority decides, not the quick one that confirms alone."""
+    async with Rig() as rig:
+        _, extent = await diverged(rig, others_on=(1,))
+        seal = rig.ctx.nodes.seal
+        first: list[int] = []
+
+        async def slow(asked: Extent, replica: ReplicaAt) -> en.SealExtentReply:
+            if replica.node_id != 1:
+                await asyncio.sleep(20 * GATHER_S)
+            reply = await seal(asked, replica)
+            first.append(replica.node_id)
+            return reply
+
+        rig.ctx.nodes.seal = slow  # type: ignore[method-assign, assignment]
+        bad = sm.BadReplica(
+            extent_id=extent.extent_id, replica=codec.replica_message(extent.replicas[0]), conflict=True
+        )
+        rig.part.bad.report([bad])
+        await rig.until(lambda: rig.extent(extent.extent_id).seal is not None)
+        assert rig.extent(extent.extent_id).conflict
+        await rig.until(lambda: bool(rig.extent(extent.extent_id).confirmed))
+        assert first[0] == 1
+        assert rig.extent(extent.extent_id).confirmed == (2, 3)
+        await rig.until(lambda: rig.extent(extent.extent_id).all_confirmed)
+        assert rig.bytes_on(1, extent.extent_id) == BYTES
+
+
+def test_after_a_conflict_no_digest_counts_that_others_could_still_outvote() -> None:
+    a, b = b"a", b"b"
+    nodes = (1, 2, 3)
+
+    def choose(told: dict[int, bytes], *, conflict: bool = True, dead: tuple[int, ...] = ()) -> bytes | None:
+        return choose_digest(told, nodes, dead=dead, conflict=conflict)
+
+    assert choose({1: a}, conflict=False) == a
+    assert choose({1: a}) is None
+    assert choose({1: a, 2: b}) is None
+    assert choose({1: a, 2: a}) == a
+    assert choose({1: b, 2: a, 3: a}) == a
+    assert choose({1: a, 2: b}, dead=(3,)) == a  # nobody else can be asked: what came first (20)
+    assert choose({2: b}, dead=(1, 3)) == b
+    assert choose({1: a, 2: b, 3: b"c"}) == a
