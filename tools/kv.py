@@ -1,6 +1,6 @@
 """neve kv get, put, delete, head, scan, bench: objects from the command line.
 
-Invariants: a key is what is typed, byte for byte, or hexadecimal with --hex;
+Invariants: keys are typed and shown as `neve partitions` does: \\xNN stands for any byte;
             get and put stream: a value of any size passes through with a few MiB of memory;
             get writes the object's bytes and nothing else to stdout.
 Neighbours: client/kv_client.py does the work; kv_bench.py measures.
@@ -26,9 +26,9 @@ from neve.client.command.records import cut_pieces
 from neve.client.command.tables import human_bytes, human_time, print_json, print_table
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import KeyValueOptions
-from neve.client.kv_types import VERSION_MAX, ObjectInfo, show_key
-from neve.proto.errors import InvalidArgument
+from neve.client.kv_types import VERSION_MAX, ObjectInfo
 from neve.tools import kv_bench
+from neve.tools.partitions import key, key_text
 
 Command = Callable[[KeyValueClient, argparse.Namespace], Coroutine[Any, Any, int]]
 PIECE_BYTES = 1 << 20
@@ -58,11 +58,10 @@ def add_parser(commands: Any) -> None:
     head = add_command(verbs, "head", run_head, help="show what is known of an object")
     _add_key(head)
     scan = add_command(verbs, "scan", run_scan, help="list objects in the order of their keys", json_too=False)
-    scan.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="only keys that begin so")
-    scan.add_argument("--start", default="", metavar="KEY", help="from this key on")
-    scan.add_argument("--end", default="", metavar="KEY", help="before this key")
+    scan.add_argument("prefix", nargs="?", type=key, default=b"", metavar="PREFIX", help="only keys that begin so")
+    scan.add_argument("--start", type=key, default=b"", metavar="KEY", help="from this key on")
+    scan.add_argument("--end", type=key, default=b"", metavar="KEY", help="before this key")
     scan.add_argument("--limit", type=options.whole_number(1, 10**15), metavar="N", help="at most so many")
-    scan.add_argument("--hex", action="store_true", help="keys are typed and printed as hexadecimal digits")
     scan.add_argument("--keys", action="store_true", help="keys alone, one a line")
     scan.add_argument("--json", action="store_true", help="one line of JSON an object")
     kv_bench.add_arguments(
@@ -96,8 +95,7 @@ def add_command(
 
 
 def _add_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("key", metavar="KEY")
-    parser.add_argument("--hex", action="store_true", help="the key is typed as hexadecimal digits")
+    parser.add_argument("key", type=key, metavar="KEY", help="text; \\xNN stands for any byte")
 
 
 def _add_if_version(parser: Any) -> None:
@@ -112,18 +110,9 @@ async def _run(command: Command, args: argparse.Namespace) -> int:
         return await command(client, args)
 
 
-def key_from(text: str, args: argparse.Namespace) -> bytes:
-    if not args.hex:
-        return os.fsencode(text)
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise InvalidArgument(what="key", detail=f"{text!r} is not hexadecimal") from error
-
-
-def info_value(info: ObjectInfo, args: argparse.Namespace) -> dict[str, object]:
+def info_value(info: ObjectInfo) -> dict[str, object]:
     return {
-        "key": info.key.hex() if args.hex else info.key.decode(errors="backslashreplace"),
+        "key": key_text(info.key),
         "version": info.version,
         "size_bytes": info.size_bytes,
         "modified_ms": info.modified_ms,
@@ -133,7 +122,7 @@ def info_value(info: ObjectInfo, args: argparse.Namespace) -> dict[str, object]:
 
 
 async def run_get(client: KeyValueClient, args: argparse.Namespace) -> int:
-    stream = await client.get_stream(key_from(args.key, args), offset=args.offset, length=args.length)
+    stream = await client.get_stream(args.key, offset=args.offset, length=args.length)
     with contextlib.ExitStack() as stack:
         out: BinaryIO = stack.enter_context(args.output.open("wb")) if args.output else sys.stdout.buffer
         async for chunk in stream:
@@ -144,17 +133,16 @@ async def run_get(client: KeyValueClient, args: argparse.Namespace) -> int:
 
 async def run_put(client: KeyValueClient, args: argparse.Namespace) -> int:
     how: dict[str, Any] = {"ttl_s": args.ttl, "if_absent": args.if_absent, "if_version": args.if_version}
-    key = key_from(args.key, args)
     if args.value is not None:
-        info = await client.put(key, os.fsencode(args.value), **how)
+        info = await client.put(args.key, os.fsencode(args.value), **how)
     else:
         with contextlib.ExitStack() as stack:
             source: BinaryIO = stack.enter_context(args.file.open("rb")) if args.file else sys.stdin.buffer
-            info = await client.put_stream(key, _pieces(source), **how)
+            info = await client.put_stream(args.key, _pieces(source), **how)
     if args.json:
-        print_json(info_value(info, args))
+        print_json(info_value(info))
     else:
-        print(f"{show_key(key)}: {info.size_bytes} bytes, version {info.version}")
+        print(f"{key_text(args.key)}: {info.size_bytes} bytes, version {info.version}")
     return DONE
 
 
@@ -165,19 +153,18 @@ async def _pieces(source: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def run_delete(client: KeyValueClient, args: argparse.Namespace) -> int:
-    key = key_from(args.key, args)
-    if not await client.delete(key, if_version=args.if_version):
-        raise CommandFailed(f"no such object: {show_key(key)}", FAILED)
+    if not await client.delete(args.key, if_version=args.if_version):
+        raise CommandFailed(f"no such object: {key_text(args.key)}", FAILED)
     return DONE
 
 
 async def run_head(client: KeyValueClient, args: argparse.Namespace) -> int:
-    info = await client.head(key_from(args.key, args))
+    info = await client.head(args.key)
     if args.json:
-        print_json(info_value(info, args))
+        print_json(info_value(info))
         return DONE
     rows = [
-        ("key", info.key.hex() if args.hex else show_key(info.key)),
+        ("key", key_text(info.key)),
         ("version", str(info.version)),
         ("size", f"{info.size_bytes} ({human_bytes(info.size_bytes)})"),
         ("modified", human_time(info.modified_ms)),
@@ -191,9 +178,9 @@ async def run_head(client: KeyValueClient, args: argparse.Namespace) -> int:
 
 async def run_scan(client: KeyValueClient, args: argparse.Namespace) -> int:
     found = client.scan(
-        prefix=key_from(args.prefix, args),
-        start=key_from(args.start, args),
-        end=key_from(args.end, args),
+        prefix=args.prefix,
+        start=args.start,
+        end=args.end,
         limit=args.limit,
     )
     rows: list[tuple[str | int, ...]] = []
@@ -202,12 +189,11 @@ async def run_scan(client: KeyValueClient, args: argparse.Namespace) -> int:
             print(f"neve: there are more than {TABLE_ROWS_MAX}; --keys or --json lists them all", file=sys.stderr)
             break
         if args.json:
-            print(json.dumps(info_value(info, args)))
+            print(json.dumps(info_value(info)))
         elif args.keys:
-            sys.stdout.buffer.write((info.key.hex().encode() if args.hex else info.key) + b"\n")
+            print(key_text(info.key))
         else:
-            key = info.key.hex() if args.hex else show_key(info.key)
-            rows.append((key, info.size_bytes, info.version, human_time(info.modified_ms)))
+            rows.append((key_text(info.key), info.size_bytes, info.version, human_time(info.modified_ms)))
     if not args.json and not args.keys:
         print_table(("key", "bytes", "version", "modified"), rows, nothing="no objects")
     return DONE

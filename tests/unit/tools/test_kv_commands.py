@@ -69,12 +69,13 @@ def test_stdin_and_keys_of_any_bytes(
     neve: Neve, monkeypatch: pytest.MonkeyPatch, cluster: tuple[ScriptedCluster, str], capfdbinary: Any
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"from a pipe")))
-    assert neve("put", "--hex", "00ff") == 0
+    assert neve("put", r"\x00\xff") == 0
     assert cluster[0].value(b"\x00\xff") == b"from a pipe"
     capfdbinary.readouterr()
-    assert neve("scan", "--hex", "00", "--keys") == 0
-    assert capfdbinary.readouterr().out == b"00ff\n"
-    assert neve("get", "--hex", "nonsense") == 1
+    assert neve("scan", r"\x00", "--keys") == 0
+    assert capfdbinary.readouterr().out == b"\\x00\\xff\n"  # as it can be typed
+    assert neve("get", "") == 1
+    assert b"key" in capfdbinary.readouterr().err
     assert neve("put", "ümlaut", "--value", "ä", "--ttl", "1h") == 0
     assert cluster[0].value("ümlaut".encode()) == "ä".encode()
 
