@@ -8,9 +8,11 @@ Method: a checking writer appends steadily while the fault happens; then everyth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -55,7 +57,12 @@ async def kill_and_restart(cluster: StreamCluster, writer: CheckingWriter, serve
 async def test_every_kind_of_process_is_killed_one_after_another_and_the_leader_twice(tmp_path: Path) -> None:
     async with StreamCluster(tmp_path) as cluster, cluster.client() as client:
         stream = await new_stream(client)
-        async with writing(client, stream.id) as writer:
+        killed = Written("killed", killed=True)
+        async with writer_child(cluster, stream, killed) as (child, reading):
+            child.kill()
+            await reading
+            assert await child.wait() == -signal.SIGKILL
+        async with writing(client, stream.id, "successor") as writer:  # waits for the lease to end
             await writer.until_acknowledged(100)
             for node in cluster.nodes[:2]:
                 await kill_and_restart(cluster, writer, node)
@@ -67,7 +74,7 @@ async def test_every_kind_of_process_is_killed_one_after_another_and_the_leader_
             cluster.restart_etcd()
             await cluster.leader()
             await writer.until_acknowledged(100)
-        await check_all(cluster, client, stream, writer.written)
+        await check_all(cluster, client, stream, killed, writer.written)
 
 
 async def test_a_node_that_hangs_is_gone_around_and_comes_back_without_harm(tmp_path: Path) -> None:
@@ -91,16 +98,8 @@ async def test_a_node_that_hangs_is_gone_around_and_comes_back_without_harm(tmp_
 async def test_a_writer_that_hangs_past_its_lease_acknowledges_nothing_behind_its_successor(tmp_path: Path) -> None:
     async with StreamCluster(tmp_path) as cluster, cluster.client() as client:
         stream = await new_stream(client)
-        command = dying_with_parent(sys.executable, "-m", "tests.cluster.writer_child", str(stream.id))
-        child = await asyncio.create_subprocess_exec(
-            *command, *cluster.addresses, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
-        try:
-            paused = Written("paused")
-            reading = asyncio.ensure_future(read_child(child, paused))
-            while len(paused.acknowledged) < 100:
-                assert not reading.done(), "the writer ended by itself"
-                await asyncio.sleep(0.05)
+        paused = Written("paused")
+        async with writer_child(cluster, stream, paused) as (child, reading):
             child.send_signal(signal.SIGSTOP)
             async with writing(client, stream.id, "successor") as writer:  # waits for the lease to end
                 await writer.until_acknowledged(100)
@@ -109,18 +108,36 @@ async def test_a_writer_that_hangs_past_its_lease_acknowledges_nothing_behind_it
                 await writer.until_acknowledged(400)
             assert await child.wait() == 0
             assert writer.written.openings == 1  # nobody has put the successor out
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
         await check_all(cluster, client, stream, paused, writer.written)
 
 
+@contextlib.asynccontextmanager
+async def writer_child(
+    cluster: StreamCluster, stream: Stream, written: Written
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.Future[None]]]:
+    """A writer that is a process of its own and has begun; the future is done when it has said its last word."""
+    command = dying_with_parent(sys.executable, "-m", "tests.cluster.writer_child", written.name, str(stream.id))
+    child = await asyncio.create_subprocess_exec(
+        *command, *cluster.addresses, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    reading = asyncio.ensure_future(read_child(child, written))
+    try:
+        while len(written.acknowledged) < 100:
+            assert not reading.done(), "the writer ended by itself"
+            await asyncio.sleep(0.05)
+        yield child, reading
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
 async def read_child(child: asyncio.subprocess.Process, written: Written) -> None:
-    """Until it says that it ends."""
+    """Until it says that it ends, or is cut short in the middle of a word."""
     assert child.stdout is not None
-    while line := (await child.stdout.readline()).decode().strip():
-        word, _, rest = line.partition(" ")
+    while (line := (await child.stdout.readline()).decode()).endswith("\n"):
+        word, _, rest = line.strip().partition(" ")
         if word == "end":
             return
         number, _, value = rest.partition(" ")
@@ -128,7 +145,7 @@ async def read_child(child: asyncio.subprocess.Process, written: Written) -> Non
             written.acknowledged[int(number)] = Position.parse(value)
         else:
             written.unknown[int(number)] = value
-    raise AssertionError("the writer ended without a word")
+    assert written.killed, "the writer ended without a word"
 
 
 async def test_a_full_disk_is_gone_around_and_used_again_when_it_has_room(tmp_path: Path) -> None:

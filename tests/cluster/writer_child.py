@@ -1,4 +1,6 @@
-"""A checking writer as a process of its own, to be paused: `python -m tests.cluster.writer_child STREAM MANAGER…`.
+"""A checking writer as a process of its own, to be paused or killed:
+
+    python -m tests.cluster.writer_child NAME STREAM MANAGER…
 
 Says on stdout `ack NUMBER EXTENT:OFFSET` for each acknowledged record, `unknown NUMBER ERROR` for each whose outcome it
 does not know, and `end` when its writer is over. It does not open the stream again.
@@ -39,4 +41,4 @@ def _tell_acknowledged(writer: CheckingWriter, told: int) -> int:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), sys.argv[2:], "paused"))
+    uvloop.run(main(int(sys.argv[2]), sys.argv[3:], sys.argv[1]))
