@@ -5,11 +5,12 @@ Neighbours: the command `neve` shows and sends these; manager_link.py finds who 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from neve.client.manager_link import ManagerLink
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import NotFound
 
 PAGE = 500
 
@@ -28,6 +29,39 @@ class Admin:
         """Leader, nodes, how much there is, and what is in danger."""
         return await self._link.ask_leader(methods.STREAM_MANAGER_CLUSTER_STATUS, sm.ClusterStatusRequest())
 
+    async def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[sm.StreamInfo]:
+        """Streams that have these labels, by id, page by page, as of one revision."""
+        request = sm.ListStreamsRequest(limit=PAGE, labels=labels)
+        while True:
+            reply = await self._link.ask_leader(methods.STREAM_MANAGER_LIST_STREAMS, request)
+            for stream in reply.streams:
+                yield stream
+            # A page may be empty and not the last: then it says how far it has looked.
+            after_id = max(reply.scanned_stream_id, reply.streams[-1].stream_id if reply.streams else 0)
+            if not reply.more or after_id <= request.after_stream_id:
+                return
+            request.after_stream_id = after_id
+            request.revision = reply.revision
+
+    async def stream(self, id_or_name: int | str) -> tuple[sm.StreamInfo, Sequence[sm.ExtentInfo]]:
+        """A stream with its extents; NotFound if there is none."""
+        request = sm.DescribeStreamsRequest(with_extents=True)
+        if isinstance(id_or_name, int):
+            request.stream_ids.append(id_or_name)
+        else:
+            request.names.append(id_or_name)
+        reply = await self._link.ask_leader(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
+        if not reply.streams:
+            raise NotFound(kind="stream", name=str(id_or_name))
+        return reply.streams[0], reply.extents
+
+    async def node(self, node_id: int) -> sm.NodeRecord:
+        """NotFound if there is none."""
+        for record in await self.nodes([node_id]):
+            if record.node_id == node_id:
+                return record
+        raise NotFound(kind="node", name=str(node_id))
+
     async def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[sm.NodeRecord]:
         request = sm.ListNodesRequest(node_ids=node_ids)
         return (await self._link.ask_leader(methods.STREAM_MANAGER_LIST_NODES, request)).nodes
@@ -40,7 +74,7 @@ class Admin:
         open_only: bool = False,
         with_streams: bool = False,
     ) -> AsyncIterator[sm.ExtentInfo]:
-        """Extents by id, page by page, as of one revision."""
+        """Extents by id, page by page, as of one revision: the leader's, who alone knows which nodes are well."""
         request = sm.ListExtentsRequest(
             limit=PAGE,
             node_id=node_id,
@@ -49,7 +83,7 @@ class Admin:
             with_streams=with_streams,
         )
         while True:
-            reply = await self._link.ask(methods.STREAM_MANAGER_LIST_EXTENTS, request)
+            reply = await self._link.ask_leader(methods.STREAM_MANAGER_LIST_EXTENTS, request)
             for extent in reply.extents:
                 yield extent
             after_id = reply.scanned_extent_id or (reply.extents[-1].extent_id if reply.extents else 0)
@@ -93,12 +127,17 @@ class Admin:
         return (await self._link.order(methods.STREAM_MANAGER_SET_QUOTA, sm.SetQuotaRequest(quota=quota))).usage
 
     async def quotas(self) -> Sequence[sm.QuotaUsage]:
-        return (await self._link.ask(methods.STREAM_MANAGER_LIST_QUOTAS, sm.ListQuotasRequest())).quotas
+        return (await self._link.ask_leader(methods.STREAM_MANAGER_LIST_QUOTAS, sm.ListQuotasRequest())).quotas
 
     async def accept_length(self, extent_id: int, length: int, *, reason: str) -> sm.ExtentInfo:
         """Where too few replicas can tell an extent's end: name it. What lies beyond is lost, by your word."""
         request = sm.AcceptLengthRequest(extent_id=extent_id, length=length, reason=reason)
         return (await self._link.order(methods.STREAM_MANAGER_ACCEPT_LENGTH, request)).extent
+
+    async def seal_stream(self, stream_id: int) -> sm.SealStreamReply:
+        """End a stream by an operator's word: its writer ends with it, and what that did not hear of is unknown."""
+        request = sm.SealStreamRequest(stream_id=stream_id)
+        return await self._link.order(methods.STREAM_MANAGER_SEAL_STREAM, request)
 
     async def delete_extents(self, extents: Sequence[tuple[int, int]], *, revision: int) -> sm.DeleteExtentsReply:
         """Propose extents (id, eversion) for deletion, from a snapshot at `revision`: what is referred to stays."""

@@ -42,13 +42,22 @@ from neve.client.writer import Opened, Writer
 from neve.client.writer_group import WriterGroup
 from neve.client.writer_tail import WriterTail
 from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd_config import EtcdAccess
 from neve.meta.lease import Lease
-from neve.meta.lock import Lock, acquire_lock
+from neve.meta.lock import Lock, acquire_lock, lock_key
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import InvalidArgument, LockHeld, MetaUnavailable, NeveError, StreamSealed, WrongCluster
+from neve.proto.errors import (
+    InvalidArgument,
+    LockHeld,
+    MetaUnavailable,
+    NeveError,
+    PermissionDenied,
+    StreamSealed,
+    Unauthenticated,
+    WrongCluster,
+)
 from neve.rpc.pool import ChannelPool
 from neve.rpc.tls import TlsFiles
 from neve.rpc.wire.client import WireChannel
@@ -59,8 +68,9 @@ log = logging.getLogger(__name__)
 class Client:
     """`managers` are wire addresses; one that answers is enough, the others are learned.
 
-    `meta` is a connection to the metadata store, where locks are; without it the client asks the managers for its
-    address and connects when it first writes. `channels` and `rng` are for simulations.
+    `meta` is a connection to the metadata store, where locks are; without it the client asks the managers for the
+    endpoints of etcd and connects when it first writes; `etcd` has what a secured one wants: TLS, a user. `channels`
+    and `rng` are for simulations.
     """
 
     def __init__(
@@ -70,6 +80,7 @@ class Client:
         cluster: str = "main",
         token: str = "",
         tls: TlsFiles | None = None,
+        etcd: EtcdAccess | None = None,
         meta: MetaStore | None = None,
         options: ClientOptions = DEFAULT_OPTIONS,
         channels: ChannelPool | None = None,
@@ -80,6 +91,7 @@ class Client:
         self.cluster = cluster
         self.options = options
         self._rng = rng or random.SystemRandom()
+        self._etcd = etcd or EtcdAccess()
         self._meta = meta
         self._own_meta: MetaStore | None = None
         self._channels = channels or ChannelPool(
@@ -417,8 +429,32 @@ class Client:
                 endpoints = (await self._describe()).meta_endpoints
                 if not endpoints:
                     raise MetaUnavailable(detail="the managers did not tell where the metadata store is")
-                self._own_meta = await EtcdStore.connect(EtcdConfig(tuple(endpoints)))
+                self._own_meta = await self._connect_etcd(endpoints)
             return self._own_meta
+
+    async def _connect_etcd(self, endpoints: Sequence[str]) -> EtcdStore:
+        """An etcd that is secured says no in its own words: this says what the client lacks."""
+        if self._etcd.tls is None and any(endpoint.startswith("https://") for endpoint in endpoints):
+            detail = f"{', '.join(endpoints)} want TLS: give `etcd=EtcdAccess(tls=…)`, or --etcd-ca"
+            raise InvalidArgument(what="etcd", detail=detail)
+        store: EtcdStore | None = None
+        try:
+            store = await EtcdStore.connect(self._etcd.to(endpoints))
+            await store.get(lock_key((await self._describe()).meta_root.encode(), ""))  # beside our locks
+        except (PermissionDenied, Unauthenticated) as error:
+            if store is not None:
+                await store.close()
+            who = f"the user {self._etcd.user!r}" if self._etcd.user else "a client without a name"
+            need = (
+                "one who may read and write the cluster's locks: `etcd=EtcdAccess(user=…, password=…)`, or --etcd-user"
+            )
+            raise MetaUnavailable(detail=f"etcd refuses {who} ({error.detail or error}); it wants {need}") from error
+        except MetaUnavailable as error:
+            if store is not None or self._etcd.tls is not None:
+                raise
+            hint = "if it speaks TLS, give `etcd=EtcdAccess(tls=…)`, or --etcd-ca"
+            raise MetaUnavailable(detail=f"{error.detail or error}; {hint}") from error
+        return store
 
     async def lease(self) -> Lease:
         """The lease that this client's locks are on, for what is to end with them; a new one if the last was lost."""

@@ -175,5 +175,6 @@ class ManagerLink:
 
 def _no_manager(last: NeveError, managers: Sequence[str], kind: str) -> NeveError:
     if isinstance(last, ConnectFailed):
-        return ConnectFailed(address=", ".join(managers), detail=f"no {kind} answers there")
+        reason = f": {last.detail}" if last.detail else ""
+        return ConnectFailed(address=", ".join(managers), detail=f"no {kind} answers there{reason}")
     return last

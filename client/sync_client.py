@@ -27,6 +27,7 @@ from neve.client.client import Client
 from neve.client.options import DEFAULT_OPTIONS, ClientOptions
 from neve.client.types import Position, Record, Stream
 from neve.client.writer import Writer, WriterStats
+from neve.meta.etcd_config import EtcdAccess
 from neve.proto.crc import Buffer
 from neve.proto.errors import ShuttingDown
 from neve.rpc.tls import TlsFiles
@@ -237,12 +238,13 @@ class SyncClient:
         cluster: str = "main",
         token: str = "",
         tls: TlsFiles | None = None,
+        etcd: EtcdAccess | None = None,
         options: ClientOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._thread = LoopThread()
 
         async def make() -> Client:
-            return Client(managers, cluster=cluster, token=token, tls=tls, options=options)
+            return Client(managers, cluster=cluster, token=token, tls=tls, etcd=etcd, options=options)
 
         try:
             self._client = self._thread.run(make())

@@ -6,6 +6,7 @@ Neighbours: `etcd.EtcdStore.connect` takes one; servers build it from their TOML
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,18 @@ class EtcdConfig:
             address(endpoint)
         if bool(self.user) != bool(self.password):
             raise InvalidArgument(what="etcd.user", detail="user and password go together")
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """Who we are to etcd, for whom the endpoints are told by others."""
+
+    tls: EtcdTls | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    def to(self, endpoints: Iterable[str]) -> EtcdConfig:
+        return EtcdConfig(tuple(endpoints), tls=self.tls, user=self.user, password=self.password)
 
 
 def address(endpoint: str) -> str:

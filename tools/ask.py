@@ -38,7 +38,10 @@ def add_command(
 
 
 async def _run(command: Command, args: argparse.Namespace) -> int:
-    async with AdminLink(args.managers, cluster=args.cluster, token=args.token, timeout_s=args.timeout) as link:
+    tls = options.tls_files(args)
+    async with AdminLink(
+        args.managers, cluster=args.cluster, token=args.token, tls=tls, timeout_s=args.timeout
+    ) as link:
         return await command(link, args)
 
 

@@ -106,7 +106,9 @@ def _add_if_version(parser: Any) -> None:
 
 async def _run(command: Command, args: argparse.Namespace) -> int:
     kv_options = KeyValueOptions(operation_timeout_s=args.timeout)
-    async with KeyValueClient(args.managers, cluster=args.cluster, token=args.token, options=kv_options) as client:
+    async with KeyValueClient(
+        args.managers, cluster=args.cluster, token=args.token, tls=options.tls_files(args), options=kv_options
+    ) as client:
         return await command(client, args)
 
 

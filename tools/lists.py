@@ -85,16 +85,18 @@ async def run_extents(link: AdminLink, args: argparse.Namespace) -> int:
     if args.stream is not None:
         stream, extents = await link.stream(args.stream)
         order = {extent_id: number for number, extent_id in enumerate(stream.extent_ids)}
-        extents.sort(key=lambda extent: order.get(extent.extent_id, len(order)))
         kept = [
             extent
-            for extent in extents
+            for extent in sorted(extents, key=lambda extent: order.get(extent.extent_id, len(order)))
             if (not args.open or not extent.HasField("seal"))
             and (not args.node or any(each.replica.node_id == args.node for each in extent.replicas))
         ][: args.limit]
     else:
         kept = await _first(
-            link.extents(node_id=args.node, under_replicated=args.under_replicated, open_only=args.open), args.limit
+            link.extents(
+                node_id=args.node, under_replicated=args.under_replicated, open_only=args.open, with_streams=True
+            ),
+            args.limit,
         )
     return show(
         kept,

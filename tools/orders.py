@@ -178,7 +178,7 @@ async def run_seal(link: AdminLink, args: argparse.Namespace) -> int:
 
 async def run_accept_length(link: AdminLink, args: argparse.Namespace) -> int:
     confirm(f"Extent {args.extent} is sealed at {args.length} bytes; what was acknowledged beyond is lost.", args)
-    extent = await link.accept_length(args.extent, length=args.length, reason=args.reason)
+    extent = await link.accept_length(args.extent, args.length, reason=args.reason)
     if args.json:
         print_json(views.extent_value(extent))
     else:
@@ -196,10 +196,10 @@ async def run_quota(link: AdminLink, args: argparse.Namespace) -> int:
     elif args.remove:
         if given:
             raise CommandFailed("--remove takes no limits", USAGE)
-        await link.set_quota(sm.Quota(prefix=args.prefix))
+        await link.set_quota(args.prefix)
         quotas = await link.quotas()
     elif given:
-        quotas = [await link.set_quota(sm.Quota(prefix=args.prefix, **given))]
+        quotas = [await link.set_quota(args.prefix, **given)]
     else:
         quotas = [usage for usage in await link.quotas() if usage.quota.prefix == args.prefix]
         if not quotas:

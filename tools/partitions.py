@@ -78,7 +78,10 @@ def _add(commands: Any, name: str, command: Command, *, help: str, description: 
 
 
 async def _run(command: Command, args: argparse.Namespace) -> int:
-    pool = ChannelPool(lambda address: WireChannel(address, cluster=args.cluster, token=args.token, agent="neve tools"))
+    tls = options.tls_files(args)
+    pool = ChannelPool(
+        lambda address: WireChannel(address, cluster=args.cluster, token=args.token, tls=tls, agent="neve tools")
+    )
     client_options = ClientOptions(call_timeout_s=args.timeout, attempt_timeout_s=min(5.0, args.timeout))
     try:
         return await command(PartitionLink(pool, args.managers, options=client_options), args)

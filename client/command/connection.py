@@ -26,7 +26,14 @@ def connect(args: argparse.Namespace) -> Client:
         lock_timeout_s=args.timeout,
         cache_bytes_max=getattr(args, "cache_bytes_max", DEFAULT_OPTIONS.cache_bytes_max),
     )
-    return Client(args.managers, cluster=args.cluster, token=args.token, options=client_options)
+    return Client(
+        args.managers,
+        cluster=args.cluster,
+        token=args.token,
+        tls=options.tls_files(args),
+        etcd=options.etcd_access(args),
+        options=client_options,
+    )
 
 
 def add_command(
@@ -37,7 +44,7 @@ def add_command(
         name,
         help=help,
         description=description or f"{help[0].upper()}{help[1:]}.",
-        parents=[options.connection_options()],
+        parents=[options.connection_options(), options.etcd_options()],
     )
     if json_too:
         parser.add_argument("--json", action="store_true", help="JSON on stdout, for scripts")

@@ -42,7 +42,7 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
         case errors.ConnectFailed():
             if asked and (not error.address or not set(managers).isdisjoint(error.address.split(", "))):
                 kind = "partition" if "partition manager" in error.detail else "stream"
-                return f"no {kind} manager can be reached at {asked}; is the cluster up, and --managers right?"
+                return f"no {kind} manager can be reached at {asked}; {_connect_hint(error.detail)}"
             reason = f" ({error.detail})" if error.detail else ""
             return f"cannot connect to {error.address}{reason}"
         case errors.NotLeader():
@@ -80,6 +80,17 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
             name = f"{error.filename}: " if error.filename else ""
             return f"{name}{error.strerror or error}"
     return str(error)
+
+
+def _connect_hint(detail: str) -> str:
+    """What a user may have to change when no connection comes about."""
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        return "its certificate is not signed by the authority in --ca, or is for another host"
+    if "SSL" in detail:
+        return "it does not speak TLS as we do: are --ca, --cert and --key right, and needed?"
+    if "closed" in detail or "Reset" in detail:
+        return "it hung up: if it speaks TLS, --ca is needed, and --cert and --key where it asks for a certificate"
+    return "is the cluster up, and --managers right?"
 
 
 def guarded(program: str, run: Callable[[], int], *, managers: Sequence[str] = ()) -> int:

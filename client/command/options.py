@@ -1,4 +1,5 @@
-"""What users type: sizes, durations, addresses, positions; and the options that every command has. Pure.
+"""What users type: sizes, durations, addresses, positions; and the options that every command has. Pure, but for a look
+at the files that are named.
 
 Invariants: what cannot be right is refused while the command line is parsed: exit code 2, and nothing was done.
 Neighbours: main.py, and the command neve, put these on their parsers.
@@ -10,9 +11,13 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from neve.client.command.failures import USAGE, CommandFailed
 from neve.client.types import Position
+from neve.meta.etcd_config import EtcdAccess, EtcdTls
 from neve.proto.errors import InvalidArgument
+from neve.rpc.tls import TlsFiles, client_context
 from neve.rpc.wire.sockets import split_address
 
 MANAGERS_VARIABLE = "NEVE_MANAGERS"
@@ -22,6 +27,9 @@ PARTITION_MANAGERS_DEFAULT = "127.0.0.1:3701"
 CLUSTER_VARIABLE = "NEVE_CLUSTER"
 CLUSTER_DEFAULT = "main"
 TOKEN_VARIABLE = "NEVE_TOKEN"  # rather than --token, which everybody on the machine can see
+CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "NEVE_CA", "NEVE_CERT", "NEVE_KEY"
+ETCD_CA_VARIABLE, ETCD_CERT_VARIABLE, ETCD_KEY_VARIABLE = "NEVE_ETCD_CA", "NEVE_ETCD_CERT", "NEVE_ETCD_KEY"
+ETCD_USER_VARIABLE, ETCD_PASSWORD_VARIABLE = "NEVE_ETCD_USER", "NEVE_ETCD_PASSWORD"  # no option: all can see those
 TIMEOUT_S_DEFAULT = 15.0  # above a fail-over of the managers
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -134,6 +142,15 @@ def connection_options(
     group.add_argument(
         "--token", default=environment.get(TOKEN_VARIABLE, ""), help=f"who we are (default: ${TOKEN_VARIABLE})"
     )
+    _add_files(
+        group,
+        environment,
+        {
+            "--ca": (CA_VARIABLE, "the authority that signed the servers' certificates: with it, TLS is spoken"),
+            "--cert": (CERT_VARIABLE, "our certificate, where servers want one"),
+            "--key": (KEY_VARIABLE, "its key"),
+        },
+    )
     group.add_argument(
         "--timeout",
         type=duration_s,
@@ -142,3 +159,83 @@ def connection_options(
         help=f"for one request, attempts included (default: {TIMEOUT_S_DEFAULT:g})",
     )
     return parser
+
+
+def etcd_options(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
+    """A parent parser for commands that write: locks are in etcd, which may want to know who we are."""
+    parser = argparse.ArgumentParser(add_help=False)
+    group = parser.add_argument_group("etcd, where writers have their locks; the managers tell its endpoints")
+    _add_files(
+        group,
+        environment,
+        {
+            "--etcd-ca": (ETCD_CA_VARIABLE, "the authority that signed etcd's certificates: with it, TLS is spoken"),
+            "--etcd-cert": (ETCD_CERT_VARIABLE, "our certificate, where etcd wants one"),
+            "--etcd-key": (ETCD_KEY_VARIABLE, "its key"),
+        },
+    )
+    group.add_argument(
+        "--etcd-user",
+        default=environment.get(ETCD_USER_VARIABLE, ""),
+        metavar="NAME",
+        help=f"our name (default: ${ETCD_USER_VARIABLE}); the password is ${ETCD_PASSWORD_VARIABLE}",
+    )
+    return parser
+
+
+def _add_files(
+    group: argparse._ArgumentGroup, environment: Mapping[str, str], files: Mapping[str, tuple[str, str]]
+) -> None:
+    for option, (variable, what) in files.items():
+        name = option.removeprefix("--").replace("-", "_")
+        group.add_argument(
+            option,
+            dest=name if name.startswith("etcd_") else f"tls_{name}",  # a command may have a KEY of another kind
+            type=Path,
+            default=Path(environment[variable]) if environment.get(variable) else None,
+            metavar="PEM",
+            help=f"{what} (default: ${variable})",
+        )
+
+
+def tls_files(args: argparse.Namespace) -> TlsFiles | None:
+    """What --ca, --cert and --key say; None without any of them. CommandFailed if they cannot be used."""
+    if args.tls_ca is None and args.tls_cert is None and args.tls_key is None:
+        return None
+    if args.tls_ca is None:
+        raise CommandFailed("--cert and --key need --ca, the authority that signed the servers' certificates", USAGE)
+    try:
+        files = TlsFiles(ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key)
+    except ValueError:
+        raise CommandFailed("--cert and --key go together", USAGE) from None
+    _check_files(files)
+    return files
+
+
+def etcd_access(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> EtcdAccess:
+    """What the options of `etcd_options` say. CommandFailed if they cannot be used."""
+    if (args.etcd_cert is None) != (args.etcd_key is None):
+        raise CommandFailed("--etcd-cert and --etcd-key go together", USAGE)
+    if args.etcd_cert is not None and args.etcd_ca is None:
+        raise CommandFailed("--etcd-cert and --etcd-key need --etcd-ca", USAGE)
+    password = environment.get(ETCD_PASSWORD_VARIABLE, "")
+    if bool(args.etcd_user) != bool(password):
+        raise CommandFailed(f"--etcd-user and ${ETCD_PASSWORD_VARIABLE} go together", USAGE)
+    if args.etcd_ca is None:
+        return EtcdAccess(user=args.etcd_user, password=password)
+    _check_files(TlsFiles(ca=args.etcd_ca, cert=args.etcd_cert, key=args.etcd_key))
+    return EtcdAccess(EtcdTls(args.etcd_ca, args.etcd_cert, args.etcd_key), user=args.etcd_user, password=password)
+
+
+def _check_files(files: TlsFiles) -> None:
+    """Before anything is done: a wrong file is told by its name."""
+    for path in files.paths():
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise CommandFailed(f"{path}: {error.strerror}", USAGE) from error
+    try:
+        client_context(files)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        names = ", ".join(map(str, files.paths()))
+        raise CommandFailed(f"{names}: not certificates and a key that fit together: {error}", USAGE) from error

