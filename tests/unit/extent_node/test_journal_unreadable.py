@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +17,7 @@ from neve.extent_node.journal_label import read_journal_label, slot_path
 from neve.extent_node.journal_read import PAGE_BYTES, SegmentBytes, read_segment
 from neve.extent_node.store import Store
 from neve.proto import extent_node_pb2 as pb
-from tests.sim.disk import SimFileSystem
+from tests.sim.disk import SimFileSystem, SimulatedCrash
 from tests.unit.extent_node.store_rig import (
     JOURNAL,
     SEGMENT_BYTES,
@@ -229,6 +232,83 @@ def test_no_right_to_read_is_an_error_and_not_a_hole() -> None:
     fault.clear()
     machine.fs.power_cut()
     assert machine.run(answers) == ALL_THERE
+
+
+# --- every page, every step ----------------------------------------------------------------------------------
+
+
+def turned(seed: int, ending: Literal["lose_all", "random"]) -> tuple[Machine, dict[int, int]]:
+    """A ring that has turned several times, ended by a power cut in the middle of a round; what is acknowledged."""
+    machine = Machine(seed=seed, segment_bytes=20 << 10, journal_extents_min=1, checkpoint_interval_s=0.05)
+    acknowledged = dict.fromkeys(range(1, 6), 0)
+    rng = random.Random(seed)
+
+    async def work(store: Store) -> None:
+        for extent_id in acknowledged:
+            await create(store, extent_id)
+        for _ in range(40):
+            chosen = rng.sample(sorted(acknowledged), rng.randint(1, 5))
+            blocks = {extent_id: block_of("x", rng.randint(10, 1500)) for extent_id in chosen}
+            segments = [segment(extent_id, acknowledged[extent_id], [blocks[extent_id]]) for extent_id in chosen]
+            results = await append_all(store, *segments)
+            for extent_id, result in zip(chosen, results, strict=True):
+                acknowledged[extent_id] = result.end
+            await asyncio.sleep(rng.choice((0, 0, 0.03)))
+        assert store.counters.segments_recycled > 1
+        machine.fs.stop_at(machine.fs.steps + rng.randint(1, 6), "torn")
+        await append_all(
+            store, *(segment(extent_id, end, [block_of("y", 900)]) for extent_id, end in acknowledged.items())
+        )
+
+    with contextlib.suppress(SimulatedCrash):
+        machine.run(work)
+    machine.fs.power_cut(ending)
+    return machine, acknowledged
+
+
+@pytest.mark.parametrize("ending", ["lose_all", "random"])
+@pytest.mark.parametrize("seed", range(3))
+def test_whichever_page_goes_bad_no_replica_answers_less_than_it_has_acknowledged(
+    seed: int, ending: Literal["lose_all", "random"]
+) -> None:
+    whole, acknowledged = turned(seed, ending)
+    label = read_journal_label(whole.fs, JOURNAL)
+
+    async def look(store: Store) -> dict[int, tuple[pb.LengthAnswer.Kind, int]]:
+        found = {extent_id: await raise_token(store, extent_id, TOKEN + 1) for extent_id in acknowledged}
+        return {extent_id: (answer.kind, answer.length) for extent_id, answer in found.items()}
+
+    doubtful = 0
+    for slot in range(label.slots):
+        for position in range(0, label.segment_bytes, PAGE_BYTES):
+            machine = whole.clone()
+            machine.fs.spoil(slot_path(JOURNAL, slot), position)
+            for extent_id, (kind, length) in machine.run(look).items():
+                doubtful += kind == Kind.DOUBTFUL
+                if kind != Kind.DOUBTFUL:
+                    assert kind == Kind.LENGTH
+                    assert length >= acknowledged[extent_id], (slot, position)
+            machine.fs.power_cut()
+            again = machine.run(look)
+            assert all(kind == Kind.DOUBTFUL or length >= acknowledged[at] for at, (kind, length) in again.items())
+    pages = label.slots * label.segment_bytes // PAGE_BYTES
+    assert 0 < doubtful < 5 * pages  # some pages were needed, and some were not
+
+
+@pytest.mark.parametrize("ending", ["crash", "power_cut"])
+def test_t27_a_start_on_a_bad_page_that_ends_at_any_step_forgets_no_doubt(ending: str) -> None:
+    whole = filled()
+    whole.fs.spoil(slot_path(JOURNAL, 0), FIRST_POSITION)
+    trial, first = whole.clone(), whole.fs.steps
+    trial.run(answers)
+    assert trial.fs.steps > first + 20
+    for step in range(first + 1, trial.fs.steps + 1):
+        machine = whole.clone()
+        machine.fs.stop_at(step)
+        with contextlib.suppress(SimulatedCrash):
+            machine.run(answers)
+        getattr(machine.fs, ending)()
+        assert [kind for kind, _ in machine.run(answers)] == [Kind.DOUBTFUL] * 3, step
 
 
 # --- reading -------------------------------------------------------------------------------------------------
