@@ -12,7 +12,6 @@ Neighbours: recovery.py knows what is wrong; seal_tail.py seals. The writer, if 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 
 from neve.proto.errors import NeveError, NotLeader
@@ -22,6 +21,7 @@ from neve.stream_manager.core_recovery import Trouble
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.seal_tail import seal_open_extent
+from neve.stream_manager.slices import Slices
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +36,33 @@ class OpenExtents:
 
     async def run_once(self, now_s: float) -> None:
         trouble = self._recovery.trouble(now_s)
-        due = (extent_id for extent_id in self._in_trouble(trouble) if self._due(extent_id, trouble, now_s))
-        chosen = list(itertools.islice(due, AT_A_TIME))
+        chosen = await self._chosen(trouble, now_s)
         await asyncio.gather(*(self._seal(extent_id, now_s) for extent_id in chosen))
 
-    def _in_trouble(self, trouble: Trouble) -> dict[int, None]:
+    async def _chosen(self, trouble: Trouble, now_s: float) -> list[int]:
+        """Some whose time has come."""
+        chosen: list[int] = []
+        slices = Slices()
+        for extent_id in self._in_trouble(trouble):
+            if slices.over():
+                await slices.rest()
+            if self._due(extent_id, trouble, now_s):
+                chosen.append(extent_id)
+                if len(chosen) == AT_A_TIME:
+                    break
+        return chosen
+
+    def _in_trouble(self, trouble: Trouble) -> list[int]:
         """Open extents that may have lost a replica, without a look at all the others."""
-        opened = self._ctx.state.open_extents
+        state, troubled = self._ctx.state, trouble.nodes()
+        opened = state.open_extents
         found = dict.fromkeys(extent_id for extent_id, _ in trouble.bad if extent_id in opened)
-        for node_id in trouble.nodes():
-            held = self._ctx.state.extents_on(node_id)
-            fewer, more = (held, opened) if len(held) < len(opened) else (opened, held)
-            found.update(dict.fromkeys(extent_id for extent_id in fewer if extent_id in more))
-        return found
+        if sum(len(state.extents_on(node_id)) for node_id in troubled) < len(opened):
+            for node_id in troubled:
+                found.update(dict.fromkeys(extent_id for extent_id in state.extents_on(node_id) if extent_id in opened))
+        elif troubled:
+            found.update(opened)  # each is looked at, once
+        return list(found)
 
     def _due(self, extent_id: int, trouble: Trouble, now_s: float) -> bool:
         extent = self._ctx.state.extents.get(extent_id)

@@ -18,6 +18,7 @@ from neve.proto.errors import InvalidArgument, NotFound
 from neve.stream_manager import describe
 from neve.stream_manager.quota import QuotaTable
 from neve.stream_manager.records import Extent, NodeEntry
+from neve.stream_manager.slices import Slices
 from neve.stream_manager.state import State
 
 SCAN_MAX = 20_000  # records that one page looks at: a filter that fits nothing must not hold the loop up
@@ -106,7 +107,7 @@ def list_nodes(state: State, request: sm.ListNodesRequest, record_of: NodeRecord
     return sm.ListNodesReply(nodes=nodes, revision=state.revision)
 
 
-def cluster_status(
+async def cluster_status(
     state: State,
     *,
     cluster: str,
@@ -114,11 +115,8 @@ def cluster_status(
     managers: list[str],
     record_of: NodeRecordOf,
 ) -> sm.ClusterStatusReply:
-    """Counts are kept with the state; only extents that lack something are looked at one by one."""
-    dead = state.dead_nodes()
-    lacking = lacking_extents(state)
-    extents = [state.extents[extent_id] for extent_id in lacking]
-    single_alive = sum(1 for extent_id in state.single_extents if extent_id not in lacking)
+    """Counts are kept with the state; only extents that lack something are looked at one by one, in slices."""
+    lacking, endangered = await count_lacking(state)
     reply = sm.ClusterStatusReply(
         cluster=cluster,
         revision=state.revision,
@@ -126,9 +124,9 @@ def cluster_status(
         extents=len(state.extents),
         open_extents=len(state.open_extents),
         bytes=state.sealed_bytes,
-        under_replicated=len(lacking),
+        under_replicated=lacking,
         unconfirmed=len(state.unconfirmed_extents),
-        one_loss_from_danger=single_alive + sum(usable_replicas(extent, dead) <= 1 for extent in extents),
+        one_loss_from_danger=endangered,
         tasks=len(state.tasks),
         nodes=[record_of(state.nodes[node_id]) for node_id in sorted(state.nodes)],
         managers=managers,
@@ -142,8 +140,36 @@ def lacking_extents(state: State) -> dict[int, None]:
     """All that are `under_replicated`, without a look at each of them."""
     lacking = dict.fromkeys(state.unconfirmed_extents)
     for node_id in sorted(state.dead_nodes()):
-        lacking.update(dict.fromkeys(state.extents_on(node_id)))
+        lacking.update(state.extents_on(node_id))
     return lacking
+
+
+async def count_lacking(state: State) -> tuple[int, int]:
+    """How many are `under_replicated`, and how many extents one more loss endangers, without a look at each of all."""
+    dead = state.dead_nodes()
+    slices = Slices()
+    lacking = endangered = 0
+    for node_id in (None, *sorted(dead)):
+        for extent_id in list(state.unconfirmed_extents if node_id is None else state.extents_on(node_id)):
+            if slices.over():
+                await slices.rest()
+            extent = state.extents.get(extent_id)
+            if extent is None:
+                continue
+            unconfirmed = extent_id in state.unconfirmed_extents
+            first_dead = min((held for held in extent.node_ids if held in dead), default=None)
+            if unconfirmed if node_id is not None else not unconfirmed:
+                continue  # counted with the unconfirmed ones
+            if node_id is not None and first_dead != node_id:
+                continue  # counted with another of its nodes
+            lacking += 1
+            endangered += usable_replicas(extent, dead) <= 1
+    for extent_id in list(state.single_extents):
+        if slices.over():
+            await slices.rest()
+        extent = state.extents.get(extent_id)
+        endangered += extent is not None and not under_replicated(extent, dead)
+    return lacking, endangered
 
 
 def under_replicated(extent: Extent, dead: frozenset[int]) -> bool:

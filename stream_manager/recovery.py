@@ -31,6 +31,7 @@ from neve.stream_manager.core_recovery import Budget, Loss, Trouble
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.records import Extent, ReplicaAt, Task
 from neve.stream_manager.registry import Registry
+from neve.stream_manager.slices import Slices
 from neve.stream_manager.state import StateListener
 from neve.stream_manager.task_steps import TaskSteps
 
@@ -39,8 +40,8 @@ log = logging.getLogger(__name__)
 Kind = sm.RecoveryTask.Kind
 
 SCAN_INTERVAL_S = 5.0  # of everything on nodes in trouble, when nothing urges
-SCAN_STEP = 2_000  # extents between two turns of the loop
 QUEUE_FACTOR = 4  # losses kept from one scan, as a multiple of the tasks that may run
+KEPT_FACTOR = 8  # losses found before the less urgent ones are dropped, as a multiple of those kept
 STATUS_PATIENCE_S = 3.0  # heartbeats on their way may be older than the order
 LIST_LIMIT_MAX = 1_000
 
@@ -145,21 +146,26 @@ class Recovery(StateListener):
     async def _scan(self, trouble: Trouble, queue_max: int) -> list[Loss]:
         """The most urgent losses of sealed extents on nodes in trouble. It gives others a turn now and then."""
         state = self._ctx.state
-        ids: dict[int, None] = dict.fromkeys(extent_id for extent_id, _ in self.bad)
-        for node_id in trouble.nodes():
-            ids.update(state.extents_on(node_id))
         best: list[Loss] = []
-        for step, extent_id in enumerate(ids):
-            if step % SCAN_STEP == SCAN_STEP - 1:
-                best = heapq.nsmallest(queue_max, best, key=lambda loss: loss.rank)
-                await asyncio.sleep(0)
-            extent = state.extents.get(extent_id)
-            if extent is None or extent.seal is None or extent_id in state.tasks:
-                continue
-            loss = core_recovery.worst_loss(extent, trouble)
-            if loss is not None:
-                best.append(loss)
-        return heapq.nsmallest(queue_max, best, key=lambda loss: loss.rank)
+        slices = Slices()
+        troubled = trouble.nodes()
+        for node_id in [0, *troubled]:
+            held = state.extents_on(node_id) if node_id else dict.fromkeys(extent_id for extent_id, _ in self.bad)
+            for extent_id in list(held):
+                if slices.over():
+                    if len(best) > KEPT_FACTOR * queue_max:
+                        best = heapq.nsmallest(queue_max, best, key=_rank)
+                    await slices.rest()
+                extent = state.extents.get(extent_id)
+                if extent is None or extent.seal is None or extent_id in state.tasks:
+                    continue
+                if node_id and next((n for n in extent.node_ids if n in troubled), 0) != node_id:
+                    continue  # it comes, or came, with another of its nodes
+                loss = core_recovery.worst_loss(extent, trouble)
+                if loss is not None:
+                    best.append(loss)
+        # A bad replica on a node in trouble came twice.
+        return heapq.nsmallest(queue_max, {loss.extent_id: loss for loss in best}.values(), key=_rank)
 
     async def repair_in_place(self, extent_id: int, replica: ReplicaAt, now_s: float, *, verify: bool) -> bool:
         """A task that makes this node's replica anew, because it is short, bad or missing; or `verify`s it first.
@@ -244,6 +250,10 @@ class Recovery(StateListener):
             told = self._registry.status(task.target.node_id).copies.get(task.task_id)
             message.copied_bytes = told.copied_bytes if told is not None else 0
         return message
+
+
+def _rank(loss: Loss) -> tuple[int, bool, int]:
+    return loss.rank
 
 
 def _void(task: Task, extent: Extent | None, trouble: Trouble) -> str:

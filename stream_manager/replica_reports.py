@@ -27,6 +27,7 @@ from neve.stream_manager import record_codec as codec
 from neve.stream_manager.bad_replicas import wrong_with
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.records import ReplicaAt
+from neve.stream_manager.state import State
 
 log = logging.getLogger(__name__)
 
@@ -122,9 +123,18 @@ class ReplicaReports:
             if len(now.wrong) >= MISSING_MAX:
                 break
             # What was linked, or copied here, while the round went on may rightly be missing in it.
-            if extent_id not in now.held and state.extents[extent_id].mod_revision <= now.revision:
+            if extent_id not in now.held and _changed_at(state, extent_id) <= now.revision:
                 now.wrong[extent_id] = "the node does not tell of it"
         for extent_id, reason in now.wrong.items():
             self._on_suspect(extent_id, node_id, reason)
         log.debug("replicas_reported node_id=%d held=%d odd=%d", node_id, len(now.held), len(now.odd))
         self._on_report(Report(node_id, tuple(now.odd)))
+
+
+def _changed_at(state: State, extent_id: int) -> int:
+    """The revision of the record that it stands in: of a young extent its stream's."""
+    extent = state.extents[extent_id]
+    if not extent.young:
+        return extent.mod_revision
+    stream = state.streams.get(extent.stream_id)
+    return stream.mod_revision if stream is not None else 0

@@ -97,7 +97,7 @@ class StreamManagerServicer:
 
     async def cluster_status(self, request: sm.ClusterStatusRequest, call: Call) -> sm.ClusterStatusReply:
         state, record_of, term = await self._state(call)
-        return reads.cluster_status(
+        return await reads.cluster_status(
             state,
             cluster=self._config.cluster,
             leader=term.leader if term is not None else self._manager.roster.leader,

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from neve.rpc.call_times import SLOW_CALL_BUCKETS_S as LATENCY_BUCKETS_S
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
-from neve.stream_manager.reads import lacking_extents, under_replicated
+from neve.stream_manager.reads import count_lacking, lacking_extents, under_replicated, usable_replicas
 from tests.unit.stream_manager.manager_rig import Cluster, simulated
 
 
@@ -77,3 +77,6 @@ async def test_gauges_tell_what_lacks_a_replica_and_which_nodes_are_down() -> No
             extent.extent_id for extent in state.extents.values() if under_replicated(extent, state.dead_nodes())
         ]
         assert sorted(lacking_extents(state)) == sorted(lacking)
+        dead = state.dead_nodes()
+        endangered = sum(usable_replicas(extent, dead) <= 1 for extent in state.extents.values())
+        assert await count_lacking(state) == (len(lacking), endangered)
