@@ -5,7 +5,7 @@ from __future__ import annotations
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.fields import SMALL, sized, varint
+from neve.proto.fields import sized, varint
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream, Task
 from neve.stream_manager.state import State
@@ -43,7 +43,9 @@ def create_reply(state: State, stream: Stream, tail: Extent | None) -> sm.Create
 
 
 _stems: dict[int, tuple[object, bytes]] = {}  # by stream id: what never changes of its description
-_replicas: dict[int, tuple[object, bytes]] = {}  # by extent id: its replicas, nobody confirmed
+_fixed: dict[int, tuple[object, bytes]] = {}  # by extent id: the same while nobody has confirmed
+# By node, disk and whether it has confirmed: a replica, around its incarnation.
+_around: dict[tuple[int, str, bool], tuple[NodeEntry | None, bytes, bytes]] = {}
 
 
 def stream_info_bytes(stream: Stream) -> bytes:
@@ -74,35 +76,43 @@ def _stem(stream: Stream) -> bytes:
 
 
 def extent_info_bytes(state: State, extent: Extent) -> bytes:
+    extent_id, eversion, replicas, extent_bytes_max, created_ms, _, seal, confirmed, _, mod_revision, _ = extent
     nodes = state.nodes
-    replicas = extent.replicas
-    made_of = (replicas, [nodes.get(replica[0]) for replica in replicas])
-    found = _replicas.get(extent.extent_id) if not extent.confirmed else None
+    made_of = (replicas, [nodes.get(replica[0]) for replica in replicas], extent_bytes_max, created_ms)
+    found = _fixed.get(extent_id) if not confirmed else None
     if found is not None and found[0] == made_of:
-        told = found[1]
+        fixed = found[1]
     else:
-        told = b"".join([_replica_bytes(nodes.get(replica[0]), replica, extent.confirmed) for replica in replicas])
-        if not extent.confirmed:
-            codec.keep(_replicas, extent.extent_id, (made_of, told))
-    parts = [b"\x08", varint(extent.extent_id), b"\x10", varint(extent.eversion), told]
-    if extent.seal is not None:
-        parts += (b"\x22", sized(codec.encoded_seal(extent.seal)))
-    parts += (b"\x28", varint(extent.extent_bytes_max), b"\x30", varint(extent.created_ms))
-    if extent.mod_revision:
-        parts += (b"\x38", varint(extent.mod_revision))
+        parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", varint(created_ms)]
+        parts += [_replica_bytes(nodes.get(replica[0]), replica, confirmed) for replica in replicas]
+        fixed = b"".join(parts)
+        if not confirmed:
+            codec.keep(_fixed, extent_id, (made_of, fixed))
+    parts = [fixed, b"\x10", varint(eversion)]
+    if seal is not None:
+        parts += (b"\x22", sized(codec.encoded_seal(seal)))
+    if mod_revision:
+        parts += (b"\x38", varint(mod_revision))
     return b"".join(parts)
 
 
 def _replica_bytes(node: NodeEntry | None, replica: ReplicaAt, confirmed: tuple[int, ...]) -> bytes:
-    place = codec.place_of(replica)
-    told = b"\x0a" + SMALL[len(place) + 8] + place + replica.incarnation.to_bytes(8, "little")
-    if node is not None:
-        told += b"\x12" + sized(node.wire_address.encode())
-        if node.grpc_address:
-            told += b"\x22" + sized(node.grpc_address.encode())
-    if replica.node_id in confirmed:
-        told += b"\x18\x01"
-    return b"\x1a" + varint(len(told)) + told
+    node_id, disk_uuid, incarnation = replica
+    key = (node_id, disk_uuid, node_id in confirmed)
+    found = _around.get(key)
+    if found is None or found[0] is not node:
+        place = codec.place_of(node_id, disk_uuid)
+        behind = b""
+        if node is not None:
+            behind += b"\x12" + sized(node.wire_address.encode())
+            if node.grpc_address:
+                behind += b"\x22" + sized(node.grpc_address.encode())
+        if key[2]:
+            behind += b"\x18\x01"
+        before = b"\x0a" + varint(len(place) + 8) + place
+        size_bytes = varint(len(before) + 8 + len(behind))
+        found = codec.keep(_around, key, (node, b"\x1a" + size_bytes + before, behind))
+    return found[1] + incarnation.to_bytes(8, "little") + found[2]
 
 
 def node_record(node: NodeEntry) -> sm.NodeRecord:

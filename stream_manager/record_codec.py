@@ -63,7 +63,7 @@ def label_messages(labels: Labels) -> list[pb.Label]:
 
 
 CACHED_MAX = 8192  # of each kind: extents and streams of the last seconds; policies, labels, places
-_places: dict[tuple[int, str], bytes] = {}  # by node and disk
+_places: dict[tuple[int, str], bytes] = {}  # by node and disk: a replica in an extent's record, up to its incarnation
 _bodies: dict[int, tuple[object, bytes]] = {}  # by extent id
 _stems: dict[int, tuple[object, bytes]] = {}  # by stream id
 _packed_ids: dict[int, tuple[tuple[int, ...], bytes]] = {}  # by stream id
@@ -84,34 +84,34 @@ def keep(cache: dict[K, V], key: K, value: V) -> V:
     return value
 
 
-def place_of(replica: ReplicaAt) -> bytes:
+def place_of(node_id: int, disk_uuid: str) -> bytes:
     """The encoded `Replica` up to its incarnation, which is the last 8 bytes of it."""
-    node_id, disk_uuid, _ = replica
-    found = _places.get((node_id, disk_uuid))
-    if found is None:
-        place = (b"\x08" + varint(node_id) if node_id else b"") + (
-            b"\x12" + sized(disk_uuid.encode()) if disk_uuid else b""
-        )
-        found = keep(_places, (node_id, disk_uuid), place + b"\x19")
-    return found
+    parts = [b"\x08", varint(node_id)] if node_id else []
+    if disk_uuid:
+        parts += (b"\x12", sized(disk_uuid.encode()))
+    return b"".join((*parts, b"\x19"))
 
 
 def _body(extent: Extent) -> bytes:
-    """What stays the same of an extent from its making until a replica is replaced: the fields 4, 8, 9 and 10."""
-    _, _, replicas, extent_bytes_max, created_ms, stream_id, *_ = extent
+    """What stays the same of an extent from its making until a replica is replaced: the fields 2, 4, 8, 9 and 10."""
+    extent_id, _, replicas, extent_bytes_max, created_ms, stream_id, *_ = extent
     made_of = (replicas, extent_bytes_max, created_ms, stream_id)
-    found = _bodies.get(extent.extent_id)
+    found = _bodies.get(extent_id)
     if found is not None and found[0] == made_of:
         return found[1]
-    parts = [b"\x40", varint(extent_bytes_max), b"\x48", varint(created_ms), b"\x50", varint(stream_id)]
-    for replica in replicas:
-        place = place_of(replica)
-        parts += (b"\x22", SMALL[len(place) + 8], place, _INCARNATION.pack(replica.incarnation))
-    return keep(_bodies, extent.extent_id, (made_of, b"".join(parts)))[1]
+    parts = [b"\x08\x01\x10", varint(extent_id), b"\x40", varint(extent_bytes_max), b"\x48", varint(created_ms)]
+    parts += (b"\x50", varint(stream_id))
+    for node_id, disk_uuid, incarnation in replicas:
+        place = _places.get((node_id, disk_uuid))
+        if place is None:
+            place = place_of(node_id, disk_uuid)
+            place = keep(_places, (node_id, disk_uuid), b"\x22" + SMALL[len(place) + 8] + place)
+        parts += (place, _INCARNATION.pack(incarnation))
+    return keep(_bodies, extent_id, (made_of, b"".join(parts)))[1]
 
 
 def encode_extent(extent: Extent) -> bytes:
-    parts = [b"\x08\x01\x10", varint(extent.extent_id), b"\x18", varint(extent.eversion), _body(extent)]
+    parts = [_body(extent), b"\x18", varint(extent.eversion)]
     if extent.seal is not None:
         parts += (b"\x2a", sized(encoded_seal(extent.seal)))
     if extent.confirmed:
