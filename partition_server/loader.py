@@ -38,9 +38,10 @@ async def load(store: Store, committer: Committer, flusher: Flusher) -> None:
     merged = found is None and bool(region.merged_manifests)
     if merged:
         found = await _merged_manifest(store)
+    dropped = False
     if found is not None:
         committer.number = found.number
-        await _open_tables(store, found)
+        dropped = await _open_tables(store, found)
         restore_sessions(store.sessions, found.sessions)
         store.seq = store.flushed_seq = found.seq
         if found.HasField("log_replay_from"):
@@ -48,6 +49,9 @@ async def load(store: Store, committer: Committer, flusher: Flusher) -> None:
     if merged:
         # Both sides were flushed, and nothing was written since: the log as it is has nothing for us.
         store.log_replay_from = store.streams.log.committed
+    if merged or dropped:
+        # What we do without must not be in the newest manifest: its extents are given back, and the next load would
+        # look for it.
         await committer.commit()
 
     async def make_room() -> None:
@@ -94,8 +98,9 @@ async def _merged_manifest(store: Store) -> records.Manifest:
     return manifests.unite(found)
 
 
-async def _open_tables(store: Store, manifest: records.Manifest) -> None:
-    """Those of the partition's own range: a twin's may be outside of it altogether."""
+async def _open_tables(store: Store, manifest: records.Manifest) -> bool:
+    """Those of the partition's own range: a twin's may be outside of it altogether. Whether some were left out that
+    have no key in it although their bounds reach into it."""
     wanted = [clipped for each in manifest.tables if (clipped := clip_entry(each, store.start, store.end)) is not None]
     tables = []
     for at in range(0, len(wanted), TABLES_AT_ONCE):
@@ -113,3 +118,4 @@ async def _open_tables(store: Store, manifest: records.Manifest) -> None:
         )
     ours = tuple(table for table in tables if table.has_range(table.clip_start, table.clip_end))
     store.view = View(store.view.memtables, ours)
+    return len(ours) < len(tables)
