@@ -15,6 +15,7 @@ from typing import Any
 
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal_format import FORMAT_VERSION, SEGMENT_BYTES_MIN
+from neve.extent_node.journal_read import MEDIUM_ERRORS
 from neve.extent_node.store_label import LabelDamaged, make_folder, read_label, write_all, write_label
 
 log = logging.getLogger(__name__)
@@ -159,6 +160,13 @@ def read_journal_label(fs: FileSystem, folder: str) -> JournalLabel:
     """What the folder says it is; JournalRefused if it is no journal of this format."""
     try:
         fields = read_label(fs, folder, LABEL)
+    except OSError as error:
+        if error.errno not in MEDIUM_ERRORS:
+            raise
+        raise JournalRefused(
+            f"{folder} has a {LABEL} that cannot be read ({error}): copy the folder to another disk; if the journal is "
+            "lost, move the folder away and format a new one"
+        ) from error
     except LabelDamaged as error:
         raise JournalRefused(f"{error}: if the journal is lost, move the folder away and format a new one") from error
     if fields is None:

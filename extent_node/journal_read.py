@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1 << 20
 _BAD_PAGES_MAX = 64
 
 # EIO, and what file systems and drivers say of a sector that fails its checksum.
-_MEDIUM_ERRORS = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EREMOTEIO, errno.EILSEQ)
+MEDIUM_ERRORS = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EREMOTEIO, errno.EILSEQ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +81,5 @@ def _read(fs: FileSystem, fd: int, path: str, segment_bytes: int) -> SegmentByte
 
 
 def _raise_unless_of_medium(error: OSError) -> None:
-    if error.errno not in _MEDIUM_ERRORS:
+    if error.errno not in MEDIUM_ERRORS:
         raise error

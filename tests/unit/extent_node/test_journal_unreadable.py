@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from neve.extent_node.journal_format import FIRST_POSITION, crc_seed, find_records
-from neve.extent_node.journal_label import read_journal_label, slot_path
+from neve.extent_node.journal_label import JournalRefused, read_journal_label, slot_path
 from neve.extent_node.journal_read import PAGE_BYTES, SegmentBytes, read_segment
 from neve.extent_node.store import Store
 from neve.proto import extent_node_pb2 as pb
@@ -232,6 +232,13 @@ def test_no_right_to_read_is_an_error_and_not_a_hole() -> None:
     fault.clear()
     machine.fs.power_cut()
     assert machine.run(answers) == ALL_THERE
+
+
+def test_a_label_that_cannot_be_read_is_refused_with_what_to_do() -> None:
+    machine = filled()
+    machine.fs.spoil(f"{JOURNAL}/journal.json", 0)
+    with pytest.raises(JournalRefused, match=r"cannot be read.*format a new one"):
+        machine.run(answers)
 
 
 # --- every page, every step ----------------------------------------------------------------------------------
