@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from neve.pipeline.block_runs import Run
-from neve.pipeline.columns import arrow_schema
+from neve.pipeline.columns import KEY_COLUMNS, arrow_schema
 from neve.pipeline.core_slices import Slice
+from neve.pipeline.log_keys import decode_keys
 from neve.proto.blocks import HEADER_BYTES
 
 ROWS_AT_A_TIME = 10_000
@@ -28,9 +29,11 @@ class BlockBatches:
     def __init__(self, names: tuple[str, ...], revision: int) -> None:
         self._schema = arrow_schema("blocks", names)
         self._revision = revision
+        self._with_keys = not set(KEY_COLUMNS).isdisjoint(names)
 
     def batch(self, piece: Slice, run: Run) -> pa.RecordBatch:
-        arrays = [self._array(field, piece, run) for field in self._schema]
+        keys = decode_keys(run) if self._with_keys else {}
+        arrays = [keys.get(field.name) or self._array(field, piece, run) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _array(self, field: pa.Field, piece: Slice, run: Run) -> pa.Array:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-BLOCKS, EXTENTS, REPLICAS, FILES = "blocks", "extents", "replicas", "files"
-ROWS = (BLOCKS, EXTENTS, REPLICAS, FILES)
+BLOCKS, EXTENTS, REPLICAS, FILES, ENTRIES = "blocks", "extents", "replicas", "files", "entries"
+ROWS = (BLOCKS, EXTENTS, REPLICAS, FILES, ENTRIES)
 
 
 class Column(NamedTuple):
@@ -39,6 +39,10 @@ SCHEMAS: dict[str, dict[str, Column]] = {
         "node_id": LONG,  # whose replica it was read from; null where any would do
         "crc_ok": BOOL,
         "payload": BYTES,
+        "log_kind": TEXT,  # these four where the stream is a partition's log: PUT, DELETE, BATCH, ...
+        "key": BYTES,
+        "seq": LONG,
+        "value_bytes": LONG,
     },
     # One row an extent, from metadata alone.
     EXTENTS: {
@@ -87,11 +91,26 @@ SCHEMAS: dict[str, dict[str, Column]] = {
         "length": LONG,
         "created_ms": LONG,  # by the node's clock
     },
+    # One row a version of an object that a partition's tables, or the log behind them, have: the newest counts.
+    ENTRIES: {
+        "revision": LONG,
+        "partition_id": LONG,
+        "key": BYTES,
+        "seq": LONG,  # orders all entries of a partition
+        "version": LONG,
+        "deleted": BOOL,
+        "expires_ms": LONG,  # 0: never
+        "length": LONG,  # of the value
+        "from_log": BOOL,
+        "part_extents": LONGS,  # log records that hold the value; none: it is in the table itself
+        "part_offsets": LONGS,
+        "part_bytes": LONGS,
+    },
 }
 
 METADATA_COLUMNS = ("revision", "stream_id", "extent_id", "offset", "type", "length")
-# What can only be told by reading the extent's bytes, not its index.
-BYTES_COLUMNS = frozenset({"crc_ok", "payload"})
+PAYLOAD_COLUMNS = (*METADATA_COLUMNS, "node_id", "crc_ok", "payload")
+KEY_COLUMNS = ("log_kind", "key", "seq", "value_bytes")
 
 
 def arrow_schema(rows: str, names: tuple[str, ...]) -> pa.Schema:

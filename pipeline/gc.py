@@ -17,21 +17,28 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from neve.client.command.failures import DONE, FAILED, CommandFailed
 from neve.client.command.options import duration_s
 from neve.client.command.tables import human_bytes, print_json, print_table
-from neve.pipeline import core_gc
-from neve.pipeline.core_gc import Evidence, Plan, PlanRow, Policy, UnlistedFile, UnreferencedExtent
+from neve.pipeline import core_gc, snapshot
+from neve.pipeline.core_gc import Evidence, LogExtent, Plan, PlanRow, Policy, UnlistedFile, UnreferencedExtent
 from neve.pipeline.jobs import JobContext, job_parser, run_job
 from neve.pipeline.link import Link, link_for
+from neve.pipeline.live_bytes import live_by_extent, log_extents
+from neve.pipeline.partitions import PartitionPlan, plan_partitions
+from neve.pipeline.snapshot import Snapshot
+from neve.proto import methods
+from neve.proto import partition_server_pb2 as ps
+from neve.proto.errors import NeveError, NotFound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PROPOSED_AT_A_TIME = 1_000  # extents in one call to the manager, as it takes them
+RECLAIM_TIMEOUT_S = 1800.0  # live values are read and written again
 SHOWN_MAX = 40
 CANDIDATES_MAX = 1_000_000  # that a plan holds: more is not garbage, it is a mistake
 
@@ -102,7 +109,24 @@ def gather(context: JobContext) -> Evidence:
         unlisted = _unlisted_files(context.load(rows="files", revision=revision), extents)
     finally:
         extents.unpersist()
-    return Evidence(revision, seen_ms, unreferenced, unlisted)
+    return Evidence(revision, seen_ms, unreferenced, unlisted, _log_extents(context, revision, seen_ms))
+
+
+def _log_extents(context: JobContext, revision: int, seen_ms: int) -> list[LogExtent]:
+    """What the partitions' logs have that lives; nothing if there are no partitions."""
+    link = link_for(context.options)
+    at_revision = replace(context.options, revision=revision)
+
+    async def plan() -> tuple[Snapshot, list[PartitionPlan]]:
+        taken = await snapshot.take(link, at_revision)
+        return taken, await plan_partitions(link, taken)
+
+    taken, plans = link.run(plan())
+    if not plans:
+        return []
+    context.progress.step("reading tables and logs")
+    live = live_by_extent(context.load(rows="entries", revision=revision), seen_ms)
+    return log_extents(taken, plans, live)
 
 
 def _unlisted_files(files: DataFrame, extents: DataFrame) -> list[UnlistedFile]:
@@ -169,7 +193,54 @@ async def apply(link: Link, plan: Plan) -> dict[str, Any]:
         reply = await link.admin.delete_extents(some, revision=plan.revision)
         deleted += reply.deleted
         kept += reply.kept
-    return {"deleted": sorted(deleted), "kept": sorted(kept), "failed": []}
+    reclaimed: list[dict[str, Any]] = []
+    failed: list[str] = []
+    servers = await _servers(link) if plan.rows_for(core_gc.RECLAIM) else {}
+    for partition_id, rows in _by_partition(plan.rows_for(core_gc.RECLAIM)).items():
+        try:
+            done = await _reclaim(link, servers, partition_id, rows)
+        except NeveError as error:
+            failed.append(f"partition {partition_id}: {error}")
+            continue
+        reclaimed.append(
+            {
+                "partition_id": partition_id,
+                "punched": sorted(done.punched),
+                "kept": sorted(done.kept),
+                "moved_bytes": done.moved_bytes,
+            }
+        )
+    return {"deleted": sorted(deleted), "kept": sorted(kept), "reclaimed": reclaimed, "failed": failed}
+
+
+def _by_partition(rows: Sequence[PlanRow]) -> dict[int, list[PlanRow]]:
+    grouped: dict[int, list[PlanRow]] = {}
+    for row in rows:
+        grouped.setdefault(row.partition_id, []).append(row)
+    return grouped
+
+
+async def _servers(link: Link) -> dict[int, str]:
+    """Who serves each partition now: it may have moved since the plan was made."""
+    taken = await snapshot.take(link, link.options)
+    addresses = {server_id: stored.record.wire_address for server_id, stored in taken.regions.servers.items()}
+    return {
+        partition_id: addresses.get(stored.record.server_id, "")
+        for partition_id, stored in taken.regions.regions.items()
+    }
+
+
+async def _reclaim(
+    link: Link, servers: dict[int, str], partition_id: int, rows: Sequence[PlanRow]
+) -> ps.ReclaimLogExtentsReply:
+    address = servers.get(partition_id, "")
+    if not address:
+        raise NotFound(kind="partition", name=str(partition_id), detail="nobody serves it now")
+    request = ps.ReclaimLogExtentsRequest(
+        call=link.managers.next_call(), partition_id=partition_id, extent_ids=[row.extent_id for row in rows]
+    )
+    method = methods.PARTITION_SERVER_RECLAIM_LOG_EXTENTS
+    return (await link.ask_node(address, method, request, timeout_s=RECLAIM_TIMEOUT_S))[0]
 
 
 def show(plan: Plan, applied: dict[str, Any], args: argparse.Namespace) -> None:
@@ -202,6 +273,13 @@ def show(plan: Plan, applied: dict[str, Any], args: argparse.Namespace) -> None:
         print(f"… and {len(plan.rows) - SHOWN_MAX} more; --json or --output has all")
     if applied:
         print(f"applied: {len(applied['deleted'])} extents deleted, {len(applied['kept'])} kept by the manager")
+        for each in applied["reclaimed"]:
+            print(
+                f"partition {each['partition_id']}: {len(each['punched'])} log extents reclaimed, "
+                f"{len(each['kept'])} kept, {human_bytes(each['moved_bytes'])} moved"
+            )
+        for sentence in applied["failed"]:
+            print(f"failed: {sentence}")
     elif counts[core_gc.DELETE] or counts[core_gc.RECLAIM]:
         print("nothing was changed: --apply does it")
 

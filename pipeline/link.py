@@ -41,9 +41,10 @@ CLIENT_OPTIONS = ClientOptions(read_bytes=8 << 20, cache_bytes_max=0, keep_freed
 
 
 class Link:
-    def __init__(self, managers: Sequence[str], *, cluster: str, token: str) -> None:
+    def __init__(self, options: ScanOptions) -> None:
+        self.options = ScanOptions(managers=options.managers, cluster=options.cluster, token=options.token)
         self._thread = LoopThread()
-        self._thread.run(self._open(managers, cluster, token))
+        self._thread.run(self._open(options.managers, options.cluster, options.token))
 
     async def _open(self, managers: Sequence[str], cluster: str, token: str) -> None:
         rng = random.SystemRandom()
@@ -147,5 +148,5 @@ def link_for(options: ScanOptions) -> Link:
     with _links_lock:
         link = _links.get(key)
         if link is None:
-            link = _links[key] = Link(options.managers, cluster=options.cluster, token=options.token)
+            link = _links[key] = Link(options)
         return link

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from neve.client.command import options as command_options
-from neve.pipeline.columns import BLOCKS, METADATA_COLUMNS, ROWS, SCHEMAS
+from neve.pipeline.columns import BLOCKS, KEY_COLUMNS, METADATA_COLUMNS, PAYLOAD_COLUMNS, ROWS, SCHEMAS
 from neve.proto.errors import InvalidArgument
 
 DISKS_VARIABLE = "NEVE_DISKS"
@@ -31,10 +31,11 @@ BATCH_ROWS = 100_000
 class ScanOptions:
     managers: tuple[str, ...]
     cluster: str = command_options.CLUSTER_DEFAULT
-    token: str = ""
+    token: str = field(default="", repr=False)  # Spark prints what a failed task was given
     rows: str = BLOCKS
-    stream: str = ""  # id or name; these three choose, and none of them means everything
+    stream: str = ""  # id or name; these four choose, and none of them means everything
     node_id: int = 0
+    partition_id: int = 0
     extents: tuple[int, ...] = ()
     columns: tuple[str, ...] = METADATA_COLUMNS
     replica: str = ANY  # "any", "each", or a node's id
@@ -75,7 +76,7 @@ def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.enviro
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise InvalidArgument(what=name, detail=str(error)) from None
     made = ScanOptions(**values)
-    chosen = [name for name in ("stream", "node", "extents") if given.get(name)]
+    chosen = [name for name in ("stream", "partition", "node", "extents") if given.get(name)]
     if len(chosen) > 1:
         raise InvalidArgument(what=chosen[1], detail=f"{chosen[0]} is given, too: choose by one of them")
     return made
@@ -113,12 +114,14 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """`metadata` (the default), `payload` (both), or names."""
+    """`metadata` (the default), `payload` (both), `log` (with key columns), or names."""
     words = tuple(part.strip().lower() for part in text.split(",") if part.strip())
     if words == ("metadata",):
         return METADATA_COLUMNS
-    if words in (("payload",), ("all",)):
-        return tuple(SCHEMAS[BLOCKS])
+    if words == ("payload",):
+        return PAYLOAD_COLUMNS
+    if words == ("log",):
+        return (*METADATA_COLUMNS, *KEY_COLUMNS)
     unknown = [word for word in words if word not in SCHEMAS[BLOCKS]]
     if unknown or not words:
         name = unknown[0] if unknown else ""
@@ -134,6 +137,7 @@ _PARSERS: dict[str, tuple[str, _Parser]] = {
     "rows": ("rows", _one_of(*ROWS)),
     "stream": ("stream", str.strip),
     "node": ("node_id", _id),
+    "partition": ("partition_id", _id),
     "extents": ("extents", _ids),
     "columns": ("columns", _columns),
     "replica": ("replica", _replica),

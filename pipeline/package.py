@@ -17,7 +17,7 @@ from pathlib import Path
 
 ARCHIVE = "neve.zip"
 PACKAGES = (
-    *("client", "extent_node", "meta", "partition_manager", "partition_server"),
+    *("client", "extent_node", "gateway", "meta", "partition_manager", "partition_server"),
     *("pipeline", "proto", "rpc", "stream_manager", "tools"),
 )
 _EPOCH = (1980, 1, 1, 0, 0, 0)

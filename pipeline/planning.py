@@ -18,6 +18,7 @@ from neve.pipeline.core_slices import ScanExtent, cut, pack
 from neve.pipeline.link import Link
 from neve.pipeline.metadata_rows import extent_row, replica_row
 from neve.pipeline.options import EACH, ScanOptions
+from neve.pipeline.partitions import plan_partitions
 from neve.pipeline.replica_check import ReplicaToCheck
 from neve.pipeline.snapshot import Snapshot
 from neve.pipeline.tasks import ScanTask
@@ -33,6 +34,9 @@ async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], f
     taken = await snapshot.take(link, options)
     if options.rows == columns.FILES:
         return _file_tasks(taken, options, names)
+    if options.rows == columns.ENTRIES:
+        plans = await plan_partitions(link, taken, options.partition_id)
+        return [ScanTask(options, names, taken.revision, partitions=(e,)) for plan in plans for e in plan.reads]
     chosen = [each for each in choose(taken, options) if filters.admits("extent_id", each[0])]
     if options.rows == columns.EXTENTS:
         ends = {extent.extent_id: extent.end for extent in await fix_ends(link, taken, chosen, options, strict=False)}
@@ -95,6 +99,11 @@ def _replica_tasks(
 def choose(taken: Snapshot, options: ScanOptions) -> Iterator[tuple[int, int]]:
     """(extent id, stream id) of the extents that the options name, in the order of the stream or of their ids."""
     state = taken.state
+    if options.partition_id:
+        region = taken.region(options.partition_id)
+        for stream_id in (region.log_stream_id, region.row_stream_id, region.meta_stream_id):
+            yield from ((extent_id, stream_id) for extent_id in taken.stream(stream_id).extent_ids)
+        return
     if options.stream:
         stream = taken.stream(options.stream_key)
         yield from ((extent_id, stream.stream_id) for extent_id in stream.extent_ids)

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neve.meta import keys
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
+from neve.meta.follower import Follower
+from neve.meta.regions import RegionsState
 from neve.pipeline.link import Link
 from neve.pipeline.options import ScanOptions
+from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import MetaUnavailable, NotFound, WrongCluster
 from neve.stream_manager import describe
@@ -28,6 +32,7 @@ from neve.stream_manager.state import State
 class Snapshot:
     cluster: str
     state: State
+    regions: RegionsState
 
     @property
     def revision(self) -> int:
@@ -35,6 +40,12 @@ class Snapshot:
 
     def extent(self, extent_id: int) -> sm.ExtentInfo:
         return describe.extent_info(self.state, self.state.extents[extent_id], with_streams=True)
+
+    def region(self, partition_id: int) -> pm.RegionRecord:
+        stored = self.regions.regions.get(partition_id)
+        if stored is None:
+            raise NotFound(kind="partition", name=str(partition_id), detail=f"at revision {self.revision}")
+        return stored.record
 
     def stream(self, key: int | str) -> Stream:
         """By id or name."""
@@ -54,7 +65,12 @@ async def take(link: Link, options: ScanOptions) -> Snapshot:
         raise MetaUnavailable(detail="the managers did not tell where the metadata store is")
     store = await EtcdStore.connect(EtcdConfig(tuple(described.meta_endpoints)))
     try:
-        state = await StateFollower(store, described.meta_root.encode()).read(revision=options.revision)
+        root = described.meta_root.encode()
+        state = await StateFollower(store, root).read(revision=options.revision)
+        regions = Follower(
+            store, lambda: RegionsState(root), ranges=keys.region_ranges(root), watched=keys.region_span(root)
+        )
+        found = await regions.read(revision=state.revision)
     finally:
         await store.close()
-    return Snapshot(described.cluster, state)
+    return Snapshot(described.cluster, state, found)

@@ -16,12 +16,14 @@ import pyarrow as pa
 from neve.pipeline import columns, replica_check
 from neve.pipeline.batches import BlockBatches, batches_of
 from neve.pipeline.block_runs import SliceReader, Wanted
+from neve.pipeline.columns import KEY_COLUMNS
 from neve.pipeline.core_filters import Filters
 from neve.pipeline.core_slices import Slice
 from neve.pipeline.link import link_for
 from neve.pipeline.local_files import disks_for
 from neve.pipeline.metadata_rows import file_rows
 from neve.pipeline.options import ScanOptions
+from neve.pipeline.partitions import PartitionToRead, entry_rows
 from neve.pipeline.replica_check import ReplicaToCheck
 
 
@@ -35,6 +37,7 @@ class ScanTask:
     rows: tuple[dict[str, Any], ...] = ()  # rows=extents, and replicas that need not be read
     checks: tuple[ReplicaToCheck, ...] = ()  # replicas to read
     nodes: tuple[tuple[int, str], ...] = ()  # rows=files: ids and addresses
+    partitions: tuple[PartitionToRead, ...] = ()  # rows=entries
 
 
 def read(task: ScanTask, *, first_attempt: bool = True) -> Iterator[pa.RecordBatch]:
@@ -45,6 +48,8 @@ def read(task: ScanTask, *, first_attempt: bool = True) -> Iterator[pa.RecordBat
     yield from batches_of(kind, task.names, task.rows)
     for node_id, address in task.nodes:
         yield from batches_of(kind, task.names, file_rows(link_for(task.options), task.revision, node_id, address))
+    for each in task.partitions:
+        yield from batches_of(kind, task.names, entry_rows(link_for(task.options), task.revision, each))
     if task.checks:
         link, disks = link_for(task.options), disks_for(task.options.disks, task.options.cluster)
         verdicts = (replica_check.check(link, disks, each) for each in task.checks)
@@ -55,7 +60,7 @@ def _read_blocks(task: ScanTask, *, first_attempt: bool) -> Iterator[pa.RecordBa
     options = task.options
     wanted = Wanted(
         crc="crc_ok" in task.names,
-        payload="payload" in task.names,
+        payload=not {"payload", *KEY_COLUMNS}.isdisjoint(task.names),
         batch_rows=options.batch_rows,
         batch_bytes=options.batch_bytes,
         filters=task.filters,

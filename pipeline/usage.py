@@ -1,7 +1,10 @@
-"""`python -m neve.pipeline.usage`: who uses what: bytes, blocks, live ratio, replicas, by stream, node, rack and age.
+"""`python -m neve.pipeline.usage`: who uses what: bytes, blocks, live ratio, replicas; by stream, partition, node, rack
+and age.
 
 Invariants: all figures are of one metadata revision;
             bytes of a stream or partition are of one copy, bytes of a node or rack are of the replicas there;
+            live is what a stream refers to; of a partition's log, the values that live objects point to, and all of
+            what is still to be replayed;
             extents that two streams share (after a split) count for each of them, and once in the total;
             what is not known (blocks of an extent that could not be counted) is shown as unknown, not as 0.
 Neighbours: the data source has extents, replicas and blocks; picture.py draws.
@@ -18,8 +21,11 @@ from typing import TYPE_CHECKING, Any
 from neve.client.command.failures import DONE
 from neve.client.command.tables import human_bytes, print_json, print_table
 from neve.pipeline import picture, snapshot
+from neve.pipeline.core_gc import LogExtent
 from neve.pipeline.jobs import JobContext, job_parser, run_job
 from neve.pipeline.link import Link, link_for
+from neve.pipeline.live_bytes import live_by_extent, log_extents
+from neve.pipeline.partitions import PartitionPlan, plan_partitions
 from neve.pipeline.snapshot import Snapshot
 from neve.proto import stream_manager_pb2 as sm
 
@@ -45,13 +51,15 @@ def usage(context: JobContext) -> int:
     context.progress.step("reading metadata")
     link = link_for(context.options)
     taken, nodes = link.run(_cluster(link, context))
-    extents = with_blocks(context, taken.revision, count=not args.no_blocks)
-    extents = extents.persist()
+    logs = link.run(_plan(link, taken))
+    log_live = _live(context, taken, logs)
+    extents = with_live(context, with_blocks(context, taken.revision, count=not args.no_blocks), log_live).persist()
     try:
         if args.output:
             extents.write.mode("overwrite").parquet(args.output)
         context.progress.step("adding up")
         report = add_up(extents, taken, nodes)
+        report["partitions"] = partitions(taken, logs, log_live)
     finally:
         extents.unpersist()
     if args.picture is not None:
@@ -69,6 +77,68 @@ async def _cluster(link: Link, context: JobContext) -> tuple[Snapshot, list[sm.N
     """The snapshot that all is counted at, and the nodes with what the leader knows of their disks now."""
     taken = await snapshot.take(link, context.options)
     return taken, list(await link.admin.nodes())
+
+
+async def _plan(link: Link, taken: Snapshot) -> list[PartitionPlan]:
+    return await plan_partitions(link, taken)
+
+
+def _live(context: JobContext, taken: Snapshot, plans: Sequence[PartitionPlan]) -> list[LogExtent]:
+    """The log extents of all partitions, with what of them is live."""
+    if not plans:
+        return []
+    context.progress.step("reading tables and logs")
+    entries = context.load(rows="entries", revision=taken.revision)
+    return log_extents(taken, list(plans), live_by_extent(entries, int(time.time() * 1000)))
+
+
+def with_live(context: JobContext, extents: DataFrame, logs: Sequence[LogExtent]) -> DataFrame:
+    """`live_bytes` of each extent."""
+    from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+    referred = F.when(F.size("stream_ids") > 0, F.col("length")).otherwise(0)
+    live: dict[int, int] = {}
+    for log in logs:  # one that two partitions share holds what either needs
+        live[log.extent_id] = min(
+            log.length, live.get(log.extent_id, 0) + (log.length if log.pinned else log.live_bytes)
+        )
+    known = [(log.extent_id, live[log.extent_id]) for log in logs if log.length]
+    if not known:
+        return extents.withColumn("live_bytes", referred)
+    table = context.spark.createDataFrame(sorted(set(known)), "extent_id long, log_live long")
+    joined = extents.join(F.broadcast(table), "extent_id", "left")
+    return joined.withColumn("live_bytes", F.coalesce("log_live", referred)).drop("log_live")
+
+
+def partitions(taken: Snapshot, plans: Sequence[PartitionPlan], logs: Sequence[LogExtent]) -> list[dict[str, Any]]:
+    """What each partition's three streams have; an open extent counts when it is sealed."""
+    rows = []
+    for plan in plans:
+        region = plan.region
+        own = [log for log in logs if log.partition_id == region.partition_id]
+        log_bytes = sum(log.length for log in own)
+        log_live = sum(log.length if log.pinned else log.live_bytes for log in own)
+        others = [
+            taken.state.extents[extent_id]
+            for stream_id in (region.row_stream_id, region.meta_stream_id)
+            for extent_id in taken.stream(stream_id).extent_ids
+        ]
+        table_bytes = sum(extent.seal.length for extent in others if extent.seal is not None)
+        size_bytes = log_bytes + table_bytes
+        rows.append(
+            {
+                "partition_id": region.partition_id,
+                "start": region.start.decode("utf-8", "backslashreplace"),
+                "end": region.end.decode("utf-8", "backslashreplace"),
+                "extents": len(own) + len(others),
+                "bytes": size_bytes,
+                "log_bytes": log_bytes,
+                "table_bytes": table_bytes,
+                "live_bytes": log_live + table_bytes,
+                "live_ratio": round((log_live + table_bytes) / size_bytes, 4) if size_bytes else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["bytes"])
 
 
 def with_blocks(context: JobContext, revision: int, *, count: bool) -> DataFrame:
@@ -94,7 +164,7 @@ def add_up(extents: DataFrame, taken: Snapshot, nodes: Sequence[sm.NodeRecord]) 
         F.count("*").alias("extents"),
         F.sum("length").alias("bytes"),
         F.sum("blocks").alias("blocks"),
-        F.sum(F.when(F.size("stream_ids") > 0, F.col("length")).otherwise(0)).alias("live_bytes"),
+        F.sum("live_bytes").alias("live_bytes"),
         F.sum(replicas).alias("replicas"),
         F.sum(F.col("length") * replicas).alias("stored_bytes"),
     )
@@ -185,6 +255,24 @@ def show(report: dict[str, Any]) -> None:
     )
     if len(report["streams"]) > TOP:
         print(f"… and {len(report['streams']) - TOP} more; --json has all")
+    if report["partitions"]:
+        print_table(
+            ("partition", "from", "to", "extents", "bytes", "log", "tables", "live"),
+            [
+                (
+                    p["partition_id"],
+                    p["start"],
+                    p["end"],
+                    p["extents"],
+                    human_bytes(p["bytes"]),
+                    human_bytes(p["log_bytes"]),
+                    human_bytes(p["table_bytes"]),
+                    _share(p),
+                )
+                for p in report["partitions"][:TOP]
+            ],
+            title="partitions",
+        )
     print_table(
         ("node", "rack", "health", "replicas", "bytes", "live", "capacity", "free"),
         [

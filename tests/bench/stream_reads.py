@@ -33,11 +33,11 @@ async def make_sealed(client: Client, *, size_bytes: int, block_bytes: int) -> f
     await client.seal(stream.id)
     if len({position.extent_id for position in positions}) != 1:
         raise Unexpected("the stream is not in one extent")
-    await _until_confirmed(client, positions[0].extent_id)
+    await until_confirmed(client, positions[0].extent_id)
     return stream.id
 
 
-async def _until_confirmed(client: Client, extent_id: int) -> None:
+async def until_confirmed(client: Client, extent_id: int) -> None:
     """Every replica has confirmed the seal: any of them may be read."""
     async with asyncio.timeout(CONFIRM_TIMEOUT_S):
         while True:

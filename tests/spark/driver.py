@@ -30,9 +30,21 @@ class FunctionFailed(AssertionError):
 class SparkDriver:
     """`master` as for Spark; a context."""
 
-    def __init__(self, master: str = "local[2]", *, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        master: str = "local[2]",
+        *,
+        settings: dict[str, str] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            **(environment or {}),
+        }
         command = [sys.executable, "-m", "tests.spark.driver", master, json.dumps(settings or {})]
         self._process = subprocess.Popen(
             dying_with_parent(*command),
@@ -41,7 +53,7 @@ class SparkDriver:
             stderr=self._log,
             text=True,
             cwd=ROOT,
-            env=environment,
+            env=variables,
         )
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:

@@ -88,3 +88,42 @@ def run_main(spark: SparkSession, module: str, arguments: list[str]) -> dict[str
 
 def parquet(spark: SparkSession, path: str, columns: list[str]) -> list[list[Any]]:
     return [[_plain(value) for value in row] for row in spark.read.parquet(path).select(*columns).collect()]
+
+
+def where_tasks_run(spark: SparkSession, options: Options) -> dict[str, list[str]]:
+    """Which executors have read something, and which files they had our code from."""
+
+    def look(rows: Any) -> Any:
+        import os
+
+        from neve.pipeline import tasks
+
+        if any(True for _ in rows):
+            yield os.getcwd(), tasks.__file__
+
+    places = load(spark, options).select("extent_id").rdd.mapPartitions(look).distinct().collect()
+    return {"executors": sorted({place for place, _ in places}), "files": sorted({file for _, file in places})}
+
+
+def slow_summary(spark: SparkSession, options: Options) -> dict[str, Any]:
+    """As `summary`, but each row takes its time."""
+
+    def slowly(rows: Any) -> Any:
+        import time
+
+        for row in rows:
+            time.sleep(0.0005)
+            yield row
+
+    found = load(spark, options).select("extent_id", "offset").rdd.mapPartitions(slowly)
+    pairs = found.map(lambda row: (row[0], row[1]))
+    return {"rows": pairs.count(), "distinct": pairs.distinct().count()}
+
+
+def scan_all(spark: SparkSession, options: Options, payload: bool) -> dict[str, int]:
+    """Every row, and with payloads every byte, through Spark."""
+    columns = "length,payload" if payload else "extent_id,offset,length"
+    size = F.octet_length("payload") if payload else F.col("length")
+    frame = load(spark, {**options, "columns": columns})
+    row = frame.agg(F.count("*").alias("rows"), F.sum(size).alias("bytes")).collect()[0]
+    return {"rows": int(row["rows"]), "bytes": int(row["bytes"] or 0)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neve.pipeline import options
-from neve.pipeline.columns import SCHEMAS
+from neve.pipeline.columns import PAYLOAD_COLUMNS
 from neve.proto.errors import InvalidArgument
 
 
@@ -15,7 +15,8 @@ def test_options_are_found_in_any_case_and_in_the_environment() -> None:
     assert parsed.managers == ("a:1", "b:2")
     assert (parsed.cluster, parsed.token, parsed.disks) == ("blue", "secret", ("/d/*",))
     assert (parsed.stream_key, parsed.slice_bytes) == ("events", 4 << 20)
-    assert parsed.columns == tuple(SCHEMAS["blocks"])
+    assert parsed.columns == PAYLOAD_COLUMNS
+    assert "secret" not in repr(parsed)
     assert options.parse({"stream": "12", "replica": "3"}, {}).stream_key == 12
     assert options.parse({"replica": "3"}, {}).replica_node_id == 3
     assert options.parse({"extents": "3, 4"}, {}).extents == (3, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,18 @@ from neve.client.command.failures import CommandFailed
 from neve.pipeline import package, session
 
 
+def test_the_archive_has_every_package() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    names = {name.split(".")[1] for name in pyproject["tool"]["setuptools"]["packages"]}
+    assert set(package.PACKAGES) == names
+
+
 def test_neve_can_be_imported_from_the_archive_alone(tmp_path: Path) -> None:
     archive = package.build(tmp_path / "neve.zip")
     assert package.build(tmp_path / "again.zip").read_bytes() == archive.read_bytes()
     code = (
         "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
-        "import neve.pipeline.source, neve.pipeline.follow, neve.rpc.wire.client\n"
+        "import neve.pipeline.source, neve.pipeline.gc, neve.pipeline.scrub, neve.pipeline.usage\n"
         "print(neve.pipeline.source.__file__)"
     )
     # -S: no site-packages, so that no installed neve is found; what it needs is put on the path by name.
