@@ -30,7 +30,7 @@ from neve.stream_manager.describe import alloc_reply, extent_info
 from neve.stream_manager.make_extent import link_before_s, make_extent
 from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import check_list_room, check_owner, stream_named
-from neve.stream_manager.seal_tail import SealOrder, commit_seal, fence_replicas, link_tail, seal_tail
+from neve.stream_manager.seal_tail import SealOrder, commit_seal, fence_replicas, link_tail, met_conflict, seal_tail
 from neve.stream_manager.state import StateListener
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,10 @@ class Allocator(StateListener):
             if extent.seal is None:  # nobody sealed it while this waited for the lock
                 answers = await fence_replicas(ctx, extent, None)
                 check_accepted(answers, request.length, dead=ctx.state.dead_nodes(), extent_id=extent.extent_id)
-                order = SealOrder(record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]))
+                order = SealOrder(
+                    conflict=met_conflict(answers),
+                    record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]),
+                )
                 _, extent = await commit_seal(ctx, stream, extent, order, length=request.length, all_took_part=False)
                 log.warning(
                     "length_accepted extent_id=%d length=%d by=%s reason=%s",

@@ -26,6 +26,7 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, NotLeader, ReplicaError
 from neve.stream_manager.context import LeaderContext
+from neve.stream_manager.core_health import NEVER_S
 from neve.stream_manager.core_recovery import retry_delay_s
 from neve.stream_manager.records import Extent, ReplicaAt, shared
 from neve.stream_manager.recovery import Recovery
@@ -53,7 +54,7 @@ class BadReplicas:
         self._registry = registry
         self._recovery = recovery
         self._suspects: dict[tuple[int, int], Suspect] = {}  # (extent, node)
-        self._conflicts: dict[int, None] = {}  # open extents on whose replicas an append met other bytes
+        self._conflicts: dict[int, tuple[int, float]] = {}  # open extents, see `_conflict` → tries, when to try again
         self.reported = 0
         self.found_bad = 0
 
@@ -80,16 +81,24 @@ class BadReplicas:
             *(bad.extent_id, bad.replica.node_id, bad.offset, bad.reporter[:100]),
         )
         if len(self._conflicts) < SUSPECTS_MAX:
-            self._conflicts[bad.extent_id] = None
+            self._conflicts.setdefault(bad.extent_id, (0, NEVER_S))
 
-    async def _seal_conflict(self, extent_id: int) -> None:
+    async def _seal_conflicts(self, now_s: float) -> None:
+        due = [extent_id for extent_id, (_, retry_s) in self._conflicts.items() if retry_s <= now_s]
+        await asyncio.gather(*(self._seal_conflict(extent_id, now_s) for extent_id in due[:AT_A_TIME]))
+
+    async def _seal_conflict(self, extent_id: int, now_s: float) -> None:
+        tries = self._conflicts[extent_id][0] + 1
         try:
             await seal_open_extent(self._ctx, extent_id, conflict=True)
         except NotLeader:
             raise
-        except NeveError as error:  # the next pass tries again
+        except NeveError as error:
             log.warning("conflict_not_sealed extent_id=%d error=%s", extent_id, error)
-            return
+            if tries < TRIES_MAX:  # then its node still tells whoever opens the stream
+                delay_s = retry_delay_s(tries, first_s=1.0, max_s=120.0)
+                self._conflicts[extent_id] = (tries, now_s + delay_s)
+                return
         self._conflicts.pop(extent_id, None)
 
     def suspect(self, extent_id: int, node_id: int, reason: str, *, incarnation: int = 0) -> None:
@@ -112,7 +121,7 @@ class BadReplicas:
         self._suspects[extent_id, node_id] = Suspect(replica, reason)
 
     async def run_once(self, now_s: float) -> None:
-        await asyncio.gather(*map(self._seal_conflict, itertools.islice(list(self._conflicts), AT_A_TIME)))
+        await self._seal_conflicts(now_s)
         due = [key for key, suspect in self._suspects.items() if suspect.retry_s <= now_s]
         await asyncio.gather(*(self._look(key, now_s) for key in itertools.islice(due, AT_A_TIME)))
 

@@ -90,8 +90,12 @@ class Pipeline:
         self.audit = AuditLog()
         self.in_flight = 0
 
-    async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep]) -> Rep:
-        """Execute a call that changes something, once. The request has a field `call`."""
+    async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep], *, eager: bool = False) -> Rep:
+        """Execute a call that changes something, once. The request has a field `call`.
+
+        `eager`, for hot flows: the flow's first step is taken at once, without a task of its own. Up to its first wait
+        it must not use asyncio.timeout or current_task then.
+        """
         self._admit(request, call)
         call_id: common_pb2.CallId = request.call  # type: ignore[attr-defined]
         key = (call_id.client_id, call_id.call_id)
@@ -114,8 +118,13 @@ class Pipeline:
         if key != (0, 0):
             self._running[key] = execution
         self.in_flight += 1
-        # It begins here and now; what waits goes on as a task of the term, with or without its caller.
-        self._ctx.tasks.begin(self._execute(request, call.method.name, call.peer, mutation, flow, execution))
+        # It goes on as a task of the term, with or without its caller.
+        work = self._execute(request, call.method.name, call.peer, mutation, flow, execution)
+        if eager:
+            self._ctx.tasks.begin(work)
+        else:
+            task = self._ctx.tasks.start(work)
+            task.add_done_callback(lambda _: self._end_unbegun(key, execution))
         return await self._result(execution)  # type: ignore[no-any-return]
 
     async def ask(self, request: Req, call: Call, flow: Callable[[Req, Call], Coroutine[Any, Any, Rep]]) -> Rep:
@@ -159,6 +168,13 @@ class Pipeline:
         self._ctx.ensure_leading()  # done in time, but if the term is over nothing is answered any more (25)
         return result
 
+    def _end_unbegun(self, key: tuple[int, int], execution: _Execution) -> None:
+        """A task that is cancelled before its first step never runs what it was made for."""
+        if not execution.done:
+            self.in_flight -= 1
+            self._running.pop(key, None)
+            execution.answer(None, NotLeader(detail="the term is over"))
+
     async def _execute(
         self,
         request: Req,
@@ -168,7 +184,6 @@ class Pipeline:
         flow: Flow[Req, Rep],
         execution: _Execution,
     ) -> None:
-        """Up to its first wait it has no task of its own: flows must not use asyncio.timeout or current_task before."""
         reply: Rep | None = None
         error: BaseException | None = None
         outcome = "replayed" if mutation.replayed is not None else "done"

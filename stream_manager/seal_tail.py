@@ -97,9 +97,13 @@ async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: Sea
     )
     if decision.sealed_before:
         log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
-    if any(answer is not None and answer.conflict for answer in answers.values()):
-        order.conflict = True
+    order.conflict = order.conflict or met_conflict(answers)
     return await commit_seal(ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part)
+
+
+def met_conflict(answers: Mapping[int, en.LengthAnswer | None]) -> bool:
+    """Whether some replica says that an append met other bytes there (7)."""
+    return any(answer is not None and answer.conflict for answer in answers.values())
 
 
 async def commit_seal(

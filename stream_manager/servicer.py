@@ -128,14 +128,17 @@ class StreamManagerServicer:
     # --- streams ---------------------------------------------------------------------------------------------
 
     async def create_stream(self, request: sm.CreateStreamRequest, call: Call) -> sm.CreateStreamReply:
-        return await self._mutate(request, call, streams.create_stream)
+        term = self._manager.leading()
+        flow = functools.partial(streams.create_stream, term.ctx)
+        return await self._timed(call, term.pipeline.mutate(request, call, flow, eager=True))
 
     async def check_commit_length(self, request: sm.CheckCommitLengthRequest, call: Call) -> sm.CheckCommitLengthReply:
         return await self._mutate(request, call, open_stream.check_commit_length)
 
     async def stream_alloc_extent(self, request: sm.StreamAllocExtentRequest, call: Call) -> sm.StreamAllocExtentReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.allocator.alloc_extent))
+        work = term.pipeline.mutate(request, call, term.allocator.alloc_extent, eager=True)
+        return await self._timed(call, work)
 
     async def prepare_extent(self, request: sm.PrepareExtentRequest, call: Call) -> sm.PrepareExtentReply:
         term = self._manager.leading()

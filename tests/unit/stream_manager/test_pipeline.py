@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import InvalidArgument, NeveError, Overloaded, PermissionDenied
+from neve.proto.errors import InvalidArgument, NeveError, NotLeader, Overloaded, PermissionDenied
 from neve.rpc.service import Call
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import Limits
@@ -212,3 +212,24 @@ async def test_executions_are_bounded_also_when_their_callers_have_given_up() ->
         await asyncio.sleep(60.0)
         assert cluster.term.pipeline.in_flight == 0
         assert len(cluster.term.state.streams) == 4
+
+
+@simulated
+async def test_a_call_whose_term_ends_before_its_first_step_is_answered() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        term, leader = cluster.term, await cluster.leader()
+        call = Call(CREATE, deadline_s=float("inf"), principal="", peer="test")
+        flow = functools.partial(create_stream, term.ctx)
+        asked = [
+            leader.process.spawn(
+                term.pipeline.mutate(sm.CreateStreamRequest(call=cluster.call_id()), call, flow, eager=eager)
+            )
+            for eager in (False, True)
+        ]
+        await asyncio.sleep(0)  # both calls are taken: one execution is a task that has not begun, the other one waits
+        term.end("as the story wants it")
+        for answer in asked:
+            async with asyncio.timeout(1):
+                await error_of(answer, NotLeader)
+        assert term.pipeline.in_flight == 0
