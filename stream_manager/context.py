@@ -148,6 +148,9 @@ class NodesPart(Placement, Protocol):
     def node_record(self, node: NodeEntry) -> sm.NodeRecord:
         """With health, age of the last heartbeat, load, usage and hold-ups."""
 
+    def failures(self, node_id: int) -> float:
+        """How often readers found this node failing lately; old failures fade. 0: none to speak of."""
+
     def seems_down(self, node_id: int) -> bool:
         """Not worth waiting for long: suspect or worse. A hint only; who is dead says `state.dead_nodes()` (17)."""
 

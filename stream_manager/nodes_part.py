@@ -27,6 +27,7 @@ from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, Nod
 from neve.stream_manager.node_modes import NodeModes
 from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
+from neve.stream_manager.read_order import NEGLIGIBLE
 from neve.stream_manager.reconcile import Reconciler
 from neve.stream_manager.records import Extent, NodeEntry, Settings
 from neve.stream_manager.recovery import Recovery
@@ -167,6 +168,10 @@ class ClusterNodes(NodesPart):
 
     def node_record(self, node: NodeEntry) -> sm.NodeRecord:
         return self.registry.node_record(node, self.modes.hold_ups(node))
+
+    def failures(self, node_id: int) -> float:
+        count = self.registry.failures.failures(node_id, self._ctx.clock())
+        return count if count >= NEGLIGIBLE else 0.0
 
     def seems_down(self, node_id: int) -> bool:
         return self.registry.seems_down(node_id)

@@ -10,7 +10,7 @@ Neighbours: servicer.py, on the leader with its own state, elsewhere with the fo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
@@ -43,6 +43,16 @@ def describe_streams(state: State, request: sm.DescribeStreamsRequest) -> sm.Des
             if extent_id in state.extents
         )
     return reply
+
+
+def in_read_order(extents: Iterable[sm.ExtentInfo], failures: Callable[[int], float]) -> None:
+    """Replicas on nodes that failed lately come last, those that have not confirmed behind all; where a reader stands,
+    and what is near, it knows itself."""
+    for info in extents:
+        sealed = info.HasField("seal")
+        ranks = [(sealed and not one.confirmed, failures(one.replica.node_id)) for one in info.replicas]
+        if any(rank != ranks[0] for rank in ranks):
+            info.replicas.sort(key=lambda one: (sealed and not one.confirmed, failures(one.replica.node_id)))
 
 
 def list_streams(state: State, request: sm.ListStreamsRequest, *, page_max: int) -> sm.ListStreamsReply:

@@ -76,16 +76,22 @@ class StreamManagerServicer:
         return sm.AllocIdReply(first_id=await self._manager.ids.take(count), count=count)
 
     async def describe_streams(self, request: sm.DescribeStreamsRequest, call: Call) -> sm.DescribeStreamsReply:
-        state, _, _ = await self._state(call, request.revision_min)
-        return reads.describe_streams(state, request)
+        state, _, term = await self._state(call, request.revision_min)
+        reply = reads.describe_streams(state, request)
+        if term is not None:
+            reads.in_read_order(reply.extents, term.part.failures)
+        return reply
 
     async def list_streams(self, request: sm.ListStreamsRequest, call: Call) -> sm.ListStreamsReply:
         state, _, _ = await self._state(call, request.revision)
         return reads.list_streams(state, request, page_max=self._config.limits.page_max)
 
     async def describe_extents(self, request: sm.DescribeExtentsRequest, call: Call) -> sm.DescribeExtentsReply:
-        state, _, _ = await self._state(call, request.revision_min)
-        return reads.describe_extents(state, request)
+        state, _, term = await self._state(call, request.revision_min)
+        reply = reads.describe_extents(state, request)
+        if term is not None:
+            reads.in_read_order(reply.extents, term.part.failures)
+        return reply
 
     async def list_extents(self, request: sm.ListExtentsRequest, call: Call) -> sm.ListExtentsReply:
         state, _, _ = await self._state(call, request.revision)

@@ -136,9 +136,9 @@ class TaskSteps:
         named = stream.policy.placement if stream is not None else ""
         policy = policy_named(named or self._ctx.config.defaults.placement)
         kept = [node_id for node_id in extent.node_ids if node_id != lost.node_id]
-        # Best effort, whatever the stream's policy: a copy in the wrong rack is better than none.
         wish = Wish(
             replicas=len(extent.replicas),
+            strict=stream is not None and stream.policy.strict,
             room_bytes_min=self._ctx.config.placing.free_bytes_min + extent.seal.length,
             avoid=frozenset(self._failed_nodes.get(extent.extent_id, {})),
             excluded=frozenset({lost.node_id}),
@@ -146,6 +146,13 @@ class TaskSteps:
         candidates = self._registry.candidates()
         busy = budget.busy()
         free = [replace(c, barred="busy with copies") if c.node_id in busy and not c.barred else c for c in candidates]
+        if wish.strict:
+            try:
+                policy.replacement(candidates, kept, wish, self._ctx.rng)
+            except NotEnoughNodes as error:
+                # No node would do, busy or not: a copy in the wrong rack is better than none.
+                log.warning("recovery_not_strict extent_id=%d problem=%s", extent.extent_id, error)
+                wish = replace(wish, strict=False)
         try:
             placed = policy.replacement(free, kept, wish, self._ctx.rng)
         except NotEnoughNodes:

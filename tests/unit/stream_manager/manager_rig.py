@@ -215,6 +215,7 @@ class ScriptedPart(NodesPart):
         self.removed: list[int] = []
         self.bad: list[tuple[int, int]] = []
         self.down: set[int] = set()
+        self.failed: dict[int, float] = {}
 
     def start(self) -> None:
         pass
@@ -234,6 +235,9 @@ class ScriptedPart(NodesPart):
 
     def node_record(self, node: NodeEntry) -> sm.NodeRecord:
         return describe.node_record(node)
+
+    def failures(self, node_id: int) -> float:
+        return self.failed.get(node_id, 0.0)
 
     def seems_down(self, node_id: int) -> bool:
         return node_id in self.down

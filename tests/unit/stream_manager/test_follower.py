@@ -195,3 +195,17 @@ async def test_a_creation_is_remembered_also_after_its_stream_was_deleted() -> N
         with pytest.raises(NotFound):
             await cluster.create(call=call)
         assert not cluster.term.state.streams
+
+
+@simulated
+async def test_replicas_are_described_in_the_order_in_which_readers_should_try_them() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        created = await cluster.create()
+        first, second, third = (replica.replica.node_id for replica in created.tail.replicas)
+        cluster.part.failed = {first: 3.0, second: 1.0}
+        described = await cluster.describe(created.stream.stream_id)
+        assert [replica.replica.node_id for replica in described.extents[0].replicas] == [third, second, first]
+        request = sm.DescribeExtentsRequest(extent_ids=[created.tail.extent_id])
+        told = await cluster.call(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)
+        assert [replica.replica.node_id for replica in told.extents[0].replicas] == [third, second, first]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from neve.proto import extent_node_pb2 as en
@@ -562,3 +563,28 @@ async def test_a_swap_changes_one_replica_and_the_eversion() -> None:
 
 def test_blocks_are_what_the_rig_appends() -> None:
     assert b"".join(BLOCKS) == BYTES
+
+
+@simulated
+async def test_the_lost_replica_of_a_strict_stream_is_placed_strictly_if_any_node_allows_it() -> None:
+    """The only node in the other rack has just failed a copy: a hint, which a strict policy outweighs."""
+    async with Rig(manual=True) as rig:
+        for node_id, rack in ((1, "r1"), (2, "r1"), (3, "r1"), (4, "r2"), (5, "r2")):
+            await rig.start_node_at(node_id, "eu", rack)
+        extent = await rig.sealed_stream(nodes=(1, 2, 4))
+        steps, state = rig.part.recovery.steps, rig.ctx.state
+        steps._failed_nodes[extent.extent_id] = {5: None}
+        stream = state.streams[extent.stream_id]
+        lost = extent.replica_on(4)
+        assert lost is not None
+        targets = []
+        for strict in (False, True):
+            state.streams[extent.stream_id] = stream._replace(policy=stream.policy._replace(strict=strict))
+            target = steps._choose_target(extent, lost, steps.budget())
+            assert target is not None
+            targets.append(target.node_id)
+        assert targets == [3, 5]
+        state._set_node(5, replace(state.nodes[5], health=sm.NODE_HEALTH_DEAD))
+        target = steps._choose_target(extent, lost, steps.budget())
+        assert target is not None
+        assert target.node_id == 3  # better there than nowhere
