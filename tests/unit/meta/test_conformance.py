@@ -11,6 +11,8 @@ from neve.meta.election import Election
 from neve.meta.lock import acquire_lock
 from neve.meta.store import Event, EventKind, RangePage, Resync, WatchBatch, WatchItem
 from neve.meta.txn import (
+    REQUEST_BYTES_MAX,
+    TXN_OPS_MAX,
     Compare,
     Delete,
     DeleteResult,
@@ -504,3 +506,46 @@ async def test_a_leader_is_told_when_its_lease_is_revoked_behind_its_back(backen
         leadership = await Election(store, backend.key("l")).campaign(b"x", await store.grant_lease(30))
         await operator.revoke(leadership.lease.lease_id)
         assert await leadership.lost.wait() == "the key was deleted"
+
+
+async def test_a_write_puts_and_deletes_if_guard_and_revisions_hold(backend: Backend) -> None:
+    async with backend.connect() as store:
+        guarding, a, b, c = (backend.key(name) for name in ("guard", "a", "b", "c"))
+        created = await store.put(guarding, b"")
+        revision = await store.put(a, b"old")
+        guard = [create_revision_is(guarding, created)]
+        result = await store.write(guard, {a: revision, b: 0}, {a: None, b: b"2", c: b"3" * 20_000}, [a])
+        assert (result.succeeded, result.responses) == (True, ())
+        assert await store.get(a) is None
+        assert await store.get(b) == KeyValue(b, b"2", result.revision, result.revision, 1)
+        assert await store.get(c) == KeyValue(c, b"3" * 20_000, result.revision, result.revision, 1)
+
+
+@pytest.mark.parametrize("broken", ["guard", "revision", "absent"])
+async def test_a_write_that_must_not_be_changes_nothing_and_reads_what_stands(backend: Backend, broken: str) -> None:
+    async with backend.connect() as store:
+        guarding, a, b = (backend.key(name) for name in ("guard", "a", "b"))
+        created = await store.put(guarding, b"")
+        revision = await store.put(a, b"1")
+        guard = [create_revision_is(guarding, created + (broken == "guard"))]
+        revisions = {a: revision + (broken == "revision"), b: 7 * (broken == "absent")}
+        result = await store.write(guard, revisions, {a: b"2", b: b"2"}, [a, b])
+        assert not result.succeeded
+        assert result.get_at(0).first == KeyValue(a, b"1", revision, revision, 1)
+        assert result.get_at(1).first is None
+        assert await store.get(b) is None
+
+
+async def test_a_write_that_no_transaction_can_be_is_refused_before_it_is_sent(backend: Backend) -> None:
+    async with backend.connect() as store:
+        before = await store.revision()
+        many = {backend.key(str(number)): b"" for number in range(TXN_OPS_MAX + 1)}
+        with pytest.raises(InvalidArgument):
+            await store.write([], {}, many)
+        with pytest.raises(InvalidArgument):
+            await store.write([], dict.fromkeys(many, 0), {})
+        with pytest.raises(InvalidArgument):
+            await store.write([], {}, {b"": b""})
+        with pytest.raises(TooLarge):
+            await store.write([], {}, {backend.key("a"): bytes(REQUEST_BYTES_MAX)})
+        assert await store.revision() == before
