@@ -72,6 +72,15 @@ class Follower(Generic[S]):
             await asyncio.gather(task, return_exceptions=True)
         self._wake()
 
+    def take(self) -> S | None:
+        """Stop, and hand the state over: nothing is applied to it any more. It is of one whole revision."""
+        state, task = self.state, self._task
+        self.state = self._task = None
+        if task is not None:
+            task.cancel()  # it waits for the watch: between two revisions it never does
+        self._wake()
+        return state
+
     async def at(self, revision_min: int, *, deadline_s: float) -> S:
         """The state, once it is at least of this revision; `MetaUnavailable` if it is not in time."""
         what = f"revision {revision_min}"

@@ -1,6 +1,7 @@
 """One term of leadership: everything that exists from winning an election to losing it.
 
-Invariants: the state is loaded at one linearizable revision, read after the election was won (25);
+Invariants: the state is loaded at one linearizable revision, read after the election was won (25), or is the one that
+            this manager has followed, caught up with such a revision;
             when the term ends, by whatever cause, from that moment nothing of it is answered, committed or ordered;
             nothing is carried over into the next term but what etcd has.
 Neighbours: manager.py campaigns, begins terms and ends them; the servicer finds the current one there.
@@ -18,7 +19,7 @@ from neve.meta.election import Leadership
 from neve.meta.follower import PAGE_KEYS
 from neve.meta.store import MetaStore
 from neve.meta.term_tasks import TermTasks
-from neve.meta.txn import Delete, KeyRange
+from neve.meta.txn import Delete, KeyRange, Put
 from neve.proto import common_pb2
 from neve.proto.errors import NeveError, NotLeader
 from neve.stream_manager import records as r
@@ -28,7 +29,7 @@ from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import LeaderContext, NodesPart
 from neve.stream_manager.ensembles import Ensembles
-from neve.stream_manager.follower import kind_ranges
+from neve.stream_manager.follower import StateFollower, kind_ranges
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.node_calls import NodeCalls
@@ -41,6 +42,7 @@ from neve.stream_manager.state import State
 
 log = logging.getLogger(__name__)
 
+BEGUN = b"begun"  # beside the lanes: which term adopted a state last
 SWEEP_INTERVAL_S = 20.0
 SWEEP_DELETES_MAX = 100
 
@@ -58,22 +60,55 @@ class Loaded:
     lane_revisions: tuple[int, ...]
 
 
-async def load(store: MetaStore, root: bytes, config: ManagerConfig) -> Loaded:
-    state = State(root)
+async def load(store: MetaStore, root: bytes, config: ManagerConfig, *, adopted: State | None = None) -> Loaded:
+    """`adopted`: a state that is of a revision after the election was won; the rest is read at that revision."""
     limits = config.limits
     replay = ReplayCache(root, kept_s=limits.replay_kept_s, records_max=limits.replay_records_max)
     lanes = dict.fromkeys((lane_key(root, lane) for lane in range(limits.batches_in_flight_max)), 0)
     # The first page decides the revision of all: it is read linearizably, and we have won by now.
-    first = await store.range(KeyRange.prefix(root + r.COMMITS))
+    first = await store.range(KeyRange.prefix(root + r.COMMITS), revision=adopted.revision if adopted else 0)
     revision = first.revision
     lanes.update((kv.key, kv.mod_revision) for kv in first.kvs if kv.key in lanes)
-    for keys in kind_ranges(root):
+    state = adopted or State(root)
+    for keys in kind_ranges(root) if adopted is None else ():
         async for page in store.range_pages(keys, page_keys=PAGE_KEYS, revision=revision):
             state.load(page.kvs, revision)
     async for page in store.range_pages(KeyRange.prefix(root + r.REPLAY), page_keys=PAGE_KEYS, revision=revision):
         for kv in page.kvs:
             replay.load(kv)
     return Loaded(state, replay, tuple(lanes.values()))
+
+
+async def adopt(
+    store: MetaStore, root: bytes, leadership: Leadership, follower: StateFollower, *, timeout_s: float
+) -> State | None:
+    """What this manager has followed, caught up with all that was written before it won (25); None: load it instead.
+
+    A key that is put now, by the leader alone, has a revision above all that earlier leaders wrote, and none of them
+    can write any more. When the watch has delivered it, the state has everything. Counts are compared with etcd's: a
+    watch that lost something would be the end of every guarantee.
+    """
+    loop = asyncio.get_running_loop()
+    if follower.state is None:
+        return None
+    try:
+        mark = await store.txn(leadership.guard(), [Put(root + r.COMMITS + BEGUN, b"%d" % leadership.create_revision)])
+        if not mark.succeeded:
+            return None  # the load will say why
+        await follower.at(mark.revision, deadline_s=loop.time() + timeout_s)
+        state = follower.take()
+        if state is None or state.revision < mark.revision:
+            return None
+        own_keys = sum(not extent.young for extent in state.extents.values())
+        for kind, known in ((r.STREAMS, len(state.streams)), (r.EXTENTS, own_keys), (r.NODES, len(state.nodes))):
+            page = await store.range(KeyRange.prefix(root + kind), limit=1, revision=state.revision)
+            if page.count != known:
+                log.error("followed_state_is_wrong kind=%s known=%d stored=%d", kind.decode(), known, page.count)
+                return None
+    except NeveError as error:
+        log.info("followed_state_not_adopted error=%s", error)
+        return None
+    return state
 
 
 class Term:

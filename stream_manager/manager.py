@@ -23,10 +23,13 @@ from neve.stream_manager import records as r
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.follower import StateFollower
 from neve.stream_manager.ids import IdSource
-from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, load
+from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, adopt, load
 from neve.stream_manager.pipeline import AllowAll, Authoriser
+from neve.stream_manager.state import State
 
 log = logging.getLogger(__name__)
+
+ADOPT_SHARE = 0.4  # of a lease's time, for the watch to deliver what is on its way: then it is loaded instead
 
 
 class Manager:
@@ -107,24 +110,32 @@ class Manager:
             self._terms_told = self.terms
             self._on_ended()
 
+    async def _adopt(self, leadership: Leadership) -> State | None:
+        return await adopt(
+            self.store, self.root, leadership, self.follower, timeout_s=leadership.lease.ttl_s * ADOPT_SHARE
+        )
+
     async def _lead(self, leadership: Leadership) -> bool:
-        await self.follower.stop()
         term: Term | None = None
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         try:
+            adopted = await while_alive(leadership.lease, self._adopt(leadership))
+            await self.follower.stop()
             self.ids.renew()
-            loop = asyncio.get_running_loop()
-            begun_s = loop.time()
             try:
-                loaded = await while_alive(leadership.lease, load(self.store, self.root, self.config))
+                loading = load(self.store, self.root, self.config, adopted=adopted)
+                loaded = await while_alive(leadership.lease, loading)
             except Exception as error:
                 log.error("load_failed create_revision=%d error=%r", leadership.create_revision, error)
                 raise
             log.info(
-                "term_begins create_revision=%d revision=%d streams=%d extents=%d load_s=%.3f",
+                "term_begins create_revision=%d revision=%d streams=%d extents=%d adopted=%s load_s=%.3f",
                 leadership.create_revision,
                 loaded.state.revision,
                 len(loaded.state.streams),
                 len(loaded.state.extents),
+                adopted is not None,
                 loop.time() - begun_s,
             )
             self._on_loaded(loaded)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+import pytest
+
+from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, NotLeader
@@ -190,3 +194,64 @@ async def test_background_work_of_a_term_ends_with_it() -> None:
         await error_of(term.ctx.commit(changes), NotLeader)
         await cluster.leader()
         assert 9 not in cluster.term.state.nodes
+
+
+@simulated
+async def test_a_standby_goes_on_with_the_state_that_it_has_followed_and_misses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, 2)
+        stream, tail, owner = await cluster.opened(name="events")
+        for _ in range(3):
+            tail = (await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)).tail
+        standby = cluster.managers[2]
+        await cluster.until(lambda: standby.manager.follower.state is not None)
+        followed = standby.manager.follower.state
+        last = (await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)).tail  # may not have been heard of yet
+        (await cluster.leader()).kill()
+        await cluster.until(lambda: standby.manager.term is not None)
+        term = cluster.term
+        assert term.state is followed
+        assert term.state.streams[stream.stream_id].tail_id == last.extent_id
+        term.state.validate()
+        assert "adopted=True" in caplog.text
+        await cluster.alloc(stream.stream_id, last.extent_id, owner, 0)  # lanes and locks go on
+        assert cluster.term is term
+
+
+@simulated
+async def test_a_followed_state_that_lacks_something_is_not_adopted(caplog: pytest.LogCaptureFixture) -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, 2)
+        stream_id = (await cluster.create()).stream.stream_id
+        standby = cluster.managers[2]
+        await cluster.until(
+            lambda: standby.manager.follower.state is not None and stream_id in standby.manager.follower.state.streams
+        )
+        followed = standby.manager.follower.state
+        assert followed is not None
+        followed.delete_key(ROOT + b"streams/%016x" % stream_id)
+        (await cluster.leader()).kill()
+        await cluster.until(lambda: standby.manager.term is not None)
+        assert cluster.term.state is not followed
+        assert stream_id in cluster.term.state.streams
+        assert "followed_state_is_wrong" in caplog.text
+
+
+@simulated
+async def test_a_standby_whose_watch_is_behind_loads_instead() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, 2)
+        standby = cluster.managers[2]
+        await cluster.until(lambda: standby.manager.follower.state is not None)
+        followed = standby.manager.follower.state
+        for watch in standby.store.watches:
+            if watch._keys == KeyRange.prefix(ROOT):  # the follower's, not the candidate's
+                watch.interrupt(60.0)
+        stream_id = (await cluster.create()).stream.stream_id
+        (await cluster.leader()).kill()
+        await cluster.until(lambda: standby.manager.term is not None)
+        assert cluster.term.state is not followed
+        assert stream_id in cluster.term.state.streams
