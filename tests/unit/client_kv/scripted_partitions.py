@@ -161,11 +161,14 @@ class Manager:
         self._cluster = cluster
         self.asked = 0
         self.fail: errors.NeveError | None = None
+        self.stale: pm.ListRegionsReply | None = None  # what it answers while it has not heard of a change
 
     async def list_regions(self, request: pm.ListRegionsRequest, call: Call) -> pm.ListRegionsReply:
         self.asked += 1
         if self.fail is not None:
             raise self.fail
+        if self.stale is not None:
+            return self.stale
         cluster = self._cluster
         while cluster.version < request.version_min:
             await asyncio.sleep(0.01)
@@ -202,6 +205,7 @@ class Server:
         self.delay_s = 0.0
         self.before_page: Callable[[ps.ScanRequest], None] = lambda request: None
         self.multi_reply_bytes_max = 4 << 20
+        self.after_head: Callable[[bytes], None] = lambda key: None
 
     # --- helpers ---------------------------------------------------------------------------------------------
 
@@ -257,6 +261,10 @@ class Server:
         if isinstance(result, errors.NeveError):
             raise result
         return result
+
+    def put_now(self, key: bytes, value: bytes) -> None:
+        """Behind everybody's back."""
+        self._put(self._cluster.partition(key), key, value, ps.Condition(), 0)
 
     def _put(
         self, partition: Partition, key: bytes, value: bytes, condition: ps.Condition, ttl_ms: int
@@ -394,6 +402,7 @@ class Server:
             return sent_bytes + len(stored.value)
         if operation.kind == kinds.HEAD:
             result.info.CopyFrom(self._stored(key).info)
+            self.after_head(key)
             return sent_bytes
         partition = self._find(key)
         client_id, call_id = request.call.client_id, operation.call_id

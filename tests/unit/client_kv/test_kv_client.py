@@ -10,6 +10,7 @@ import pytest
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_types import Delete, Object, Put
 from neve.proto import errors
+from neve.proto import partition_manager_pb2 as pm
 from tests.unit.client_kv.rig import Rig, run
 from tests.unit.client_kv.scripted_partitions import CLUSTER, ScriptedCluster
 
@@ -318,6 +319,23 @@ def test_without_a_manager_opening_fails_clearly() -> None:
         rig.network.crash("pm1")
         with pytest.raises(errors.ConnectFailed, match="no partition manager answers"):
             await rig.make_client().open()
+
+    run(story)
+
+
+def test_a_manager_that_lags_does_not_bring_an_old_map_back() -> None:
+    async def story(rig: Rig) -> None:
+        cluster = rig.cluster
+        async with rig.client() as kv:
+            await kv.put(b"a", b"1")
+            stale = await cluster.manager.list_regions(pm.ListRegionsRequest(), None)  # type: ignore[arg-type]
+            cluster.move(cluster.partition(b"a"), 2)
+            await kv.put(b"a", b"2")
+            cluster.manager.stale = stale
+            cluster.servers[2].fail_before = [errors.ShuttingDown()]  # asks for the map, and gets the old one
+            await kv.put(b"a", b"3")
+            assert kv.regions.map.version == cluster.version
+            assert "multi" not in cluster.servers[1].calls[2:]
 
     run(story)
 

@@ -97,6 +97,23 @@ async def test_ranges() -> None:
         assert (await get("bytes=2-4", **{"If-Range": '"other"'})).content == b"0123456789"
 
 
+async def test_a_range_is_of_the_version_that_its_headers_tell() -> None:
+    """The object is replaced between the look at its size and the read: the look is taken again."""
+    async with running() as rig:
+        await rig.http.put("/v1/objects/a", content=b"0123456789")
+        server_one = rig.cluster.servers[1]
+        values = [b"abcdefghijkl", b"ABCDEFGHIJKLMN"]
+
+        def replace(key: bytes) -> None:
+            if values:
+                server_one.put_now(key, values.pop(0))
+
+        server_one.after_head = replace
+        part = await rig.http.get("/v1/objects/a", headers={"Range": "bytes=-4"})
+        assert (part.status_code, part.content, part.headers["content-range"]) == (206, b"KLMN", "bytes 10-13/14")
+        assert part.headers["etag"] == (await rig.http.head("/v1/objects/a")).headers["etag"]
+
+
 async def test_conditions() -> None:
     async with running() as rig:
 
