@@ -74,6 +74,9 @@ class Pins:
     def __contains__(self, extent_id: int) -> bool:
         return extent_id in self._counts
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
 
 @dataclass(slots=True)
 class Counters:
