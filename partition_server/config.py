@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neve.meta.etcd_config import EtcdAccess
 from neve.partition_server.engine_config import EngineConfig
 from neve.rpc import config
 from neve.rpc.front import FrontConfig
@@ -52,6 +53,7 @@ class PartitionServerConfig:
     listen: FrontConfig = field(default_factory=FrontConfig)
     advertise: str = ""  # what clients dial; empty: where we listen
     token: str = ""  # what this server shows to managers and nodes
+    etcd: EtcdAccess = field(default_factory=EtcdAccess)  # TLS and a user; the endpoints are told by the managers
     lease_ttl_s: int = 10  # how long a dead server's partitions stay without one
     heartbeat_s: float = 1.0
     memory_bytes_max: int = 256 * MIB  # of all memtables: then writes wait for flushes

@@ -113,6 +113,7 @@ class PartitionServer:
             cluster=config.cluster,
             token=config.token,
             tls=config.listen.tls,
+            etcd=config.etcd,
             options=ClientOptions(lease_ttl_s=config.lease_ttl_s, limits=config.listen.limits),
         )
         await client.open()

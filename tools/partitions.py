@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvloop
 
 from neve.client.command import options
-from neve.client.command.failures import DONE
+from neve.client.command.failures import DONE, FAILED
 from neve.client.command.tables import Cell, human_bytes, print_json, print_table
 from neve.client.options import ClientOptions
 from neve.proto import partition_manager_pb2 as pm
@@ -32,7 +33,8 @@ _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(\\))")
 
 
 def add_parser(commands: Any) -> None:
-    _add(commands, "partitions", run_partitions, help="list the key ranges, who serves them, and their load")
+    listing = _add(commands, "partitions", run_partitions, help="list the key ranges, who serves them, and their load")
+    listing.add_argument("--check", action="store_true", help="exit with 1 if a key range has no server")
     bootstrap = _add(
         commands,
         "bootstrap",
@@ -78,13 +80,22 @@ def _add(commands: Any, name: str, command: Command, *, help: str, description: 
 
 
 async def _run(command: Command, args: argparse.Namespace) -> int:
+    async with linked(args, args.managers, timeout_s=args.timeout) as link:
+        return await command(link, args)
+
+
+@asynccontextmanager
+async def linked(
+    args: argparse.Namespace, managers: Sequence[str], *, timeout_s: float
+) -> AsyncIterator[PartitionLink]:
+    """To these partition managers, as the command line says who we are."""
     tls = options.tls_files(args)
     pool = ChannelPool(
         lambda address: WireChannel(address, cluster=args.cluster, token=args.token, tls=tls, agent="neve tools")
     )
-    client_options = ClientOptions(call_timeout_s=args.timeout, attempt_timeout_s=min(5.0, args.timeout))
+    client_options = ClientOptions(call_timeout_s=timeout_s, attempt_timeout_s=min(5.0, timeout_s))
     try:
-        return await command(PartitionLink(pool, args.managers, options=client_options), args)
+        yield PartitionLink(pool, managers, options=client_options)
     finally:
         await pool.close()
 
@@ -119,6 +130,7 @@ async def run_partitions(link: PartitionLink, args: argparse.Namespace) -> int:
     regions, version = await link.regions()
     servers = await link.servers()
     loads = {load.partition_id: load for server in servers for load in server.load}
+    judged = FAILED if args.check and (not regions or homeless(regions)) else DONE
     if args.json:
         print_json(
             {
@@ -130,11 +142,25 @@ async def run_partitions(link: PartitionLink, args: argparse.Namespace) -> int:
                 ],
             }
         )
-        return DONE
+        return judged
     title = f"version {version}, {len(regions)} regions, {len(servers)} servers"
     rows = [region_row(region, loads.get(region.partition_id)) for region in regions]
     print_table(COLUMNS, rows, title=title, nothing="no regions: neve bootstrap makes the first")
-    return DONE
+    return judged
+
+
+def homeless(regions: Sequence[pm.Region]) -> list[int]:
+    """Partitions whose server is not there."""
+    return [region.partition_id for region in regions if not region.address]
+
+
+def summary(regions: Sequence[pm.Region], servers: Sequence[pm.PartitionServerRecord], version: int) -> str:
+    """One line for a screen with other things on it."""
+    if not regions:
+        return f"none yet: neve bootstrap; {len(servers)} servers"
+    lost = homeless(regions)
+    without = f"; WITHOUT A SERVER: {', '.join(map(str, lost))}" if lost else ""
+    return f"{len(regions)} on {len(servers)} servers, version {version}{without}"
 
 
 async def run_bootstrap(link: PartitionLink, args: argparse.Namespace) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,9 +21,10 @@ from rich.text import Text
 from neve.client.command import options
 from neve.client.command.failures import DONE, FAILED, sentence
 from neve.client.command.tables import console, print_json
+from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
-from neve.tools import views
+from neve.tools import partitions, views
 from neve.tools.admin_link import AdminLink
 from neve.tools.ask import add_command
 
@@ -31,6 +34,13 @@ _GOOD, _BAD = "green", "bold red"
 def add_parser(commands: Any) -> None:
     status = add_command(commands, "status", run_status, help="show the cluster on one screen")
     status.add_argument("--check", action="store_true", help="exit with 1 if there is any problem")
+    status.add_argument(
+        "--partition-managers",
+        type=options.addresses,
+        default=os.environ.get(options.PARTITION_MANAGERS_VARIABLE) or None,
+        metavar="HOST:PORT,…",
+        help=f"to tell of the key ranges, too (default: ${options.PARTITION_MANAGERS_VARIABLE}, or nobody)",
+    )
     watch = add_command(commands, "watch", run_watch, help="show the cluster again and again", json_too=False)
     watch.add_argument("--json", action="store_true", help="one line of JSON each time")
     watch.add_argument("--interval", type=options.duration_s, default=1.0, metavar="SECONDS")
@@ -42,11 +52,28 @@ def add_parser(commands: Any) -> None:
 async def run_status(link: AdminLink, args: argparse.Namespace) -> int:
     status = await link.status()
     replicas = link.cluster.defaults.replicas
+    regions: Sequence[pm.Region] = ()
+    if args.partition_managers is not None:
+        async with partitions.linked(args, args.partition_managers, timeout_s=args.timeout) as ranges:
+            regions, version = await ranges.regions()
+            servers = await ranges.servers()
     if args.json:
-        print_json(views.status_value(status, replicas=replicas))
+        value = views.status_value(status, replicas=replicas)
+        if args.partition_managers is not None:
+            value["partitions"] = {
+                "version": version,
+                "regions": len(regions),
+                "servers": len(servers),
+                "without_server": partitions.homeless(regions),
+            }
+        print_json(value)
     else:
-        console().print(screen(status, replicas=replicas))
-    return FAILED if args.check and not views.verdict(status, replicas=replicas).good else DONE
+        shown: list[RenderableType] = [screen(status, replicas=replicas)]
+        if args.partition_managers is not None:
+            shown.append(Text(f"key ranges  {partitions.summary(regions, servers, version)}"))
+        console().print(Group(*shown))
+    good = views.verdict(status, replicas=replicas).good and not partitions.homeless(regions)
+    return FAILED if args.check and not good else DONE
 
 
 def screen(status: sm.ClusterStatusReply, *, replicas: int) -> RenderableType:

@@ -1,0 +1,179 @@
+"""The process part: frames of many operations, calls that are held, ranges that are not ours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from neve.partition_server.config import Serving
+from neve.proto import common_pb2, methods
+from neve.proto import partition_server_pb2 as ps
+from neve.proto.errors import (
+    ConditionFailed,
+    InvalidArgument,
+    NeveError,
+    NotFound,
+    Overloaded,
+    TooLarge,
+    WrongServer,
+    from_message,
+)
+from neve.rpc.service import Channel, Reply
+from tests.sim.node import CLUSTER
+from tests.sim.partitions import PartitionCluster, partitioned
+
+Kind = ps.MultiOperation.Kind
+
+
+def channel_to(cluster: PartitionCluster, server_id: int) -> Channel:
+    return cluster.sim.network.channel("caller", cluster.servers[server_id].address, cluster=CLUSTER)
+
+
+async def multi(channel: Channel, *operations: ps.MultiOperation, **how: Any) -> Reply[ps.MultiReply]:
+    call = common_pb2.CallId(client_id=77, completed_below=1)
+    request = ps.MultiRequest(call=call, operations=operations, **how.pop("fields", {}))
+    return await channel.call(methods.PARTITION_SERVER_MULTI, request, **{"timeout_s": 20.0, **how})
+
+
+def put(key: bytes, value: bytes, call_id: int, **fields: Any) -> ps.MultiOperation:
+    return ps.MultiOperation(kind=Kind.PUT, key=key, value_bytes=len(value), call_id=call_id, **fields)
+
+
+@partitioned(seed=41, servers=2, server={"multi_reply_bytes_max": 3000})
+async def test_each_operation_of_a_frame_has_its_own_answer(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap(b"m")
+    here = cluster.region(b"a").server_id
+    channel = channel_to(cluster, here)
+    values = [b"1" * 2000, b"2" * 2000, b"3"]
+    reply = await multi(
+        channel,
+        put(b"a", values[0], 1),
+        put(b"b", values[1], 2),
+        put(b"c", values[2], 3),
+        put(b"z", b"", 4),
+        put(b"d", b"", 5, condition=ps.Condition(version=99)),
+        attachment=values,
+    )
+    results = reply.message.results
+    assert [result.info.size_bytes for result in results[:3]] == [2000, 2000, 1]
+    assert isinstance(from_message(results[3].error), WrongServer), "the other server has it"
+    assert isinstance(from_message(results[4].error), ConditionFailed)
+    wanted = [
+        ps.MultiOperation(kind=Kind.GET, key=b"a"),
+        ps.MultiOperation(kind=Kind.GET, key=b"b"),
+        ps.MultiOperation(kind=Kind.GET, key=b"c"),
+        ps.MultiOperation(kind=Kind.HEAD, key=b"b"),
+        ps.MultiOperation(kind=Kind.GET, key=b"gone"),
+        ps.MultiOperation(kind=Kind.DELETE, key=b"c", call_id=6),
+        ps.MultiOperation(key=b"a"),
+    ]
+    reply = await multi(channel, *wanted, reply_bytes_max=10_000)
+    results = reply.message.results
+    assert bytes(reply.attachment) == values[0] + values[2]
+    assert [result.value_bytes for result in results[:3]] == [2000, 0, 1]
+    assert isinstance(from_message(results[1].error), TooLarge), "there was no room beside the first"
+    assert results[3].info.size_bytes == 2000
+    assert isinstance(from_message(results[4].error), NotFound)
+    assert results[5].existed
+    assert isinstance(from_message(results[6].error), InvalidArgument)
+    with pytest.raises(InvalidArgument):
+        await multi(channel, put(b"a", b"123", 7), attachment=[b"12"])
+
+
+@partitioned(seed=42)
+async def test_a_repeated_write_in_another_frame_is_executed_once(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap()
+    channel = channel_to(cluster, cluster.region(b"a").server_id)
+    first = (await multi(channel, put(b"a", b"1", 1), attachment=[b"1"])).message.results[0]
+    other = (await multi(channel, put(b"a", b"2", 2), attachment=[b"2"])).message.results[0]
+    again = (await multi(channel, put(b"a", b"1", 1), attachment=[b"1"])).message.results[0]
+    assert again.info == first.info
+    found = await multi(channel, ps.MultiOperation(kind=Kind.GET, key=b"a"))
+    assert bytes(found.attachment) == b"2"
+    assert found.message.results[0].info.version == other.info.version
+
+
+@partitioned(seed=43)
+async def test_a_caller_with_a_newer_map_is_held_until_the_server_has_it(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap()
+    region = cluster.region(b"a")
+    channel = channel_to(cluster, 3 - region.server_id)
+    head = ps.HeadRequest(key=b"a", regions_version=2)
+    held = asyncio.ensure_future(channel.call(methods.PARTITION_SERVER_HEAD, head, timeout_s=20.0))
+    await asyncio.sleep(0.5)
+    assert not held.done()
+    await cluster.move(region.partition_id, 3 - region.server_id)
+    with pytest.raises(NotFound):  # it answers, by now
+        await held
+    old = channel_to(cluster, region.server_id)
+    with pytest.raises(WrongServer) as told:
+        await old.call(methods.PARTITION_SERVER_HEAD, ps.HeadRequest(key=b"a"), timeout_s=5.0)
+    assert told.value.regions_version == 2, "the caller learns which map to ask for"
+    never = ps.HeadRequest(key=b"a", regions_version=99)
+    with pytest.raises(WrongServer):
+        await channel.call(methods.PARTITION_SERVER_HEAD, never, timeout_s=30.0)
+
+
+@partitioned(seed=44, server={"serving": Serving(held_calls_max=3, hold_s=4.0, frozen_ms=60_000)})
+async def test_held_calls_are_bounded_in_number_and_in_time(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap()
+    region = cluster.region(b"a")
+    server = cluster.servers[region.server_id]
+    channel = channel_to(cluster, region.server_id)
+    prepare = ps.PreparePartitionSplitRequest(partition_id=region.partition_id, middle_key=b"m")
+    reply = await channel.call(methods.PARTITION_SERVER_PREPARE_PARTITION_SPLIT, prepare, timeout_s=10.0)
+    assert (reply.message.middle_key, reply.message.owner.lock) == (b"m", region.lock)
+    heads = [
+        asyncio.ensure_future(channel.call(methods.PARTITION_SERVER_HEAD, ps.HeadRequest(key=b"a"), timeout_s=20.0))
+        for _ in range(5)
+    ]
+    await asyncio.sleep(0.5)
+    assert server.host_.held == 3
+    outcomes = await asyncio.gather(*heads, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in outcomes) == ["Overloaded"] * 2 + ["WrongServer"] * 3
+    assert server.host_.held == 0
+    with pytest.raises(NeveError):  # frozen once is frozen
+        await channel.call(methods.PARTITION_SERVER_PREPARE_PARTITION_SPLIT, prepare, timeout_s=3.0)
+
+
+@partitioned(seed=45)
+async def test_a_scan_beyond_the_partition_is_not_called_complete(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap(b"m")
+    channel = channel_to(cluster, cluster.region(b"a").server_id)
+
+    async def scan(**fields: Any) -> ps.ScanReply:
+        request = ps.ScanRequest(limit=10, **fields)
+        return (await channel.call(methods.PARTITION_SERVER_SCAN, request, timeout_s=10.0)).message
+
+    assert (await scan(start=b"a", end=b"m")).continuation == b""
+    assert (await scan(prefix=b"b")).continuation == b""
+    for beyond in ({"start": b"a"}, {"start": b"a", "end": b"n"}, {"prefix": b"m"}, {"start": b"z"}):
+        with pytest.raises(WrongServer):
+            await scan(**beyond)
+
+
+@partitioned(seed=46)
+async def test_a_partition_whose_streams_fail_is_loaded_again(cluster: PartitionCluster) -> None:
+    """Somebody takes the lock over, which nobody of ours does: the server loses it, and has it back when it is free."""
+    await cluster.bootstrap()
+    kv = await cluster.kv()
+    await kv.put(b"a", b"1")
+    region = cluster.region(b"a")
+    hosted = cluster.servers[region.server_id].host_.hosted[region.partition_id]
+    stranger = await cluster.sim.client("stranger")
+    writer = await stranger.run(stranger.neve.writer(region.log_stream_id, takeover=True).open())
+    await cluster.until(lambda: not hosted.writable, "it has lost the lock")
+    reading = asyncio.ensure_future(kv.get(b"a"))
+    await asyncio.sleep(1.0)
+    assert not reading.done()
+    await stranger.run(writer.close())
+    assert (await reading).value == b"1"
+    assert hosted.loads == 2
+
+
+def test_bounds_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="frozen_ms"):
+        Serving(frozen_ms=0)
+    assert issubclass(Overloaded, NeveError)
