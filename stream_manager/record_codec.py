@@ -63,10 +63,11 @@ def label_messages(labels: Labels) -> list[pb.Label]:
 
 
 CACHED_MAX = 8192  # of each kind: extents and streams of the last seconds; policies, labels, places
+PACKED_IDS_MAX = 1_000_000  # extent ids of all lists at hand: some MiB
+
 _places: dict[tuple[int, str], bytes] = {}  # by node and disk: a replica in an extent's record, up to its incarnation
 _bodies: dict[int, tuple[object, bytes]] = {}  # by extent id
 _stems: dict[int, tuple[object, bytes]] = {}  # by stream id
-_packed_ids: dict[int, tuple[tuple[int, ...], bytes]] = {}  # by stream id
 _policies: dict[Policy, bytes] = {}
 _labels: dict[Labels, tuple[bytes, ...]] = {}
 
@@ -130,17 +131,31 @@ def encoded_seal(seal: ExtentSeal) -> bytes:
     return b"".join((b"\x08", varint(length), b"\x10", varint(eversion), b"\x1a", varint(len(digest)), digest))
 
 
-def packed_ids(stream: Stream) -> bytes:
-    """The list of extents as a packed field. It is long, and mostly the one before with one more behind."""
-    ids = stream.extent_ids
-    found = _packed_ids.get(stream.stream_id)
-    if found is not None:
-        before, packed = found
+class _PackedIds:
+    """Lists of extents as packed fields. One is long, and mostly the one before with one more behind."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[tuple[int, ...], bytes]] = {}  # by stream id
+        self._ids = 0  # in all of them
+
+    def of(self, stream: Stream) -> bytes:
+        ids = stream.extent_ids
+        before, packed = self._found.get(stream.stream_id, ((), b""))
         if before is ids:
             return packed
         if ids and before == ids[:-1]:
-            return keep(_packed_ids, stream.stream_id, (ids, packed + varint(ids[-1])))[1]
-    return keep(_packed_ids, stream.stream_id, (ids, b"".join([varint(extent_id) for extent_id in ids])))[1]
+            packed += varint(ids[-1])
+        else:
+            packed = b"".join([varint(extent_id) for extent_id in ids])
+        if self._ids > PACKED_IDS_MAX or len(self._found) >= CACHED_MAX:
+            self._found.clear()
+            self._ids, before = 0, ()
+        self._ids += len(ids) - len(before)
+        self._found[stream.stream_id] = (ids, packed)
+        return packed
+
+
+packed_ids = _PackedIds().of
 
 
 def encoded_policy(policy: Policy) -> bytes:

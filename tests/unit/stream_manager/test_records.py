@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import UnsupportedVersion
+from neve.proto.fields import varint
 from neve.stream_manager import describe
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
@@ -189,3 +190,18 @@ def test_confirmations_are_kept_in_the_order_of_replicas() -> None:
     assert twice.seal.digest == b"x"
     assert not twice.all_confirmed
     assert twice.with_confirmed([3], b"x").all_confirmed
+
+
+def test_the_lists_at_hand_are_bounded_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "PACKED_IDS_MAX", 100)
+    packed = codec._PackedIds()
+    stream = r.Stream(1, "", "", (), False, r.Policy(3, False, 1, "", False), (), 1, 0)
+    for number in range(1, 400):
+        stream = stream.changed((*stream.extent_ids, number))
+        assert packed.of(stream) == b"".join(map(varint, stream.extent_ids))
+        assert packed._ids == sum(len(ids) for ids, _ in packed._found.values())
+        other = r.Stream(number + 1, "", "", (5, 6), False, stream.policy, (), 1, 0)
+        assert packed.of(other) == b"\x05\x06"
+        assert packed._ids <= 100 + len(stream.extent_ids) + 2
+        if number % 50 == 0:
+            stream = stream.changed(stream.extent_ids[40:])
