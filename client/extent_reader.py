@@ -1,4 +1,5 @@
-"""Reads one extent: the blocks of one answer are checked while the next answer is on its way.
+"""Reads one extent: the blocks of one answer are checked while the next answer is on its way. That one is asked for
+when the one before it begins to come, so that the node never waits for us.
 
 Invariants: bytes whose CRC does not fit are never given out: they are read elsewhere, and the replica is reported, once
             it is certain that a block begins there;
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
 
 from neve.client.cache import BlockCache
@@ -67,6 +68,56 @@ class _Trouble:
         self._delay_s = min(2 * self._delay_s, self._options.retry_delay_s_max)
 
 
+class Fetch:
+    """An answer that was asked for. Whoever awaits it may hear where it ends before it is here."""
+
+    __slots__ = ("future", "head", "offset", "on_head")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.future: asyncio.Future[Won]
+        self.head: pb.ReadBlockReply | None = None
+        self.on_head: Callable[[pb.ReadBlockReply], None] | None = None
+
+    def heard(self, reply: pb.ReadBlockReply) -> None:
+        self.head = reply
+        if self.on_head is not None:
+            self.on_head(reply)
+
+    async def wait(self, on_head: Callable[[pb.ReadBlockReply], None]) -> Won:
+        """`on_head` is called at most once, now or while this waits, and never afterwards: nothing more is fetched
+        while nobody waits."""
+        if self.head is not None:
+            on_head(self.head)
+        else:
+            self.on_head = on_head
+        try:
+            return await self.future
+        finally:
+            self.on_head = None
+
+    def drop(self) -> None:
+        if not self.future.cancel() and not self.future.cancelled():
+            self.future.exception()  # seen: nobody else will look at it
+
+
+class _Ahead:
+    """What follows the answer that is awaited, or given out: one fetch at most."""
+
+    __slots__ = ("fetch",)
+
+    def __init__(self) -> None:
+        self.fetch: Fetch | None = None
+
+    def take(self) -> Fetch | None:
+        fetch, self.fetch = self.fetch, None
+        return fetch
+
+    def drop(self) -> None:
+        if (fetch := self.take()) is not None:
+            fetch.drop()
+
+
 class ExtentReader:
     """For all reads of one client."""
 
@@ -96,10 +147,18 @@ class ExtentReader:
         it is, since more is waited for until then."""
         extent = await self._catalog.extent(extent_id)
         trouble = _Trouble(self._options, self._rng)
-        size_bytes = self._options.read_first_bytes
         bad: dict[Replica, Problem] = {}  # whose bytes at `offset` were wrong
         certain = offset == 0  # that a block begins at `offset`
-        ahead: asyncio.Future[Won] | None = None
+        ahead = _Ahead()
+
+        def ask_ahead(reply: pb.ReadBlockReply) -> None:
+            """From where this answer ends, unless that is the end of all."""
+            if ahead.fetch is not None and ahead.fetch.offset != reply.end:
+                ahead.drop()  # another replica has answered in between, and ended elsewhere
+            more = reply.end < reply.readable and (extent.length is None or reply.end < extent.length)
+            if ahead.fetch is None and more:
+                ahead.fetch = self._fetch(extent, reply.end, self._options.read_bytes, avoid=())
+
         try:
             while True:
                 if extent.length is not None and offset >= extent.length:
@@ -107,18 +166,20 @@ class ExtentReader:
                         raise OutOfRange(extent_id=extent_id, offset=offset, readable=extent.length)
                     yield Chunk([], offset, sealed=True)
                     return
-                fetch, ahead = ahead or self._fetch(extent, offset, size_bytes, avoid=bad), None
+                fetch = ahead.take() or self._fetch(extent, offset, self._options.read_first_bytes, avoid=bad)
                 try:
-                    won = await fetch
+                    won = await fetch.wait(ask_ahead)
                     _check_answer(won, offset)
                 except RequestError:
                     raise  # the offset is none of a block
                 except NeveError as error:
+                    ahead.drop()
                     if extent.length is not None or not isinstance(error, OutOfRange):
                         extent = await self._after(error, extent, trouble, bad)
                         continue
                     won = None  # every node has forgotten how far readers may go: nothing more now
                 if won is None or not won.reply.blocks:
+                    ahead.drop()
                     if won is not None and won.reply.sealed:
                         yield Chunk([], offset, sealed=True)
                         return
@@ -131,14 +192,13 @@ class ExtentReader:
                     if not follow:
                         yield Chunk([], offset)
                         return
-                    ahead = await self._poll(extent, offset)
-                    if ahead is None:
+                    ahead.fetch = await self._poll(extent, offset)
+                    if ahead.fetch is None:
                         extent = await self._catalog.extent(extent_id, refresh=True)
                     continue
-                reply = won.reply
-                if reply.end < reply.readable and (extent.length is None or reply.end < extent.length):
-                    size_bytes = self._options.read_bytes
-                    ahead = self._fetch(extent, reply.end, size_bytes, avoid=())
+                known = ahead.fetch
+                ask_ahead(won.reply)
+                if ahead.fetch is not known:
                     await asyncio.sleep(0)  # it leaves now, and not after the checking
                 blocks, problem = parse_blocks(won.payload, offset)
                 if blocks:
@@ -150,14 +210,13 @@ class ExtentReader:
                     offset = blocks[-1].end
                     trouble.over()
                 if problem is not None:
-                    _drop(ahead)  # where it begins was told by a replica that is not to be trusted
-                    ahead = None
+                    ahead.drop()  # where it begins was told by a replica that is not to be trusted
                     bad[won.replica] = problem
                     self._history.failed(won.replica.address, self._loop.time())
                     if certain:
                         self._report(extent_id, won.replica, problem)
         finally:
-            _drop(ahead)
+            ahead.drop()
 
     def _fetch(
         self,
@@ -167,16 +226,17 @@ class ExtentReader:
         *,
         avoid: Collection[Replica],
         max_blocks: int = 0,
-    ) -> asyncio.Future[Won]:
+    ) -> Fetch:
+        fetch = Fetch(offset)
         options = self._options
         replicas = self._history.order(extent, self._loop.time())
         if avoid:
             replicas = [each for each in replicas if each not in avoid]
         if avoid and not replicas:
-            failed: asyncio.Future[Won] = self._loop.create_future()
+            fetch.future = self._loop.create_future()
             detail = f"{len(avoid)} replicas have no sound block there"
-            failed.set_exception(ReplicaDamaged(extent_id=extent.id, offset=offset, detail=detail))
-            return failed
+            fetch.future.set_exception(ReplicaDamaged(extent_id=extent.id, offset=offset, detail=detail))
+            return fetch
         plan = ReadPlan(
             extent_id=extent.id,
             eversion=extent.eversion,
@@ -187,7 +247,9 @@ class ExtentReader:
             timeout_s=options.read_timeout_s,
             speculative_delay_s_min=options.speculative_delay_s_min,
         )
-        return Race(self._channels, replicas, plan, self._history).future
+        heard = fetch.heard if not max_blocks else None  # nothing follows a single block
+        fetch.future = Race(self._channels, replicas, plan, self._history, heard).future
+        return fetch
 
     async def _after(self, error: NeveError, extent: Extent, trouble: _Trouble, bad: dict[Replica, Problem]) -> Extent:
         """Nobody had it: pause, and see what metadata says now. What was bad may be repaired meanwhile."""
@@ -196,7 +258,7 @@ class ExtentReader:
         bad.clear()
         return await self._catalog.extent(extent.id, refresh=True)
 
-    async def _poll(self, extent: Extent, offset: int) -> asyncio.Future[Won] | None:
+    async def _poll(self, extent: Extent, offset: int) -> Fetch | None:
         """Wait at one replica until there is more, or for some time. None: look at the metadata."""
         options = self._options
         for replica in self._history.order(extent, self._loop.time()):
@@ -224,9 +286,10 @@ class ExtentReader:
                 continue
             if not reply.message.blocks and not reply.message.sealed:
                 return None
-            future: asyncio.Future[Won] = self._loop.create_future()
-            future.set_result(Won(replica, reply.message, reply.attachment))
-            return future
+            fetch = Fetch(offset)
+            fetch.future = self._loop.create_future()
+            fetch.future.set_result(Won(replica, reply.message, reply.attachment))
+            return fetch
         await asyncio.sleep(options.retry_delay_s_max * self._rng.uniform(0.25, 0.5))
         return None
 
@@ -239,7 +302,7 @@ class ExtentReader:
             return known
         extent = await self._catalog.extent(extent_id)
         try:
-            won = await self._fetch(extent, offset, POINT_READ_BYTES, avoid=(), max_blocks=1)
+            won = await self._fetch(extent, offset, POINT_READ_BYTES, avoid=(), max_blocks=1).future
         except RequestError:
             raise
         except NeveError as error:
@@ -288,8 +351,3 @@ def _check_answer(won: Won, offset: int) -> None:
     if won.reply.end - offset != len(won.payload):
         detail = f"{len(won.payload)} bytes came for [{offset}, {won.reply.end})"
         raise ProtocolViolation(detail=detail)
-
-
-def _drop(fetch: asyncio.Future[Won] | None) -> None:
-    if fetch is not None and not fetch.cancel() and not fetch.cancelled():
-        fetch.exception()  # seen: nobody else will look at it

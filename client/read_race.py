@@ -9,7 +9,7 @@ Neighbours: reader.py starts races and checks what they bring; core_reader.py or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -54,9 +54,15 @@ class Race:
     """Runs from its making on; `future` has what came of it. Cancel the future to end it."""
 
     def __init__(
-        self, channels: ChannelPool, replicas: Sequence[Replica], plan: ReadPlan, history: SourceHistory
+        self,
+        channels: ChannelPool,
+        replicas: Sequence[Replica],
+        plan: ReadPlan,
+        history: SourceHistory,
+        on_head: Callable[[pb.ReadBlockReply], None] | None = None,
     ) -> None:
         self._channels = channels
+        self._on_head = on_head
         self._replicas = list(reversed(replicas))
         self._plan = plan
         self._history = history
@@ -92,6 +98,7 @@ class Race:
                 partial(self._on_done, replica, self._loop.time()),
                 timeout_s=plan.timeout_s,
                 reply_bytes_max=plan.max_bytes + REPLY_BYTES,
+                on_head=self._heard if self._on_head is not None else None,
             )
             if replica.node_id in self._calls:
                 self._calls[replica.node_id] = call
@@ -101,6 +108,12 @@ class Race:
                 self.future.set_result(self._empty)
             else:
                 self.future.set_exception(self._error or ReplicaMissing(extent_id=self._plan.extent_id))
+
+    def _heard(self, reply: pb.ReadBlockReply) -> None:
+        """An answer has begun to come. It will probably win: what follows it can be asked for."""
+        on_head, self._on_head = self._on_head, None
+        if on_head is not None and not self.future.done() and self._is_of_use(reply):
+            on_head(reply)
 
     def _on_done(
         self, replica: Replica, begun_s: float, reply: Reply[pb.ReadBlockReply] | None, error: BaseException | None

@@ -185,12 +185,15 @@ class Channel(ABC):
         attachment: Sequence[Buffer] = (),
         attachment_crc32c: int | None = None,
         reply_bytes_max: int = REPLY_BYTES_DEFAULT,
+        on_head: Callable[[Rep], None] | None = None,
     ) -> Begun:
         """As `call`, without a coroutine: `on_done(reply, None)` or `on_done(None, error)` is called exactly once, as
         soon as the answer is there, or from inside of this function. For calls that are made at every append and read.
 
         `request`: the message, or its bytes, if the caller has encoded it.
         `attachment_crc32c`: of all of the attachment, if the caller knows it; a transport need not compute it again.
+        `on_head`: a transport may give it the reply's message while the attachment is still on its way, once at most
+        and before `on_done`: to ask for what follows it. The call may fail all the same.
         """
         message = method.request.FromString(request) if isinstance(request, bytes) else request
         answer = self.call(method, message, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max)

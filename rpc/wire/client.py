@@ -15,8 +15,8 @@ import random
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from google.protobuf.message import Message
 
@@ -39,6 +39,7 @@ from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
 from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, REQUEST, Kind, Prelude, encode, parse
+from neve.rpc.wire.pending import Pending
 from neve.rpc.wire.receiver import violation_of_kind
 from neve.rpc.wire.sockets import split_address, tune
 
@@ -47,66 +48,13 @@ log = logging.getLogger(__name__)
 _POOL = ChunkPool()  # of all client connections in this process
 
 
-class _Pending:
-    """A call that has not ended."""
-
-    __slots__ = (
-        "attachment",
-        "attachment_bytes",
-        "attachment_crc",
-        "bucket",
-        "call_id",
-        "channel",
-        "connection",
-        "cost_bytes",
-        "deadline_s",
-        "message",
-        "method",
-        "on_done",
-        "timeout_ms",
-    )
-
-    def __init__(self, channel: WireChannel, method: Method[Any, Any], on_done: OnDone[Reply[Any]]) -> None:
-        self.channel = channel
-        self.method = method
-        self.on_done: OnDone[Reply[Any]] | None = on_done  # None: it has ended
-        self.connection: ClientConnection | None = None  # set when it was sent
-        self.bucket = 0  # of its deadline, once it has one
-        self.attachment_crc: int | None = None
-        # The channel sets the others, once the call is found to be one that may be sent.
-        self.call_id: int
-        self.message: bytes
-        self.attachment: Sequence[Buffer]
-        self.attachment_bytes: int
-        self.cost_bytes: int
-        self.deadline_s: float
-        self.timeout_ms: int
-
-    def end(self, reply: Reply[Any] | None, error: BaseException | None) -> None:
-        """Once; later ends are none."""
-        on_done = self.on_done
-        if on_done is None:
-            return
-        self.on_done = None
-        if self.bucket:
-            self.channel.forget_deadline(self)
-        try:
-            on_done(reply, error)
-        except Exception as failure:  # noqa: BLE001 - a bug of the caller's, which the connection's other calls must survive
-            context = {"message": f"the caller of {self.method.path} failed over its answer", "exception": failure}
-            asyncio.get_running_loop().call_exception_handler(context)
-
-    def cancel(self) -> None:
-        self.channel.give_up(self, asyncio.CancelledError())
-
-
 class ClientConnection(Connection):
     """One TCP connection; knows the calls that were sent on it."""
 
     def __init__(self, channel: WireChannel, *, hello: bytes) -> None:
         super().__init__(channel.limits, _POOL, peer=channel.address)
         self.channel = channel
-        self.calls: dict[int, _Pending] = {}
+        self.calls: dict[int, Pending] = {}
         self.inflight_bytes = 0
         self.answered = False  # it has been of use
         self.going_away = False
@@ -117,7 +65,7 @@ class ClientConnection(Connection):
         super().connection_made(transport)
         self.send(self._hello)
 
-    def send_call(self, pending: _Pending, timeout_ms: int) -> None:
+    def send_call(self, pending: Pending, timeout_ms: int) -> None:
         """Send it, with so much time left."""
         pending.connection = self
         idle = not self.calls  # whoever awaits one call at a time has no second frame to wait for
@@ -135,7 +83,7 @@ class ClientConnection(Connection):
         )
         self.send(head, pending.attachment, pending.attachment_bytes, at_once=idle)
 
-    def forget(self, pending: _Pending) -> None:
+    def forget(self, pending: Pending) -> None:
         """The caller has given up: tell the server."""
         if self.calls.pop(pending.call_id, None) is not None:
             self.inflight_bytes -= pending.cost_bytes
@@ -167,6 +115,16 @@ class ClientConnection(Connection):
         else:
             raise violation_of_kind(prelude, "from a server")
 
+    def on_head(self, prelude: Prelude, message: bytes) -> None:
+        pending = self.calls.get(prelude.call_id)
+        if pending is None or pending.on_head is None or prelude.kind != REPLY:
+            return
+        try:
+            parsed = parse(pending.method.reply, message)
+        except errors.ProtocolViolation:
+            return  # it will be said when the frame is whole
+        pending.tell_head(parsed)
+
     def on_ended(self, reason: errors.NeveError) -> None:
         if not self.welcome.done():
             self.welcome.set_exception(reason)
@@ -179,7 +137,7 @@ class ClientConnection(Connection):
     def on_writable(self) -> None:
         self.channel.pump()
 
-    def _settle(self, pending: _Pending, kind: int, message: bytes, attachment: memoryview) -> None:
+    def _settle(self, pending: Pending, kind: int, message: bytes, attachment: memoryview) -> None:
         try:
             if kind == REPLY:
                 reply = Reply(parse(pending.method.reply, message), attachment)
@@ -230,8 +188,8 @@ class WireChannel(Channel):
         self._connection: ClientConnection | None = None
         self._retired: set[ClientConnection] = set()  # drained by the server: calls in flight may still be answered
         self._connecting: asyncio.Task[None] | None = None
-        self._deadlines: Deadlines[_Pending] | None = None
-        self._queue: OrderedDict[int, _Pending] = OrderedDict()  # not sent yet, oldest first
+        self._deadlines: Deadlines[Pending] | None = None
+        self._queue: OrderedDict[int, Pending] = OrderedDict()  # not sent yet, oldest first
         self._call_ids = 0
         self._failures = 0
         self._retry_s = 0.0
@@ -282,8 +240,9 @@ class WireChannel(Channel):
         attachment: Sequence[Buffer] = (),
         attachment_crc32c: int | None = None,
         reply_bytes_max: int = REPLY_BYTES_DEFAULT,
+        on_head: Callable[[Rep], None] | None = None,
     ) -> Begun:
-        pending = _Pending(self, method, on_done)
+        pending = Pending(self, method, on_done, on_head)
         try:
             if self._closed:
                 raise errors.ConnectFailed(address=self.address, detail="this channel was closed")
@@ -314,7 +273,7 @@ class WireChannel(Channel):
             connection.send_call(pending, pending.timeout_ms)
         return pending
 
-    def give_up(self, pending: _Pending, error: BaseException) -> None:
+    def give_up(self, pending: Pending, error: BaseException) -> None:
         """Nobody waits for it any more: neither here nor, if it was sent, at the server."""
         if pending.on_done is None:
             return
@@ -324,7 +283,7 @@ class WireChannel(Channel):
             self.pump()  # it was given up while it waited for room: those behind may fit
         pending.end(None, error)
 
-    def forget_deadline(self, pending: _Pending) -> None:
+    def forget_deadline(self, pending: Pending) -> None:
         if self._deadlines is not None:
             self._deadlines.remove(pending, pending.bucket)
 
@@ -366,7 +325,7 @@ class WireChannel(Channel):
                 left_s = pending.deadline_s - self._connection.loop.time()
                 self._connection.send_call(pending, int(left_s * 1000))
 
-    def _has_room(self, pending: _Pending) -> bool:
+    def _has_room(self, pending: Pending) -> bool:
         connection = self._connection
         if connection is None or connection.write_paused or len(connection.calls) >= self._calls_max:
             return False
@@ -472,14 +431,14 @@ class WireChannel(Channel):
 
     # --- ending calls ----------------------------------------------------------------------------------------
 
-    def _too_large(self, pending: _Pending) -> errors.TooLarge:
+    def _too_large(self, pending: Pending) -> errors.TooLarge:
         if len(pending.message) > self._message_bytes_max:
             what, size_bytes, limit_bytes = "request", len(pending.message), self._message_bytes_max
         else:
             what, size_bytes, limit_bytes = "attachment", pending.attachment_bytes, self._attachment_bytes_max
         return errors.TooLarge(what=f"{what} of {pending.method.path}", size_bytes=size_bytes, limit_bytes=limit_bytes)
 
-    def _expired(self, pending: _Pending) -> None:
+    def _expired(self, pending: Pending) -> None:
         error = errors.DeadlineExceeded(method=pending.method.path, timeout_ms=pending.timeout_ms)
         self.give_up(pending, error)
 

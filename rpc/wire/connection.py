@@ -45,6 +45,7 @@ class Connection(asyncio.BufferedProtocol):
             message_bytes_max=HANDSHAKE_BYTES_MAX,
             attachment_bytes_max=0,
             on_frame=self.on_frame,
+            on_head=self.on_head if type(self).on_head is not Connection.on_head else None,
             admit=self.admit if type(self).admit is not Connection.admit else None,
         )
         self._queue: list[Buffer] = []  # frames for the next flush
@@ -63,6 +64,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_frame(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
         raise NotImplementedError
+
+    def on_head(self, prelude: Prelude, message: bytes) -> None:
+        """The message of a frame is here, and its attachment on its way."""
 
     def on_ended(self, reason: errors.NeveError) -> None:
         """Called once. Nothing can be sent any more."""

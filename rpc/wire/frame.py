@@ -121,10 +121,15 @@ def decode_prelude(head: bytes, message_bytes_max: int, attachment_bytes_max: in
     return prelude
 
 
-def check_body(prelude: Prelude, message: bytes, attachment: Buffer) -> None:
-    """ProtocolViolation unless both checksums are right; the attachment's may be left to the caller."""
+def check_message(prelude: Prelude, message: bytes) -> None:
+    """ProtocolViolation unless its checksum is right."""
     if crc32c_bytes(message) != prelude.message_crc:  # of nothing it is 0
         raise ProtocolViolation(detail="message checksum mismatch: damaged on the way")
+
+
+def check_body(prelude: Prelude, message: bytes, attachment: Buffer) -> None:
+    """ProtocolViolation unless both checksums are right; the attachment's may be left to the caller."""
+    check_message(prelude, message)
     if not prelude.flags and crc32c(attachment) != prelude.attachment_crc:
         raise ProtocolViolation(detail="attachment checksum mismatch: damaged on the way")
 

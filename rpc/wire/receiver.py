@@ -17,7 +17,7 @@ from neve.proto.errors import ProtocolViolation
 from neve.rpc.limits import KIB
 from neve.rpc.service import EMPTY
 from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
-from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude, check_body, decode_prelude
+from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude, check_body, check_message, decode_prelude
 
 ATTACHMENT_COPY_BYTES_MAX = 64 * KIB
 READ_BYTES_MIN = 16 * KIB  # less room than this behind the last frame is not worth a system call
@@ -25,6 +25,7 @@ READ_BYTES_MIN = 16 * KIB  # less room than this behind the last frame is not wo
 _NO_CHUNK = bytearray()
 
 OnFrame = Callable[[Prelude, bytes, memoryview], None]
+OnHead = Callable[[Prelude, bytes], None]
 Admit = Callable[[Prelude], bool]
 
 
@@ -38,12 +39,16 @@ class FrameReceiver:
         message_bytes_max: int,
         attachment_bytes_max: int,
         on_frame: OnFrame,
+        on_head: OnHead | None = None,
         admit: Admit | None = None,
     ) -> None:
+        """`on_head` gets the message of a frame whose attachment is still on its way, once, before `on_frame`."""
         self.message_bytes_max = message_bytes_max
         self.attachment_bytes_max = attachment_bytes_max
         self._pool = pool
         self._on_frame = on_frame
+        self._on_head = on_head
+        self._head_told = False  # of the frame that is being received
         self._admit = admit
         self._chunk = _NO_CHUNK
         self._view = EMPTY
@@ -110,6 +115,8 @@ class FrameReceiver:
             if available < size_bytes:
                 if not self._frame_fits():
                     self._move(size_bytes)
+                if self._on_head is not None and not self._head_told:
+                    self._tell_head(prelude)
                 return
             message_start = start + PRELUDE_BYTES
             message_end, end = message_start + prelude.message_bytes, start + size_bytes
@@ -127,10 +134,22 @@ class FrameReceiver:
             self._frame_bytes_hint = size_bytes if size_bytes > STREAM_CHUNK_BYTES else 0
             self._start = end
             self._prelude = None
+            self._head_told = False
             self.frames += 1
             self._on_frame(prelude, message, attachment)
         if self._start == self._end and self._chunk:
             self._drop_chunk()
+
+    def _tell_head(self, prelude: Prelude) -> None:
+        start = self._start + PRELUDE_BYTES
+        end = start + prelude.message_bytes
+        if self._end < end or prelude.body_bytes == prelude.message_bytes:
+            return
+        message = bytes(self._view[start:end])
+        check_message(prelude, message)
+        self._head_told = True
+        assert self._on_head is not None
+        self._on_head(prelude, message)
 
     def _wanted_end(self) -> int:
         return self._start + PRELUDE_BYTES + (self._prelude.body_bytes if self._prelude else 0)

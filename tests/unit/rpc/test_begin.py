@@ -164,3 +164,44 @@ async def test_a_wrong_checksum_of_the_attachment_is_refused_by_the_server() -> 
             DO, testing_pb2.DoRequest(), ends, timeout_s=PATIENCE_S, attachment=[b"some bytes"], attachment_crc32c=1
         )
         assert isinstance(await ends.error(), errors.ConnectionLost)
+
+
+async def test_the_head_of_a_large_answer_is_told_once_and_before_the_answer() -> None:
+    limits = Limits()
+    story: list[str] = []
+    async with serving(limits) as (_, address, _), calling(address, limits) as channel:
+        done = asyncio.Event()
+
+        def on_done(reply: Reply[Any] | None, error: BaseException | None) -> None:
+            assert error is None
+            assert reply is not None
+            story.append(f"done {reply.message.text} {len(reply.attachment)}")
+            done.set()
+
+        channel.begin(
+            DO,
+            testing_pb2.DoRequest(text="large", reply_bytes=32 * MIB),
+            on_done,
+            timeout_s=PATIENCE_S,
+            reply_bytes_max=33 * MIB,
+            on_head=lambda message: story.append(f"head {message.text}"),
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            await done.wait()
+    assert story == ["head large", f"done large {32 * MIB}"]
+
+
+async def test_a_head_that_its_caller_fails_over_harms_neither_the_call_nor_others() -> None:
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    limits = Limits()
+    async with serving(limits) as (_, address, _), calling(address, limits) as channel:
+
+        def fail(message: object) -> None:
+            raise RuntimeError("a bug of the caller's")
+
+        ends = Ends()
+        request = testing_pb2.DoRequest(text="large", reply_bytes=8 * MIB)
+        channel.begin(DO, request, ends, timeout_s=PATIENCE_S, reply_bytes_max=9 * MIB, on_head=fail)
+        assert len((await ends.reply()).attachment) == 8 * MIB
+        assert [str(context["exception"]) for context in unhandled] == ["a bug of the caller's"]
