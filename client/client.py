@@ -437,20 +437,20 @@ class Client:
         if self._etcd.tls is None and any(endpoint.startswith("https://") for endpoint in endpoints):
             detail = f"{', '.join(endpoints)} want TLS: give `etcd=EtcdAccess(tls=…)`, or --etcd-ca"
             raise InvalidArgument(what="etcd", detail=detail)
-        store: EtcdStore | None = None
+        root = (await self._describe()).meta_root.encode()
         try:
             store = await EtcdStore.connect(self._etcd.to(endpoints))
-            await store.get(lock_key((await self._describe()).meta_root.encode(), ""))  # beside our locks
-        except (PermissionDenied, Unauthenticated) as error:
-            if store is not None:
+            try:
+                await store.get(lock_key(root, ""))  # beside our locks
+            except BaseException:
                 await store.close()
+                raise
+        except (PermissionDenied, Unauthenticated) as error:
             who = f"the user {self._etcd.user!r}" if self._etcd.user else "a client without a name"
-            need = (
-                "one who may read and write the cluster's locks: `etcd=EtcdAccess(user=…, password=…)`, or --etcd-user"
-            )
-            raise MetaUnavailable(detail=f"etcd refuses {who} ({error.detail or error}); it wants {need}") from error
+            need = "`etcd=EtcdAccess(user=…, password=…)`, or --etcd-user, of one who may use the cluster's locks"
+            raise MetaUnavailable(detail=f"etcd refuses {who} ({error.detail or error}); give {need}") from error
         except MetaUnavailable as error:
-            if store is not None or self._etcd.tls is not None:
+            if self._etcd.tls is not None:
                 raise
             hint = "if it speaks TLS, give `etcd=EtcdAccess(tls=…)`, or --etcd-ca"
             raise MetaUnavailable(detail=f"{error.detail or error}; {hint}") from error

@@ -132,7 +132,9 @@ class ManagerLink:
                 tried[address] = None
                 left_s = deadline_s - loop.time()
                 if left_s <= 0:
-                    raise last or DeadlineExceeded(method=method.path, timeout_ms=int(timeout_s * 1000))
+                    if last is not None:
+                        raise _no_manager(last, self._managers, self._kind)
+                    raise DeadlineExceeded(method=method.path, timeout_ms=int(timeout_s * 1000))
                 try:
                     reply = await self._channels.channel(address).call(
                         method, request, timeout_s=min(left_s, attempt_timeout_s), reply_bytes_max=REPLY_BYTES_MAX

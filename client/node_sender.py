@@ -83,19 +83,21 @@ class NodeSenders:
         """The lanes have something to send. `hurry`: one append, whose caller awaits it and has nothing more. It need
         not wait for the loop's next turn, unless others are likely to append in this one. They are if frames are in
         flight, or if the last one took several appends: then a frame for all of them is worth more than the turn."""
-        hurry = hurry and not self._scheduled
-        if hurry:
-            self._scheduled = True  # no turn is asked for, as yet
-        for lane in lanes:
-            lane.wake()
-        if hurry:
+        if self._scheduled or not hurry:
+            for lane in lanes:
+                lane.wake()
+            return
+        self._scheduled = True  # no turn is asked for, as yet
+        try:
+            for lane in lanes:
+                lane.wake()
+        finally:
             self._scheduled = False
-            due = self._due
-            if due and all(sender.is_quiet for sender in due):
-                self._run()
-            elif due:
-                self._scheduled = True
-                self._loop.call_soon(self._run)
+        if all(sender.is_quiet for sender in self._due):
+            self._run()
+        else:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
 
     def _run(self) -> None:
         self._scheduled = False

@@ -25,6 +25,9 @@ assert _SEGMENT_TAG < 0x80, "the tag is one byte"
 _SMALL_HEADS = [bytes((_SEGMENT_TAG, size_bytes)) for size_bytes in range(0x80)]
 
 
+PLACE_KEPT_BYTES_MAX = 16 << 10  # of each writer, of which there may be thousands; a frame of 1 KiB records has 2 KiB
+
+
 class PlaceEncoder:
     """The places of one extent's segments, for all lanes to its replicas: they mostly ask for the same one in a row."""
 
@@ -40,7 +43,10 @@ class PlaceEncoder:
             sizes = batches[0].block_sizes
             if len(batches) > 1:
                 sizes = [size for batch in batches for size in batch.block_sizes]
-            self._encoded = pb.Segment(offset=offset, committed=committed, block_sizes=sizes).SerializeToString()
+            encoded = pb.Segment(offset=offset, committed=committed, block_sizes=sizes).SerializeToString()
+            if len(encoded) > PLACE_KEPT_BYTES_MAX:
+                return encoded
+            self._encoded = encoded
             self._offset, self._end, self._committed = offset, end, committed
         return self._encoded
 

@@ -57,6 +57,15 @@ def test_a_request_of_joined_segments_is_the_message_with_their_content(
     assert pb.AppendBlockRequest.FromString(b"".join(joined)) == pb.AppendBlockRequest(segments=wanted)
 
 
+def test_what_is_kept_for_the_next_replica_is_bounded() -> None:
+    places = PlaceEncoder()
+    small, large = batch_of([1032] * 1000, 0), batch_of([9] * 100_000, 1032 * 1000)
+    kept = places.encode([small], 5)
+    assert places.encode([small], 5) is kept
+    assert pb.Segment.FromString(places.encode([large], 5)).block_sizes == [9] * 100_000
+    assert places.encode([small], 5) is kept
+
+
 @given(owner=OWNERS, committed=U64)
 def test_committed_alone_is_a_segment_without_a_place(owner: pb.Segment, committed: int) -> None:
     joined = join_segment(owner.SerializeToString(), encode_committed(committed))
