@@ -51,14 +51,13 @@ class Allocator(StateListener):
         self._ctx = ctx
         self._prepared: dict[int, Prepared] = {}  # by stream id
         self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
-        self._linking: dict[int, None] = {}  # extents that a transaction is about to link, or may be linking
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
         ctx.state.listen(self)
         ctx.is_prepared = self.is_prepared
 
     def is_prepared(self, extent_id: int) -> bool:
         """Once this is False for an extent that metadata does not know, it is never linked."""
-        return extent_id in self._linking or self._ctx.clock() < self._prepared_ids.get(extent_id, 0.0)
+        return extent_id in self._ctx.linking or self._ctx.clock() < self._prepared_ids.get(extent_id, 0.0)
 
     # --- allocate --------------------------------------------------------------------------------------------
 
@@ -87,11 +86,7 @@ class Allocator(StateListener):
                         changes, (stream.stream_id,), (extent.extent_id, successor.extent_id)
                     ),
                 )
-                self._linking[successor.extent_id] = None
-                try:
-                    stream, sealed = await seal_tail(ctx, stream, extent, order)
-                finally:
-                    del self._linking[successor.extent_id]
+                stream, sealed = await seal_tail(ctx, stream, extent, order)
             self._forget(stream.stream_id)
             return alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
 
@@ -111,11 +106,7 @@ class Allocator(StateListener):
                     link_before_s=made.link_before_s,
                     stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
                 )
-                self._linking[made.extent.extent_id] = None
-                try:
-                    stream = await link_tail(ctx, stream, made.extent, order)
-                finally:
-                    del self._linking[made.extent.extent_id]
+                stream = await link_tail(ctx, stream, made.extent, order)
                 self._forget(stream.stream_id)
                 tail = ctx.state.extents[made.extent.extent_id]
         else:

@@ -124,7 +124,9 @@ class Collector:
 
     def _still_odd(self, found: Found, trouble: Trouble) -> bool:
         extent = self._ctx.state.extents.get(found.extent_id)
-        return extent is None or self._extra(extent, found, trouble)
+        if extent is None:
+            return not self._ctx.is_prepared(found.extent_id)
+        return self._extra(extent, found, trouble)
 
     def _due(self, found: Found, odd: Odd, trouble: Trouble, now_s: float) -> bool:
         state, config, since_s = self._ctx.state, self._config, odd.since_s
@@ -154,7 +156,7 @@ class Collector:
         try:
             async with ctx.locks.hold(extents=[extent_id]):
                 extent = ctx.state.extents.get(extent_id)
-                if extent_id in ctx.state.tasks:
+                if extent_id in ctx.state.tasks or (extent is None and ctx.is_prepared(extent_id)):
                     return False
                 changes = ctx.changes()
                 if extent is None:

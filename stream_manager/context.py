@@ -219,14 +219,25 @@ class LeaderContext:
         self.clock = asyncio.get_running_loop().time  # monotonic seconds
         self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
         self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
+        # Extents that a transaction is about to link, or, while its outcome is unknown, may be linking.
+        self.linking: dict[int, None] = {}
         # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).
-        self.is_prepared: Callable[[int], bool] = lambda extent_id: False
+        self.is_prepared: Callable[[int], bool] = lambda extent_id: extent_id in self.linking
         self.condemned = Condemned()  # replicas that lost their bit: answers that are older do not set it
         self.part: NodesPart  # set right after both are made
         self.ensembles: Ensembles  # so is this
 
     def changes(self) -> Changes:
         return Changes(self.root, self.state)
+
+    async def commit_link(self, changes: Changes, extent_id: int) -> None:
+        """Commit what links a new extent. The collector keeps away from it until the outcome is known: a young extent
+        has no key whose absence its transaction could compare (24)."""
+        self.linking[extent_id] = None
+        try:
+            await self.commit(changes)
+        finally:
+            del self.linking[extent_id]
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
         """A background task that ends with the term; if it fails, that is logged."""

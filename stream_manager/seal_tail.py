@@ -133,7 +133,10 @@ async def commit_seal(
         if order.record is not None:
             order.record(changes)
         _check_age(ctx, order)
-        await ctx.commit(changes)
+        if order.successor is not None:
+            await ctx.commit_link(changes, order.successor.extent_id)
+        else:
+            await ctx.commit(changes)
     if order.owner is not None:
         ctx.owners.note_held(order.owner.lock, order.owner.token)
     # A writer's roll is in the audit log; what the manager or a new owner seals, or with replicas missing, is news.
@@ -160,7 +163,7 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
         if order.record is not None:
             order.record(changes)
         _check_age(ctx, order)
-        await ctx.commit(changes)
+        await ctx.commit_link(changes, extent.extent_id)
     return ctx.state.streams[stream.stream_id]
 
 

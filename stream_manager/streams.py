@@ -65,7 +65,7 @@ async def create_stream(
             changes.put_young(tail)
             if request.name:
                 changes.put_name(request.name, stream_id)
-            await ctx.commit(changes)
+            await ctx.commit_link(changes, tail.extent_id)
     return _created(ctx, ctx.state.streams[stream_id])
 
 

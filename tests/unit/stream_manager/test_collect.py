@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ from neve.meta.txn import KeyRange
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import NodesPart, Placement
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, Replay, Stream, Task
@@ -198,6 +200,53 @@ async def test_an_orphan_that_is_linked_just_before_the_order_is_kept() -> None:
         info = await make_orphan(rig, 1)
         page(rig, 1, [info], number=101, last=True)
         await rig.manager.store.put(rig.ctx.root + b"extents/%016x" % ORPHAN, b"by somebody else")
+        await one_pass(rig, 5 * GRACE_S)
+        assert orders == []
+
+
+@simulated
+async def test_what_a_transaction_may_still_link_is_no_orphan_however_long_its_outcome_takes() -> None:
+    """A young extent has no key that the order's transaction could find: the leader itself knows what it links (24)."""
+    async with Rig(manual=True) as rig:
+        await start_mute(rig, 1)
+        orders = record_orders(rig)
+        info = await make_orphan(rig, 1)
+        page(rig, 1, [info], number=101, last=True)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        commit = rig.ctx.commit
+
+        async def in_doubt(changes: Changes) -> int:
+            begun.set()
+            await go_on.wait()
+            return await commit(changes)
+
+        rig.ctx.commit = in_doubt
+        linking = asyncio.create_task(rig.ctx.commit_link(rig.ctx.changes(), ORPHAN))
+        await begun.wait()
+        rig.ctx.commit = commit
+        await one_pass(rig, 5 * GRACE_S)
+        assert orders == []
+        go_on.set()
+        await linking
+        await one_pass(rig, 5 * GRACE_S)
+        assert orders == [(ORPHAN, 1)]  # it was not linked after all
+
+
+@simulated
+async def test_an_extent_that_is_linked_while_its_order_is_being_allowed_is_kept() -> None:
+    async with Rig(manual=True) as rig:
+        await start_mute(rig, 1)
+        orders = record_orders(rig)
+        info = await make_orphan(rig, 1)
+        page(rig, 1, [info], number=101, last=True)
+        commit = rig.ctx.commit
+
+        async def linked_meanwhile(changes: Changes) -> int:
+            revision = await commit(changes)
+            rig.ctx.linking[ORPHAN] = None
+            return revision
+
+        rig.ctx.commit = linked_meanwhile
         await one_pass(rig, 5 * GRACE_S)
         assert orders == []
 
