@@ -55,6 +55,7 @@ class EngineConfig:
     # --- calls ---
     session_clients_max: int = 10_000
     session_results_max: int = 16_384  # of one client
+    session_results_total_max: int = 50_000  # each manifest has them all: so many take 50 ms to encode
     session_idle_s: float = 600.0
     uploads_max: int = 100
     upload_idle_s: float = 600.0

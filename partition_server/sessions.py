@@ -3,7 +3,8 @@
 Invariants: only acknowledged results are kept here for good, and only they go into a manifest: a result whose record
             the log does not have would be a lie after a crash;
             a call below what its client has said to be over, or below what was forgotten of it, is refused;
-            bounded: in clients, in results of a client, and in the time that an idle client is remembered.
+            bounded: in clients, in results of a client and of all, and in the time that an idle client is remembered.
+            What is forgotten for want of room is refused when it comes again, never executed twice.
 Neighbours: writes.py enters every write; replay.py and manifest.py bring back what was before.
 Not here:   client 0, of which nothing is remembered.
 """
@@ -28,22 +29,35 @@ class Session:
     results: dict[int, Outcome] = field(default_factory=dict)  # acknowledged, in the order of acknowledgement
     running: dict[int, Write] = field(default_factory=dict)
 
-    def raise_floor(self, floor: int) -> None:
+    def raise_floor(self, floor: int) -> int:
+        """Returns how many results went."""
         if floor <= self.floor:
-            return
+            return 0
         self.floor = floor
         results = self.results
+        before = len(results)
         while results:
             first = next(iter(results))
             if first >= floor:
                 break  # one that came out of order may lie behind it: it goes with a later floor
             del results[first]
+        return before - len(results)
+
+    def forget_all(self) -> int:
+        """The same, for every call that was answered."""
+        before = len(self.results)
+        if before:
+            self.floor = max(self.floor, max(self.results) + 1)
+            self.results.clear()
+        return before
 
 
 class Sessions:
-    def __init__(self, *, clients_max: int, results_max: int, idle_ms: int) -> None:
+    def __init__(self, *, clients_max: int, results_max: int, results_total_max: int, idle_ms: int) -> None:
         self._clients_max = clients_max
         self._results_max = results_max
+        self._results_total_max = results_total_max
+        self.results = 0  # of all clients
         self._idle_ms = idle_ms
         self._clients: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
 
@@ -52,7 +66,7 @@ class Sessions:
         if not caller.client_id:
             return Write(caller), True
         session = self._session(caller.client_id, now_ms)
-        session.raise_floor(caller.completed_below)
+        self.results -= session.raise_floor(caller.completed_below)
         call_id = caller.call_id
         if call_id < session.floor:
             detail = f"call {call_id} of client {caller.client_id:016x} is over: those below {session.floor} are"
@@ -92,18 +106,24 @@ class Sessions:
         if not caller.client_id:
             return
         session = self._session(caller.client_id, now_ms)
-        session.raise_floor(caller.completed_below)
+        self.results -= session.raise_floor(caller.completed_below)
         if caller.call_id >= session.floor:
+            if caller.call_id not in session.results:
+                self.results += 1
             session.results[caller.call_id] = outcome
             while len(session.results) > self._results_max:  # it does not say what is over: by age, then
-                session.raise_floor(max(next(iter(session.results)) + 1, session.floor + 1))
+                self.results -= session.raise_floor(max(next(iter(session.results)) + 1, session.floor + 1))
+            if self.results > self._results_total_max:
+                self._make_room()
 
     def restore(self, client_id: int, floor: int, used_ms: int, results: dict[int, Outcome]) -> None:
         """From a manifest; of two partitions that became one, both count."""
         session = self._session(client_id, used_ms)
+        before = len(session.results)
         for call_id, outcome in results.items():
             session.results.setdefault(call_id, outcome)
-        session.raise_floor(floor)
+        self.results += len(session.results) - before
+        self.results -= session.raise_floor(floor)
 
     def expire(self, now_ms: int) -> None:
         """Forget who has not called for long, and has nothing under way."""
@@ -111,7 +131,7 @@ class Sessions:
             client_id, session = next(iter(self._clients.items()))
             if session.running or session.used_ms + self._idle_ms > now_ms:
                 return
-            del self._clients[client_id]
+            self._remove(client_id)
 
     def all(self) -> Iterator[tuple[int, Session]]:
         return iter(self._clients.items())
@@ -131,9 +151,19 @@ class Sessions:
             session.used_ms = now_ms
         return session
 
+    def _remove(self, client_id: int) -> None:
+        self.results -= len(self._clients.pop(client_id).results)
+
+    def _make_room(self) -> None:
+        """Of those who called longest ago."""
+        for session in self._clients.values():
+            if self.results <= self._results_total_max:
+                return
+            self.results -= session.forget_all()
+
     def _drop_one(self) -> None:
         for client_id, session in self._clients.items():
             if not session.running:
-                del self._clients[client_id]
+                self._remove(client_id)
                 return
         raise Overloaded(what="sessions", detail=f"{len(self._clients)} clients have calls under way")

@@ -126,6 +126,7 @@ class Store:
         self.sessions = Sessions(
             clients_max=config.session_clients_max,
             results_max=config.session_results_max,
+            results_total_max=config.session_results_total_max,
             idle_ms=int(config.session_idle_s * 1000),
         )
         self.memtables_made = 0

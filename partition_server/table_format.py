@@ -9,6 +9,7 @@ Neighbours: table_writer.py encodes, table.py and whoever analyses tables from o
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -235,12 +236,13 @@ class TableIndex:
         return sum(map(len, self.last_keys)) + len(self.last_keys) * (KEY_OVERHEAD_BYTES + 16)
 
 
-def encode_index(last_keys: Sequence[bytes], positions: Sequence[Position]) -> bytes:
+def encode_index(last_keys: Sequence[bytes], extents: array[int], offsets: array[int]) -> bytes:
+    """Where each block is, as arrays of 64-bit numbers."""
     return b"".join(
         [
             _COUNT.pack(len(last_keys)),
-            np.array([position.extent_id for position in positions], dtype="<u8").tobytes(),
-            np.array([position.offset for position in positions], dtype="<u8").tobytes(),
+            np.frombuffer(extents, dtype=np.uint64).astype("<u8").tobytes(),
+            np.frombuffer(offsets, dtype=np.uint64).astype("<u8").tobytes(),
             np.fromiter(accumulate(map(len, last_keys)), dtype="<u4", count=len(last_keys)).tobytes(),
             *last_keys,
         ]

@@ -10,6 +10,7 @@ Neighbours: flusher.py and compactor.py feed it rows in order; table_format.py e
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,7 +51,8 @@ class TableWriter:
         self._blocks: list[bytes] = []  # packed, to be appended
         self._blocks_bytes = 0
         self._sending: asyncio.Task[Sequence[Position]] | None = None
-        self._positions: list[Position] = []
+        self._extents = array("Q")  # of the blocks that were appended
+        self._offsets = array("Q")
         self._last_keys: list[bytes] = []
         self._hashes: list[U64] = []
         self._hashed = 0
@@ -136,7 +138,9 @@ class TableWriter:
 
     async def _sent(self) -> None:
         if self._sending is not None:
-            self._positions += await self._sending
+            for extent_id, offset in await self._sending:
+                self._extents.append(extent_id)
+                self._offsets.append(offset)
             self._sending = None
 
     async def finish(self) -> tuple[Position, records.TableFooter]:
@@ -149,8 +153,8 @@ class TableWriter:
             self._end_filter()
         footer = self._footer
         assert footer.entries, "a table without an entry"
-        assert len(self._positions) == len(self._last_keys)
-        index = self._packer.pack(INDEX, encode_index(self._last_keys, self._positions))
+        assert len(self._offsets) == len(self._last_keys)
+        index = self._packer.pack(INDEX, encode_index(self._last_keys, self._extents, self._offsets))
         bloom = self._packer.pack(BLOOM, encode_filters(self._filter_starts[: len(self._filters)], self._filters))
         at_index = await self._row.append_many(self._pieces(index))
         at_bloom = await self._row.append_many(self._pieces(bloom))
@@ -158,7 +162,7 @@ class TableWriter:
         footer.bloom.extend(map(_message, at_bloom))
         footer.blocks = len(self._last_keys)
         footer.data_bytes += len(index) + len(bloom)
-        extents = dict.fromkeys(position.extent_id for position in (*self._positions, *at_index, *at_bloom))
+        extents = dict.fromkeys([*self._extents, *(position.extent_id for position in (*at_index, *at_bloom))])
         footer.row_extents.extend(extents)
         for extent_id, size_bytes in sorted(self._references.items()):
             footer.log_references.add(extent_id=extent_id, bytes=size_bytes)

@@ -143,6 +143,26 @@ async def test_a_delete_hides_older_tables_until_the_merge_that_has_them(rig: Pa
     assert len(await contents(await rig.crash_and_load(region, config=config))) == 97
 
 
+@on_cluster(extent_bytes=12_000)
+async def test_a_table_that_is_being_written_keeps_its_extents(rig: PartitionRig) -> None:
+    """It is in no view yet, and its first extents are sealed already when others are looked through for garbage."""
+    region = await rig.create()
+    config = dataclasses.replace(CONFIG, maintenance_s=10_000.0, value_threshold_bytes=1000)
+    partition = await rig.load(region, config=config)
+    expected = await fill(partition, range(200))
+    await partition.flush()
+    expected |= await fill(partition, range(0, 200, 2), mark=b"new")
+    merging = asyncio.ensure_future(partition.compact(full=True))
+    looks = 0
+    while not merging.done():
+        await partition._reclaimer._tidy_row()
+        looks += 1
+    await merging
+    assert looks > 3
+    assert len(partition._store.view.tables[0].row_extents) > 2
+    assert await contents(await rig.crash_and_load(region, config=config)) == expected
+
+
 @on_cluster()
 async def test_a_scan_shows_one_moment_whatever_happens_meanwhile(rig: PartitionRig) -> None:
     region = await rig.create()

@@ -77,7 +77,7 @@ INFO = Info(7, 5, 1000, 0, 99)
 
 
 def make_sessions(*, clients_max: int = 10, results_max: int = 5, idle_ms: int = 1000) -> Sessions:
-    return Sessions(clients_max=clients_max, results_max=results_max, idle_ms=idle_ms)
+    return Sessions(clients_max=clients_max, results_max=results_max, results_total_max=12, idle_ms=idle_ms)
 
 
 def acknowledge(sessions: Sessions, caller: Caller, *, now_ms: int = 0) -> None:
@@ -136,6 +136,20 @@ def test_a_client_that_never_says_what_is_over_is_bounded_and_never_served_twice
         sessions.enter(Caller(1, 1), 0)
     ((_, session),) = sessions.all()
     assert len(session.results) <= 5
+
+
+def test_the_results_of_all_clients_are_bounded_and_what_was_forgotten_is_refused() -> None:
+    sessions = make_sessions()
+    for client_id in range(1, 5):
+        for number in range(1, 5):
+            acknowledge(sessions, Caller(client_id, number))
+            assert sessions.results == sum(len(session.results) for _, session in sessions.all()) <= 12
+    assert is_known(sessions, 4, 4)
+    with pytest.raises(InvalidArgument):
+        sessions.enter(Caller(1, 2), 0)
+    assert sessions.enter(Caller(1, 5), 0)[1]
+    sessions.expire(10_000)
+    assert sessions.results == sum(len(session.results) for _, session in sessions.all())
 
 
 def test_too_many_calls_under_way_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 from hypothesis import given
@@ -114,7 +115,11 @@ def test_a_damaged_block_is_refused(entries: list[Entry], data: st.DataObject) -
 def test_an_index_finds_the_block_of_a_key(keys: list[bytes], data: st.DataObject) -> None:
     keys.sort()
     positions = [Position(2**40 + number // 3, number * 7) for number in range(len(keys))]
-    raw = encode_index(keys, positions)
+    extents, offsets = (
+        array("Q", [each.extent_id for each in positions]),
+        array("Q", [each.offset for each in positions]),
+    )
+    raw = encode_index(keys, extents, offsets)
     index = decode_index(raw)
     assert [index.position(number) for number in range(len(keys))] == positions
     for number, key in enumerate(keys):
