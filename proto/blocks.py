@@ -349,7 +349,7 @@ def _check_many_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> None:
 
 
 def _are_equal_blocks(buffer: Buffer, sizes: npt.NDArray[np.int64]) -> bool:
-    """Whether all blocks are of one size and one kind, as a writer of records has them, and as announced: seven times
+    """Whether all blocks are of one size and one kind, as a writer of records has them, and as announced: six times
     quicker than to look at each."""
     count, size_total = len(sizes), int(sizes[0])
     if size_total < HEADER_BYTES or count * size_total != len(buffer) or not (sizes == size_total).all():
