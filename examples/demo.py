@@ -2,11 +2,12 @@
 
    python examples/demo.py       exit code 0 when every check held; nothing is left running, and no file stays
 
-1. `neve up` starts etcd, three managers and four nodes in a temporary folder, on free ports.
+1. `neve up` starts etcd, managers, nodes and partition servers in a temporary folder, on free ports.
 2. `stream-client wbench` measures writing, to stable storage and to memory.
 3. A checking writer appends; a node that it writes to is killed with -9 meanwhile; it goes on.
 4. Everything that was acknowledged is read back and compared: once each, in order, at the position that was told.
 5. The cluster heals: no extent lacks a replica any more.
+6. Objects are put in all key ranges; a partition server is killed meanwhile; another one serves its keys.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from neve.client.client import Client
+from neve.client.kv_client import KeyValueClient
 from neve.client.types import Position
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
@@ -38,6 +40,7 @@ RECORDS_BEFORE, RECORDS_AFTER = 2_000, 2_000
 RECORD_BYTES = 1_000
 EXTENT_BYTES = 1 << 20  # small, so that the stream has several, open and sealed
 INFLIGHT = 32
+OBJECTS_BEFORE, OBJECTS_AFTER = 1_000, 1_000
 
 # A node counts as dead, and is recovered, after some seconds rather than after a minute.
 SETTINGS = (
@@ -48,6 +51,7 @@ SETTINGS = (
     "manager.recovery.delay_s=1",
     "manager.recovery.poll_s=0.5",
     "node.scrub_bytes_per_s=0",
+    "pserver.lease_ttl_s=4",
 )
 
 
@@ -224,6 +228,33 @@ async def kill_a_node(ready: dict[str, Any]) -> None:
         await read_back(client, stream.id, writer)
 
 
+async def kill_a_partition_server(ready: dict[str, Any]) -> None:
+    put: dict[bytes, bytes] = {}
+    longest_wait_s = 0.0
+
+    async def put_some(kv: KeyValueClient, count: int) -> None:
+        nonlocal longest_wait_s
+        for _ in range(count):
+            key = b"%c/%06d" % (97 + len(put) % 26, len(put))
+            put[key] = payload_of(len(put))
+            began_s = time.monotonic()
+            await kv.put(key, put[key])
+            longest_wait_s = max(longest_wait_s, time.monotonic() - began_s)
+
+    async with KeyValueClient(ready["partition_managers"]) as kv, asyncio.timeout(STEP_TIMEOUT_S):
+        await asyncio.gather(*(put_some(kv, OBJECTS_BEFORE // INFLIGHT) for _ in range(INFLIGHT)))
+        pid = ready["pids"]["pserver1"]
+        say(f"$ kill -9 {pid}    # pserver1, which has half of the keys")
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.gather(*(put_some(kv, OBJECTS_AFTER // INFLIGHT) for _ in range(INFLIGHT)))
+        say(f"  all {len(put)} objects put; the longest wait was {longest_wait_s:.2f} s: the lease, and a load")
+        found = {each.info.key: each.value async for each in kv.scan_objects()}
+    lost = sum(key not in found for key in put)
+    wrong = sum(put.get(key) != value for key, value in found.items())
+    check(not lost, f"{lost} acknowledged objects lost")
+    check(not wrong, f"{wrong} objects with a value that nobody put")
+
+
 async def until(holds: Any, running: asyncio.Future[None], what: str) -> None:
     async with asyncio.timeout(STEP_TIMEOUT_S):
         while not holds():
@@ -262,7 +293,7 @@ async def until_recovered(client: Client, address: str) -> int:
 
 def show(folder: Path) -> None:
     began_s = time.monotonic()
-    say("$ neve up    # etcd, 3 stream managers, 4 extent nodes")
+    say("$ neve up    # etcd, 3 stream managers, 4 extent nodes, 2 partition managers, 2 partition servers")
     with running_cluster(folder) as ready:
         say(f"  ready after {time.monotonic() - began_s:.1f} s: managers at {', '.join(ready['managers'])}\n")
         say("--- How fast: 3 replicas, acknowledged when on stable storage, then when in memory of all three")
@@ -270,10 +301,13 @@ def show(folder: Path) -> None:
         wbench(ready["managers"], "--size", "4KiB", "--no-sync")
         say("\n--- How safe: a node is killed while it is written to")
         asyncio.run(kill_a_node(ready))
+        say("\n--- Objects: a partition server is killed while objects are put")
+        asyncio.run(kill_a_partition_server(ready))
         say("\n$ neve status")
         command = [sys.executable, "-m", "neve.tools.main", "status", "--managers", ",".join(ready["managers"])]
+        command += ["--partition-managers", ",".join(ready["partition_managers"])]
         subprocess.run(command, check=False)
-        say("\n$ ^C         # neve up stops managers, nodes and etcd in order")
+        say("\n$ ^C         # neve up stops everything in order")
     say(f"\nall as it should be, in {time.monotonic() - began_s:.0f} s")
 
 

@@ -32,7 +32,7 @@ async def register_server(
     for what in ("wire_address", "lease_id"):
         if not getattr(request, what):
             raise InvalidArgument(what=what, detail="it is needed")
-    server_id = request.server_id or _known_id(term, request) or await term.streams.admin.alloc_ids()
+    server_id = request.server_id or _known_id(term, request) or await _new_id(term)
     entry = pm.PartitionServerEntry(
         format=FORMAT,
         server_id=server_id,
@@ -68,3 +68,13 @@ def _known_id(term: Term, request: pm.RegisterPartitionServerRequest) -> int:
         if entry.process_id == request.lease_id and entry.wire_address == request.wire_address:
             return server_id
     return 0
+
+
+async def _new_id(term: Term) -> int:
+    """One that no server has, nor any region: operators choose ids, too, and theirs may be away just now."""
+    while True:
+        server_id = await term.streams.admin.alloc_ids()
+        snapshot = term.regions.snapshot()
+        regions = snapshot.map.regions if snapshot.map is not None else ()
+        if server_id not in snapshot.servers and all(region.server_id != server_id for region in regions):
+            return server_id

@@ -136,7 +136,7 @@ class SimPartitionServer(SimProcess):
         super().__init__(cluster, f"pserver{number}", 3801)
         self.host_: Host
         self.registration: Registration
-        self._config = PartitionServerConfig(
+        self.config = PartitionServerConfig(
             cluster=CLUSTER,
             stream_managers=[manager.address for manager in cluster.managers.values()],
             partition_managers=list(managers),
@@ -147,7 +147,7 @@ class SimPartitionServer(SimProcess):
         self.server_id = number
 
     async def _start(self) -> None:
-        config = self._config
+        config = self.config
         rng = self._connect()
         await self.streams.open()
         around = surroundings(config, self.streams, rng=rng, wall_ms=wall_ms)

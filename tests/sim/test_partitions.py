@@ -11,7 +11,7 @@ from neve.partition_manager.core_balance import BalanceConfig
 from neve.proto import common_pb2, methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
-from neve.proto.errors import AlreadyExists, NeveError
+from neve.proto.errors import AlreadyExists, InvalidArgument, LeaseLost, NeveError, NotLeader, WrongCluster
 from tests.history.workload import Journal
 from tests.sim.node import CLUSTER
 from tests.sim.partitions import PartitionCluster, partitioned
@@ -218,3 +218,54 @@ async def test_a_bootstrap_that_broke_off_leaves_no_streams_behind(cluster: Part
         for number in (region.log_stream_id, region.row_stream_id, region.meta_stream_id)
     }
     await cluster.until(lambda: set(cluster.sim.state.streams) == used, "the first try's streams are deleted")
+
+
+@partitioned(seed=12, servers=1)
+async def test_an_id_belongs_to_one_live_server(cluster: PartitionCluster) -> None:
+    store = cluster.sim.etcd.client()
+    lease = await store.grant_lease(60)
+
+    async def register(**fields: Any) -> int:
+        request = pm.RegisterPartitionServerRequest(
+            call=cluster.call_id(),
+            **{"cluster": CLUSTER, "server_id": 1, "wire_address": "elsewhere:1", "lease_id": lease.lease_id, **fields},
+        )
+        return (await cluster.once(methods.PARTITION_MANAGER_REGISTER_PARTITION_SERVER, request)).server_id
+
+    with pytest.raises(AlreadyExists):
+        await register()
+    with pytest.raises(WrongCluster):
+        await register(cluster="other")
+    with pytest.raises(InvalidArgument):
+        await register(lease_id=0)
+    with pytest.raises(LeaseLost):
+        await register(server_id=5, lease_id=999_999)
+    given = await register(server_id=0)
+    assert given not in (0, 1)
+    assert await register(server_id=0) == given, "asked again, it has the id that it was given"
+    # Started again at the same address: the first process cannot live.
+    assert await register(wire_address=cluster.servers[1].address) == 1
+    await cluster.until(lambda: cluster.watcher.state.servers[1].lease_id == lease.lease_id, "it is taken over")
+    await lease.revoke()
+
+
+@partitioned(seed=13, managers=2)
+async def test_t14_a_leader_that_was_paused_past_its_lease_changes_nothing(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap(b"m")
+    old = await cluster.leader()
+    region = cluster.region(b"a")
+    channel = cluster.sim.network.channel("direct", old.address, cluster=CLUSTER)
+    old.pause(buffered=True)
+    request = pm.MoveRegionRequest(
+        call=cluster.call_id(), partition_id=region.partition_id, server_id=3 - region.server_id
+    )
+    queued = asyncio.ensure_future(channel.call(methods.PARTITION_MANAGER_MOVE_REGION, request, timeout_s=60.0))
+    new = await cluster.leader()
+    assert new is not old
+    old.resume()
+    with pytest.raises(NotLeader) as told:
+        await queued
+    assert told.value.leader in ("", new.address)
+    assert cluster.map.version == 1
+    reply = await cluster.order(methods.PARTITION_MANAGER_MOVE_REGION, request)
+    assert (reply.version, cluster.map.version) == (2, 2)

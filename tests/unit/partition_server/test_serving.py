@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
 from neve.partition_server.config import Serving
+from neve.partition_server.hosted import Hosted
+from neve.partition_server.server import surroundings
 from neve.proto import common_pb2, methods
+from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import (
     ConditionFailed,
@@ -21,7 +25,9 @@ from neve.proto.errors import (
     from_message,
 )
 from neve.rpc.service import Channel, Reply
+from tests.sim.manager import wall_ms
 from tests.sim.node import CLUSTER
+from tests.sim.partition_processes import CLIENT_OPTIONS
 from tests.sim.partitions import PartitionCluster, partitioned
 
 Kind = ps.MultiOperation.Kind
@@ -171,6 +177,27 @@ async def test_a_partition_whose_streams_fail_is_loaded_again(cluster: Partition
     await stranger.run(writer.close())
     assert (await reading).value == b"1"
     assert hosted.loads == 2
+
+
+@partitioned(seed=47, servers=1)
+async def test_what_the_map_says_after_the_lock_was_taken_is_what_counts(cluster: PartitionCluster) -> None:
+    """A server whose news is old may get a lock that is free: it must not serve by what it believed before."""
+    await cluster.bootstrap()
+    region = cluster.region(b"a")
+    await cluster.servers[1].stop()
+    client = await cluster.sim.client("late", options=CLIENT_OPTIONS)
+    config = cluster.servers[1].config
+    around = surroundings(config, client.neve, rng=random.Random(1), wall_ms=wall_ms)
+    stale = pm.RegionRecord()
+    stale.CopyFrom(region)
+    stale.epoch += 1
+    for wanted, server_id, served in ((region, 2, False), (stale, 1, False), (region, 1, True)):
+        hosted = client.process.enter(lambda w=wanted, s=server_id: Hosted(around, w, server_id=s))
+        running = client.process.spawn(hosted.run())
+        await asyncio.sleep(5.0)
+        assert (hosted.writable, hosted.loads) == (served, int(served)), hosted.error
+        hosted.want(None)
+        await running
 
 
 def test_bounds_that_cannot_work_are_refused() -> None:
