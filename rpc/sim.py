@@ -138,7 +138,7 @@ class SimNetwork:
 
     def heal_all(self) -> None:
         """End all partitions, losses and slowness. Paused hosts stay paused."""
-        for (source, target), link in self._links.items():
+        for (source, target), link in [*self._links.items()]:  # what arrives now may use links that were not there
             link.slow_factor = 1.0
             link.drop_probability = 0.0
             link.drops_due = 0

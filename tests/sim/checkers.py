@@ -19,7 +19,7 @@ from neve.proto.blocks import HEADER_BYTES, BlockType, verify, walk
 from neve.proto.errors import NeveError
 from neve.stream_manager.records import Extent
 from neve.stream_manager.state import State
-from tests.sim.client import Killed
+from tests.sim.client import OPTIONS, Killed
 from tests.sim.cluster import SimCluster
 from tests.sim.ledger import Session, payloads
 
@@ -134,15 +134,63 @@ def _joined(blocks: Iterable[Block]) -> Iterable[tuple[Position, bytes]]:
 async def check_streams(cluster: SimCluster) -> None:
     reader = await cluster.client(f"checker{len(cluster.clients)}")
     state = cluster.stored_state()
-    for stream_id in cluster.ledger.streams:
+    ledger = cluster.ledger
+    by_stream: dict[int, dict[bytes, Position]] = {}
+    for stream_id in ledger.streams:
         if stream_id not in state.streams:
-            continue  # deleted by its story
+            known = stream_id in ledger.deleted or stream_id in ledger.merged
+            begun = any(session.token for session in ledger.sessions_of(stream_id))
+            assert known or not begun, f"stream {stream_id} is gone, and nobody asked for that"
+            continue
         records = await reader.read(stream_id)
-        check_records(cluster, stream_id, records)
+        by_stream[stream_id] = {bytes(record.payload): record.position for record in records}
+        if ledger.removed.get(stream_id) or len(ledger.relatives(stream_id)) > 1 or stream_id in ledger.merged.values():
+            check_changed_stream(cluster, stream_id, records)
+        else:
+            check_records(cluster, stream_id, records)
         on_disk = records_on_disk(cluster, state, stream_id)
         read = [(record.position, bytes(record.payload)) for record in records]
         assert on_disk == read, f"stream {stream_id}: files and readers differ"
+    check_homes(cluster, by_stream)
     await reader.close()
+
+
+def check_homes(cluster: SimCluster, by_stream: dict[int, dict[bytes, Position]]) -> None:
+    """G2 for streams that were truncated, split or merged: what is acknowledged is where it was, unless removed."""
+    ledger = cluster.ledger
+    for session in ledger.sessions:
+        home = session.stream_id
+        while home not in by_stream and home in ledger.merged:
+            home = ledger.merged[home]
+        if home not in by_stream:
+            continue
+        removed = ledger.removed.get(home, set()) | ledger.removed.get(session.stream_id, set())
+        for attempt in session.attempts:
+            position = attempt.position
+            # A record of several blocks may go over the end of its extent, into one that was taken out.
+            spans = len(attempt.payload) > OPTIONS.block_payload_bytes_max and removed
+            if position is not None and position.extent_id not in removed and not spans:
+                found = by_stream[home].get(attempt.payload)
+                assert found == position or (found is None and session.weak), (
+                    f"{attempt.payload[:40]!r}: acknowledged at {position}, is at {found}"
+                )
+
+
+def check_changed_stream(cluster: SimCluster, stream_id: int, records: list[Record]) -> None:
+    """G6 for such a stream: nothing foreign, nothing twice, each session's records in their order."""
+    ledger = cluster.ledger
+    relatives = ledger.relatives(stream_id)
+    last: dict[int, int] = {}
+    seen: set[bytes] = set()
+    for payload in payloads(records):
+        attempt = ledger.find(payload)
+        assert attempt is not None, f"stream {stream_id} has {payload[:40]!r}, which nobody appended"
+        assert payload not in seen, f"stream {stream_id} has {payload[:40]!r} twice"
+        seen.add(payload)
+        session = ledger.sessions[attempt.session - 1]
+        assert session.stream_id in relatives, f"stream {stream_id} has {payload[:40]!r} of stream {session.stream_id}"
+        assert attempt.number > last.get(attempt.session, 0), f"stream {stream_id}: {payload[:40]!r} is out of order"
+        last[attempt.session] = attempt.number
 
 
 def check_records(cluster: SimCluster, stream_id: int, records: list[Record]) -> None:
@@ -156,6 +204,8 @@ def check_records(cluster: SimCluster, stream_id: int, records: list[Record]) ->
         where[payload] = record.position
     for attempt in ledger.acknowledged(stream_id):
         found = where.get(attempt.payload)
+        if found is None and ledger.is_weak(attempt.payload):
+            continue
         assert found is not None, f"{attempt.payload[:40]!r}, acknowledged at {attempt.position}, is lost"
         assert found == attempt.position, f"{attempt.payload[:40]!r}: acknowledged at {attempt.position}, is at {found}"
     order = payloads(records)
@@ -192,9 +242,18 @@ def check_readers(cluster: SimCluster) -> None:
     last = {sighting.stream_id: sighting for sighting in ledger.sightings}
     for sighting in ledger.sightings:
         judge = last[sighting.stream_id]
-        there = [(record.position, bytes(record.payload)) for record in judge.records]
-        seen = [(record.position, bytes(record.payload)) for record in sighting.records]
-        if not seen:
+        if not judge.reader.startswith("checker"):
+            continue  # the stream is gone
+        removed = ledger.removed.get(sighting.stream_id, set())
+        there = [(r.position, bytes(r.payload)) for r in judge.records if r.position.extent_id not in removed]
+        seen = [(r.position, bytes(r.payload)) for r in sighting.records if r.position.extent_id not in removed]
+        if seen and ledger.is_weak(seen[-1][1]):  # the end of what it saw may be gone with the power
+            while seen and seen[-1] not in there and ledger.is_weak(seen[-1][1]):
+                seen.pop()
+            if not seen:
+                continue
+        if not seen or not there:
+            assert removed or not seen, f"{sighting.reader} saw {seen[0]}, which is gone (G4)"
             continue
         first = there.index(seen[0]) if seen[0] in there else None
         assert first is not None, f"{sighting.reader} saw {seen[0]}, which is gone (G4)"

@@ -29,18 +29,19 @@ from typing import Any, Self
 
 from neve.client.options import ClientOptions
 from neve.client.types import Stream
-from neve.proto.blocks import verify
+from neve.proto.blocks import HEADER_BYTES, verify
 from neve.proto.errors import NeveError
 from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.leader import Term
-from neve.stream_manager.records import Extent, root_of
+from neve.stream_manager.record_codec import decode_extent
+from neve.stream_manager.records import EXTENTS, Extent, root_of
 from neve.stream_manager.state import State
 from tests.sim import processes
 from tests.sim.client import OPTIONS, SimClient, SimWriter
 from tests.sim.disk_faults import SimulatedCrash
-from tests.sim.ledger import Ledger
+from tests.sim.ledger import Attempt, Ledger
 from tests.sim.loop import current
 from tests.sim.manager import SimManager
 from tests.sim.node import CLUSTER, SimNode
@@ -51,6 +52,7 @@ REAL_LIMIT_S = 240.0
 EXTENT_BYTES = 4000
 UNTIL_S = 300.0  # virtual: far above what any repair takes
 LEASE_TTL_S = 3
+BEGINNING_BYTES = 24  # of a payload, enough to tell which one it is
 
 # What an ERROR in the log may say in a story without being a bug: a person is to look, and the story made it so.
 EXPECTED_ERRORS = ("load_failed", "node_dead", "copy_failed", "disk_", "journal_", "replica_", "sync_failed", "store_")
@@ -112,6 +114,9 @@ class SimCluster:
         for node_id in range(1, nodes + 1):
             self.add_node(node_id)
         self.clients: dict[str, SimClient] = {}
+        self.violations: list[str] = []
+        self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story
+        self.ledger.on_made = self._watch_acknowledgement
         self.expected_errors: tuple[str, ...] = EXPECTED_ERRORS
         self._errors = _ErrorLog()
         self._unhandled: list[str] = []
@@ -277,9 +282,30 @@ class SimCluster:
     def check_no_bugs(self) -> None:
         """Nothing has gone wrong so far that goes wrong only by a bug."""
         assert not self.etcd.violations, self.etcd.violations
+        assert not self.violations, self.violations
         assert not self._unhandled, self._unhandled
         lines = [line for line in self._errors.lines if not any(word in line for word in self.expected_errors)]
         assert not lines, "\n".join(lines)
+
+    def _watch_acknowledgement(self, attempt: Attempt) -> None:
+        assert attempt.future is not None
+        attempt.future.add_done_callback(lambda _: self._check_everywhere(attempt))
+
+    def _check_everywhere(self, attempt: Attempt) -> None:
+        """G1: what was acknowledged is on every replica, at that moment."""
+        position = attempt.position
+        kv = None if position is None else self.etcd.at(ROOT + EXTENTS + f"{position.extent_id:016x}".encode())
+        if position is None or kv is None:
+            return
+        extent = decode_extent(kv.value, kv.mod_revision)
+        begins = attempt.payload[:BEGINNING_BYTES]
+        for node_id in extent.node_ids:
+            node = self.nodes[node_id]
+            if node_id in self.unreliable or node.gone or node.repairs or not node.running:
+                continue
+            if node.peek(position.extent_id, position.offset + HEADER_BYTES, len(begins)) != begins:
+                told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and not on node {node_id} (G1)"
+                self.violations.append(told)
 
     # --- the end of a story ----------------------------------------------------------------------------------
 
@@ -292,16 +318,28 @@ class SimCluster:
             elif not manager.running:
                 manager.start()
             calm(manager.store)
+            manager.skew_ms = 0
         for node in self.nodes.values():
+            await node.repair()
+            node.skew_ms = 0
+            node.fs.unfill_all()
             if node.process is not None and node.process.paused:
                 node.resume()
-            elif not node.running:
+            elif not node.running and not node.gone:
                 await node.start()
+            if node.process is not None:
+                node.process.slow_factor = 1.0
         for client in self.clients.values():
             if client.running:
                 if client.process.paused:
                     client.resume()
                 calm(client.meta)
+
+    def _followers_know(self) -> bool:
+        """A watch that was down is back: what a manager that does not lead says is not old news any more."""
+        stored = self.stored_state()
+        states = [each.manager.follower.state for each in self.managers.values() if each.term is None]
+        return all(state is not None and state.streams == stored.streams for state in states)
 
     async def settle(self) -> None:
         """End all trouble, wait until all is repaired, and check everything that must hold."""
@@ -309,6 +347,7 @@ class SimCluster:
 
         await self.heal()
         await self.leader()
+        await self.until(self._followers_know, "all managers know what is stored")
         await checkers.finish_sessions(self)
         await checkers.reopen_streams(self)
         await self.until_in_order()

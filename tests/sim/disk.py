@@ -141,9 +141,45 @@ class SimFileSystem:
         """The folder is a disk of this size."""
         self._capacities[clean(path)] = capacity_bytes
 
+    def fill(self, path: str, *, leave_bytes: int = 0) -> None:
+        """The folder is a disk on which so many bytes are free."""
+        disk = clean(path)
+        self._capacities[disk] = CAPACITY_BYTES
+        used_bytes = CAPACITY_BYTES - self._free_bytes(path)
+        self._capacities[disk] = used_bytes + leave_bytes
+
+    def unfill(self, path: str) -> None:
+        self._capacities.pop(clean(path), None)
+
+    def unfill_all(self) -> None:
+        self._capacities.clear()
+
+    def swap_disk(self, other: SimFileSystem, path: str) -> None:
+        """Somebody has put each machine's disk into the other one, after both were unmounted as they should be."""
+        mine, theirs = self._tree.folder(path), other._tree.folder(path)
+        for fs, folder in ((self, mine), (other, theirs)):
+            for node in [*nodes.reachable(folder, durable=False)]:
+                if isinstance(node, File):
+                    node.sync_data()
+                    node.sync_xattrs()
+                else:
+                    fs._names.sync(node)
+        for fs, folder in ((self, theirs), (other, mine)):
+            parent, name = fs._tree.parent(path)
+            parent.entries[name] = parent.durable_entries[name] = folder
+            fs._mounts[clean(path)] = fs._mounts.get(clean(path), 0) + 1
+            fs.log.append(f"-- another disk at {path}")
+
     def content(self, path: str) -> bytes:
         """What a reader sees; no call, no step."""
         return bytes(self._tree.file(path).content)
+
+    def peek(self, path: str, offset: int, size_bytes: int) -> bytes | None:
+        """A part of it; None if there is no such file."""
+        try:
+            return bytes(self._tree.file(path).content[offset : offset + size_bytes])
+        except FileNotFoundError:
+            return None
 
     def durable_content(self, path: str) -> bytes:
         """What a power cut now would leave of the file, if its name is durable."""

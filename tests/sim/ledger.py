@@ -11,7 +11,7 @@ Neighbours: client.py writes into it, checkers.py reads it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class Session:
     token: int = 0  # 0: it did not come to opening
     attempts: list[Attempt] = field(default_factory=list)  # in the order of their calls
     named: int = 0
+    weak: bool = False  # without sync, in a story in which all may lose power at once
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +72,11 @@ class Ledger:
         self.sessions: list[Session] = []
         self.sightings: list[Sighting] = []
         self.streams: dict[int, None] = {}
+        self.removed: dict[int, set[int]] = {}  # stream id → extents that somebody asked to take out of it
+        self.deleted: dict[int, None] = {}  # streams that somebody asked to delete
+        self.merged: dict[int, int] = {}  # stream id → the one that somebody asked to absorb it
+        self.twins: dict[int, int] = {}  # stream id → the one that somebody asked to split it from
+        self.on_made: Callable[[Attempt], None] = lambda _: None
         self._by_payload: dict[bytes, Attempt] = {}
 
     def begin(self, stream_id: int, owner: str) -> Session:
@@ -99,9 +105,24 @@ class Ledger:
         attempt.future = future
         session.attempts.append(attempt)
         self._by_payload[attempt.payload] = attempt
+        self.on_made(attempt)
 
     def find(self, payload: bytes) -> Attempt | None:
         return self._by_payload.get(payload)
+
+    def relatives(self, stream_id: int) -> set[int]:
+        """The streams whose records may be in this one: those that it was split from or absorbed, and theirs."""
+        found = {stream_id}
+        while True:
+            more = {self.twins[each] for each in found if each in self.twins}
+            more |= {gone for gone, into in self.merged.items() if into in found}
+            if more <= found:
+                return found
+            found |= more
+
+    def is_weak(self, payload: bytes) -> bool:
+        attempt = self.find(payload)
+        return attempt is not None and self.sessions[attempt.session - 1].weak
 
     def sessions_of(self, stream_id: int) -> list[Session]:
         return [session for session in self.sessions if session.stream_id == stream_id]

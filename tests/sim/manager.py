@@ -48,6 +48,7 @@ class SimManager:
         self.host = f"manager{number}"
         self.address = f"{self.host}:{PORT}"
         self.process: Process | None = None
+        self.skew_ms = 0  # how wrong its clock is
         self.store: MemoryClient
         self.manager: Manager
         self._network = network
@@ -92,7 +93,7 @@ class SimManager:
             ),
             make_part=ClusterNodes,
             rng=rng,
-            wall_ms=wall_ms,
+            wall_ms=self.wall_ms,
         )
         servicer = StreamManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
         self._network.serve(self.address, [Service(methods.STREAM_MANAGER, servicer)], cluster=CLUSTER)
@@ -124,6 +125,9 @@ class SimManager:
         assert self.process is not None
         self.process.resume()
         self._network.resume(self.host)
+
+    def wall_ms(self) -> int:
+        return wall_ms() + self.skew_ms
 
 
 def wall_ms() -> int:

@@ -16,7 +16,7 @@ import functools
 import random
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -49,7 +49,7 @@ REPORT_INTERVAL_S = 30.0
 
 
 def disk_uuid(node_id: int, number: int = 0) -> str:
-    return str(uuid.UUID(int=node_id << 64 | number + 1))
+    return str(uuid.UUID(int=node_id << 64 | number << 112 | 1))  # the first eight bytes tell disks apart
 
 
 @functools.cache
@@ -101,6 +101,9 @@ class SimNode:
         self.fs = _copy(_formatted(node_id, disks))
         self.fs.rng.seed(network.rng.getrandbits(64))
         self.process: Process | None = None
+        self.gone = False  # for ever
+        self.skew_ms = 0  # how wrong its clock is
+        self.repairs: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what must be done before all is well again
         self._network = network
         self._managers = managers
         self._location = location or Location()
@@ -186,7 +189,13 @@ class SimNode:
             process.spawn(scrubber.run(), name=f"{self.host} scrubber")
 
     def wall_ms(self) -> int:
-        return WALL_EPOCH_MS + int(asyncio.get_running_loop().time() * 1000)
+        return WALL_EPOCH_MS + int(asyncio.get_running_loop().time() * 1000) + self.skew_ms
+
+    async def repair(self) -> None:
+        """Put right what was done to its disks."""
+        for repair in [*self.repairs]:
+            await repair()
+        self.repairs.clear()
 
     # --- trouble ---------------------------------------------------------------------------------------------
 
@@ -218,6 +227,14 @@ class SimNode:
 
     def extent_path(self, extent_id: int, disk: int = 0) -> str:
         return f"/disk{disk}/extents/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"
+
+    def peek(self, extent_id: int, offset: int, size_bytes: int) -> bytes | None:
+        """Bytes of a replica as its file has them; None if there is no such file."""
+        for number in range(self.disks):
+            found = self.fs.peek(self.extent_path(extent_id, number), offset, size_bytes)
+            if found is not None:
+                return found
+        return None
 
     def _end(self) -> None:
         if self.process is None:

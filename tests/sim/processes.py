@@ -42,6 +42,7 @@ class Process:
         self.name = name
         self.paused = False
         self.killed = False
+        self.slow_factor = 1.0  # of what its threads do
         self._held: list[asyncio.Handle] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._context = contextvars.copy_context()
@@ -181,6 +182,10 @@ class ProcessLoop(SimLoop):
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
+
+    def _thread_delay_s(self) -> float:
+        owner = _OWNER.get()
+        return super()._thread_delay_s() * (1.0 if owner is None else owner.slow_factor)
 
     def put_back(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)  # type: ignore[attr-defined]

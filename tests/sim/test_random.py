@@ -1,8 +1,8 @@
 """Seeded stories of the whole stream layer (T53): some in every build, more by NEVE_SIM_SEEDS, all of them repeatable.
 
-NEVE_SIM_SEEDS=500 pytest -n0 tests/sim/test_random.py            # 500 stories, from seed 1 on
-NEVE_SIM_SEEDS=2000-2999 pytest tests/sim/test_random.py          # these
-python -m tests.sim.stories 17                                    # one story, with its events and the log
+NEVE_SIM_SEEDS=500 pytest -n0 -s tests/sim/test_random.py         # 500 stories, from seed 1 on
+NEVE_SIM_SEEDS=2000-2999 pytest -s tests/sim/test_random.py       # these
+python -m tests.sim --seed 17                                     # one story, with its events
 """
 
 from __future__ import annotations
@@ -15,42 +15,71 @@ from pathlib import Path
 import pytest
 
 from tests.sim import stories
+from tests.sim.cluster import SimCluster, simulated
+from tests.sim.coverage import Coverage, all_errors
+from tests.sim.kinds import ALL_KINDS
+from tests.sim.runs import chosen_seeds, run_many
+from tests.sim.swarm import Shape, weights_of
 
-SEEDS_DEFAULT = 20  # about a minute of one core
-REPEATED_SEED = 9  # a short one
+SHORT_SEEDS_DEFAULT = 200  # about two minutes of one core
+LONG_SEEDS = range(1, 7)
+REPEATED_SEED = 9
 ROOT = Path(__file__).parents[2]
 
 
-def chosen_seeds(text: str) -> list[int]:
-    """`"500"`: so many from 1 on; `"7-9"`: these; `""`: the default."""
-    first, dash, last = text.partition("-")
-    if dash:
-        return list(range(int(first), int(last) + 1))
-    return list(range(1, int(first or SEEDS_DEFAULT) + 1))
+def test_t53_stories_by_chance_end_with_every_guarantee_kept_and_every_trouble_happens() -> None:
+    seeds = chosen_seeds(os.environ.get("NEVE_SIM_SEEDS", ""), SHORT_SEEDS_DEFAULT)
+    assert run_many(seeds, jobs=2, short=True) == 0
 
 
-@pytest.mark.parametrize("seed", chosen_seeds(os.environ.get("NEVE_SIM_SEEDS", "")))
-def test_t53_a_story_by_chance_ends_with_every_guarantee_kept(seed: int) -> None:
-    told: list[str] = []
-    try:
-        stories.play(seed, told.append)
-    except BaseException:
-        print(f"seed {seed} failed; replay it with: python -m tests.sim.stories {seed}", *told, sep="\n")
-        raise
+@pytest.mark.parametrize("seed", LONG_SEEDS)
+def test_t53_a_long_story_ends_with_every_guarantee_kept(seed: int) -> None:
+    outcome = stories.play(seed)
+    told = f"replay it with: python -m tests.sim --seed {seed}"
+    assert not outcome.error, "\n".join([*outcome.story, outcome.error, outcome.where, told])
 
 
 def test_t53_a_seed_is_a_story_whatever_the_process() -> None:
     """The order of sets of strings differs from process to process; nothing of a story may depend on it."""
-    here = stories.play(REPEATED_SEED)
-    assert stories.play(REPEATED_SEED) == here
-    command = [sys.executable, "-m", "tests.sim.stories", str(REPEATED_SEED)]
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    elsewhere = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert elsewhere.stdout.strip().endswith(here)
-    assert stories.play(REPEATED_SEED + 1) != here
+    here = stories.play(REPEATED_SEED, short=True)
+    assert not here.error
+    assert stories.play(REPEATED_SEED, short=True).trace_hash == here.trace_hash
+    command = [sys.executable, "-m", "tests.sim", "--short", "--seed", str(REPEATED_SEED)]
+    for hash_seed in ("7", "8"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        elsewhere = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert elsewhere.stdout.strip().endswith(f"trace {here.trace_hash}")
+    assert stories.play(REPEATED_SEED + 1, short=True).trace_hash != here.trace_hash
+
+
+def test_fewer_events_are_the_beginning_of_the_same_story() -> None:
+    whole = stories.play(REPEATED_SEED, short=True)
+    begun = stories.play(REPEATED_SEED, short=True, events_max=1)
+    end = begun.story.index(next(line for line in begun.story if line.endswith("all trouble ends")))
+    assert begun.story[:3] == whole.story[:3]
+    assert end > 3
+    assert sum(begun.coverage.faults.values()) <= 1 < sum(whole.coverage.faults.values())
 
 
 def test_seeds_are_chosen_by_count_or_by_range() -> None:
-    assert chosen_seeds("") == list(range(1, SEEDS_DEFAULT + 1))
+    assert chosen_seeds("", 2) == [1, 2]
     assert chosen_seeds("3") == [1, 2, 3]
     assert chosen_seeds("7-9") == [7, 8, 9]
+
+
+def test_each_story_has_some_kinds_of_trouble_and_all_together_have_all() -> None:
+    chosen = [{kind for kind, weight in weights_of(seed, ALL_KINDS).items() if weight} for seed in range(50)]
+    assert all(chosen)
+    assert set().union(*chosen) == set(ALL_KINDS)
+    assert len({frozenset(each) for each in chosen}) == 50
+
+
+@simulated()
+async def test_the_list_of_kinds_is_what_stories_have(cluster: SimCluster) -> None:
+    found: set[str] = set()
+    for seed in range(200):
+        shape = Shape.of(seed)
+        story = stories.Story(cluster, seed, shape, lambda _: None, Coverage(), events_max=0)
+        found |= {kind.name for part in story.parts for kind in part.kinds()}
+    assert found == set(ALL_KINDS)
+    assert "SealUnavailable" in all_errors()

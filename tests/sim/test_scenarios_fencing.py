@@ -206,6 +206,7 @@ async def test_t17_a_follower_whose_watch_was_down_over_a_compaction_loses_no_ch
     await rolling.append_some(12, 200)
     await rolling.close()
     await writer.close()
+    cluster.ledger.deleted[first.id] = None
     await client.run(client.neve.delete(first.id))
     cluster.etcd.compact(cluster.etcd.key_space.revision)
     behind = follower.manager.follower.state
@@ -230,11 +231,11 @@ async def test_t18_an_owner_whose_lease_ended_while_it_opened_notices_before_it_
     slow = await cluster.client("slow")
     lock_key = ROOT + b"locks/" + stream.lock.encode()
     opening = asyncio.ensure_future(slow.writer(stream.id))
-    await cluster.until(lambda: cluster.etcd._at(lock_key) is not None, "it has the lock", step_s=0.0001)
+    await cluster.until(lambda: cluster.etcd.at(lock_key) is not None, "it has the lock", step_s=0.0001)
     assert not opening.done()
     slow.pause()
     await cluster.wait(PAST_LEASE_S)
-    assert cluster.etcd._at(lock_key) is None
+    assert cluster.etcd.at(lock_key) is None
     extent = cluster.tail(stream.id)
     slow.resume()
     with pytest.raises(NeveError):
@@ -309,7 +310,7 @@ async def test_t20_a_split_that_fails_half_way_leaves_nothing_locked_and_the_str
         await raw.order(client, methods.STREAM_MANAGER_SPLIT_STREAMS, request)
     state = cluster.stored_state()
     assert not any(twin_id in state.streams for twin_id in twin_ids)
-    assert cluster.etcd._at(ROOT + b"partitions/1") is None
+    assert cluster.etcd.at(ROOT + b"partitions/1") is None
     for stream_id in stream_ids:  # each is served on, by its owner and by the next one
         writer = client.neve._writer_of(stream_id)
         assert writer is not None

@@ -32,14 +32,14 @@ class WatchedStore(MemoryStore):
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
         leader = self._leader()
         puts = [op for op in success if isinstance(op, Put)]
-        old = {op.key: self._at(op.key) for op in puts if self._is_extent(op.key)}
+        old = {op.key: self.at(op.key) for op in puts if self._is_extent(op.key)}
         result = super().txn(compares, success, failure)
         branch = success if result.succeeded else failure
         if any(self._is_guarded(op) for op in branch):
             self._check_guard(compares if result.succeeded else (), leader, result.revision)
         if result.succeeded:
             for key, before in old.items():
-                self._check_extent(before, self._at(key), result.revision)
+                self._check_extent(before, self.at(key), result.revision)
             for op in puts:
                 if op.key.startswith(self.root + r.STREAMS):
                     self._check_young(op, result.revision)
@@ -76,7 +76,7 @@ class WatchedStore(MemoryStore):
     def _is_extent(self, key: bytes) -> bool:
         return key.startswith(self.root + r.EXTENTS)
 
-    def _at(self, key: bytes) -> KeyValue | None:
+    def at(self, key: bytes) -> KeyValue | None:
         found = self.key_space.read(as_range(key)).kvs
         return found[0] if found else None
 
@@ -84,7 +84,7 @@ class WatchedStore(MemoryStore):
         """Those in a stream's record that have no key of their own: what their keys say counts more."""
         _, young = codec.decode_stream(op.value, revision)
         for extent in young:
-            if self._at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
+            if self.at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
                 self._check_seal(extent, revision)
 
     def _check_seal(self, new: Extent, revision: int) -> None:

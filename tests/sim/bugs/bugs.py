@@ -1,0 +1,476 @@
+"""Deliberate bugs, each a change to the product's modules that lasts as long as its context. Tests alone use them.
+
+    with BUGS["a late append cuts"].planted():
+        outcome = play(17)                    # must fail, for some seed
+
+Each has broken a real system, or undoes a rule of docs/protocol.md. `suits` says which stories can come to it at all.
+
+Invariants: a bug changes nothing outside of its context, and nothing but what it says;
+            none of this is in the product.
+Neighbours: hunt.py plays stories until one fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
+
+from neve.client import core_reader, extent_reader
+from neve.client.core_writer import WriterCore
+from neve.extent_node import attributes, core, core_append, store_append
+from neve.extent_node import servicer as node_servicer
+from neve.extent_node.commit import Committer
+from neve.extent_node.replica import Replica
+from neve.meta import lock as meta_lock
+from neve.meta.election import Leadership
+from neve.meta.lease import Lease
+from neve.meta.owned_key import OwnedKey
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import HEADER_BYTES, PAYLOAD_BYTES_MAX
+from neve.proto.errors import LockedByOther
+from neve.stream_manager import core_open, core_recovery, core_seal, open_stream, seal_tail, streams
+from neve.stream_manager.allocate import Allocator
+from neve.stream_manager.batcher import Batcher
+from neve.stream_manager.collect import Collector
+from neve.stream_manager.owner_checks import OwnerChecks
+from neve.stream_manager.records import Extent
+from tests.sim.swarm import Shape
+
+Kind = pb.LengthAnswer.Kind
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    what: str
+    plant: Callable[[], AbstractContextManager[None]]
+    suits: Callable[[Shape], bool] = lambda _: True
+    origin: str = ""  # the scenario or the rule
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with self.plant():
+            yield
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(name: str, *, origin: str, suits: Callable[[Shape], bool] = lambda _: True) -> Callable[[Any], Any]:
+    """Register a function that changes things, given a way to change attributes for the time being."""
+
+    def register(function: Callable[[Callable[[Any, str, Any], None]], None]) -> Any:
+        @contextmanager
+        def plant() -> Iterator[None]:
+            with ExitStack() as undo:
+
+                def change(target: Any, attribute: str, value: Any) -> None:
+                    undo.callback(setattr, target, attribute, getattr(target, attribute))
+                    setattr(target, attribute, value)
+
+                function(change)
+                yield
+
+        what = (function.__doc__ or "").strip()
+        BUGS[name] = Bug(what=what, plant=plant, suits=suits, origin=origin)
+        return function
+
+    return register
+
+
+# --- the length of a seal -------------------------------------------------------------------------------------
+
+
+@bug("an error is length 0", origin="T1, rule 18", suits=lambda shape: shape.loses in ("wipe", "vanish"))
+def _error_is_zero(change: Any) -> None:
+    """A replica that is missing counts as one with 0 bytes."""
+    choose = core_seal.choose_length
+
+    def wrong(answers: Any, **how: Any) -> Any:
+        zero = pb.LengthAnswer(kind=Kind.LENGTH, length=0)
+        missing = (Kind.NEVER_EXISTED, Kind.DELETED, Kind.DAMAGED)
+        told = {n: zero if answer is not None and answer.kind in missing else answer for n, answer in answers.items()}
+        how["acknowledged_end"] = None
+        return choose(told, **how)
+
+    change(seal_tail, "choose_length", wrong)
+
+
+@bug("a doubtful length is trusted", origin="T4, rule 18", suits=lambda shape: not shape.sync)
+def _doubtful_is_trusted(change: Any) -> None:
+    """A seal believes a replica that may have lost its page cache."""
+    choose = core_seal.choose_length
+
+    def wrong(answers: Any, **how: Any) -> Any:
+        told = {}
+        for node_id, answer in answers.items():
+            if answer is not None and answer.kind == Kind.DOUBTFUL:
+                answer = pb.LengthAnswer(kind=Kind.LENGTH, length=answer.valid_length)
+            told[node_id] = answer
+        return choose(told, **how)
+
+    change(seal_tail, "choose_length", wrong)
+
+
+@bug("the seal takes the longest", origin="T4, rule 18")
+def _longest(change: Any) -> None:
+    """When replicas differ, a seal keeps what the longest has, and says that all took part."""
+    choose = core_seal.choose_length
+
+    def wrong(answers: Any, **how: Any) -> Any:
+        decision = choose(answers, **how)
+        lengths = [answer.length for answer in answers.values() if answer is not None and answer.kind == Kind.LENGTH]
+        return dataclasses.replace(decision, length=max([decision.length, *lengths]))
+
+    change(seal_tail, "choose_length", wrong)
+
+
+@bug("a repeated seal gives another length", origin="T3, rule 16")
+def _another_length(change: Any) -> None:
+    """Who asks again gets the length that he names, not the one that was decided."""
+    again = Allocator._again
+
+    async def wrong(self: Any, stream: Any, sealed: Any, request: Any, mutation: Any) -> Any:
+        reply = await again(self, stream, sealed, request, mutation)
+        if request.HasField("acknowledged_end"):
+            reply.sealed.seal.length = request.acknowledged_end
+        return reply
+
+    change(Allocator, "_again", wrong)
+
+
+@bug("who took part counts as confirmed", origin="T5, rule 19")
+def _bits_at_once(change: Any) -> None:
+    """The transaction of a seal lists all replicas as good."""
+    sealed_at = Extent.sealed_at
+
+    def wrong(self: Extent, length: int, *, all_took_part: bool) -> Extent:
+        sealed = sealed_at(self, length, all_took_part=all_took_part)
+        return dataclasses.replace(sealed, confirmed=self.node_ids)
+
+    change(Extent, "sealed_at", wrong)
+
+
+# --- writers --------------------------------------------------------------------------------------------------
+
+
+@bug("two answers of three acknowledge", origin="T13, rule 5")
+def _majority(change: Any) -> None:
+    """A writer acknowledges when most replicas have answered."""
+
+    def wrong(self: Any, taken: Any) -> Any:
+        state = self._replicas[taken.replica]
+        if taken.end <= state.acked_end:
+            return []
+        state.acked_end = taken.end
+        state.failures = 0
+        if self.sealing:
+            return []
+        committed = sorted(each.acked_end for each in self._replicas)[len(self._replicas) // 2]
+        return self._acknowledge(committed) if committed > self.committed else []
+
+    change(WriterCore, "on_answer", wrong)
+    change(WriterCore, "validate", lambda self: None)
+
+
+@bug("a seal acknowledges at once", origin="rule 16")
+def _settles_at_once(change: Any) -> None:
+    """What lies in (E, L] is acknowledged although a replica took no part in the seal."""
+    settle = WriterCore.settle
+
+    def wrong(self: Any, *, sealed_length: int, all_took_part: bool) -> Any:
+        return settle(self, sealed_length=sealed_length, all_took_part=True)
+
+    change(WriterCore, "settle", wrong)
+
+
+@bug("all beyond E is sent again", origin="rule 16")
+def _resends_all(change: Any) -> None:
+    """The writer sends again what the seal has kept."""
+    settle = WriterCore.settle
+
+    def wrong(self: Any, *, sealed_length: int, all_took_part: bool) -> Any:
+        return settle(self, sealed_length=self.committed, all_took_part=all_took_part)
+
+    change(WriterCore, "settle", wrong)
+
+
+@bug("a writer acknowledges while it asks", origin="rule 16")
+def _acknowledges_while_sealing(change: Any) -> None:
+    """Answers of replicas count after the request for the next extent was sent."""
+    on_answer = WriterCore.on_answer
+
+    def wrong(self: Any, taken: Any) -> Any:
+        sealing, self.sealing = self.sealing, False
+        try:
+            return on_answer(self, taken)
+        finally:
+            self.sealing = sealing
+
+    change(WriterCore, "on_answer", wrong)
+
+
+@bug("a lease that ended is not noticed", origin="T11, rule 2")
+def _lease_ignored(change: Any) -> None:
+    """A writer goes on, and acknowledges, after its lease has ended."""
+    change(Lease, "ensure_alive", lambda self: None)
+    change(Lease, "alive", lambda self: True)
+    change(Lease, "remaining_s", lambda self: 1.0)
+    change(OwnedKey, "_lose", lambda self, reason: None)
+    change(OwnedKey, "ensure", lambda self: None)
+
+
+@bug("a reopening keeps its token", origin="rule 1")
+def _equal_token(change: Any) -> None:
+    """A process that opens the stream again finds its own key and adopts it."""
+    step = meta_lock.next_step
+
+    def wrong(key: bytes, kv: Any, *, value: bytes, lease_id: int, takeover_token: int | None) -> Any:
+        if kv is not None and kv.lease_id == lease_id:
+            return meta_lock.Held(kv)
+        return step(key, kv, value=value, lease_id=lease_id, takeover_token=takeover_token)
+
+    async def keep(self: Any) -> None:
+        self._lose("released")
+
+    change(meta_lock, "next_step", wrong)
+    change(meta_lock.Lock, "release", keep)
+
+
+# --- owners and managers --------------------------------------------------------------------------------------
+
+
+@bug("a sealed length for a deposed owner", origin="rule 3")
+def _no_owner_check(change: Any) -> None:
+    """A repeated request is answered without asking who holds the lock."""
+
+    async def wrong(self: Any, lock: str, token: int) -> None:
+        return None
+
+    change(OwnerChecks, "verify", wrong)
+    change(OwnerChecks, "verify_new", wrong)
+
+
+@bug("a deposed manager opens an old tail", origin="rule 15")
+def _old_tail(change: Any) -> None:
+    """A manager lets a new owner go on from memory: no transaction, no look at fences, and nodes obey anybody."""
+    decide = core_open.decide_open
+
+    def wrong(answers: Any, replica_node_ids: Any, *, token: int = 0) -> Any:
+        told = {}
+        for node_id, answer in answers.items():
+            if answer is not None and (answer.fenced or answer.HasField("seal")):
+                length = answer.seal.length if answer.HasField("seal") else answer.length
+                answer = pb.LengthAnswer(kind=Kind.LENGTH, length=length, token=max(token, answer.token))
+            told[node_id] = answer
+        return decide(told, replica_node_ids, token=token)
+
+    commit = Batcher.commit
+
+    async def unproved(self: Any, changes: Any) -> Any:
+        if not changes.operations():
+            return 0
+        return await commit(self, changes)
+
+    async def nobody_asked(self: Any, lock: str, token: int) -> None:
+        return None
+
+    change(open_stream, "decide_open", wrong)
+    change(Batcher, "commit", unproved)
+    change(OwnerChecks, "verify", nobody_asked)
+    change(node_servicer.LeaderMemory, "check", lambda self, leader: None)
+
+
+@bug("a deposed manager's transaction", origin="T14, rule 19")
+def _no_leader_compare(change: Any) -> None:
+    """Transactions do not compare the leader's key."""
+    change(Leadership, "guard", lambda self: ())
+
+
+@bug("young orphans are deleted", origin="T37, rule 24")
+def _no_grace(change: Any) -> None:
+    """The collector orders deleted what metadata does not know, however young, without its transaction."""
+    due = Collector._due
+
+    def wrong(self: Any, found: Any, odd: Any, trouble: Any, now_s: float) -> bool:
+        if self._ctx.state.extents.get(found.extent_id) is None:
+            return True
+        return due(self, found, odd, trouble, now_s)
+
+    async def allowed(self: Any, found: Any, trouble: Any) -> bool:
+        return True
+
+    change(Collector, "_due", wrong)
+    change(Collector, "_allow", allowed)
+    change(Collector, "_still_odd", lambda self, found, trouble: True)
+
+
+@bug("truncation takes one extent more", origin="rule 23", suits=lambda shape: shape.operators > 0)
+def _truncates_more(change: Any) -> None:
+    """Off by one: the extent that truncation should begin with goes, too."""
+    unlink = streams._unlink
+
+    async def wrong(ctx: Any, stream: Any, extent_ids: Any, owner: Any, mutation: Any, **how: Any) -> Any:
+        if how.get("truncated_before") and len(stream.extent_ids) > len(extent_ids) + 1:
+            extent_ids = stream.extent_ids[: len(extent_ids) + 1]
+        return await unlink(ctx, stream, extent_ids, owner, mutation, **how)
+
+    change(streams, "_unlink", wrong)
+
+
+@bug("a dead node's replicas stay lost", origin="T43", suits=lambda shape: shape.loses == "vanish")
+def _no_recovery(change: Any) -> None:
+    """Nothing is copied for nodes that are declared dead."""
+    change(core_recovery, "worst_loss", lambda extent, trouble: None)
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------
+
+
+@bug("a late append cuts", origin="T2, rule 4")
+def _late_append_cuts(change: Any) -> None:
+    """A repeated segment ends the replica where it ends."""
+    note = store_append._note
+
+    def wrong(store: Any, found: Any, decision: Any) -> None:
+        note(store, found, decision)
+        if not decision.write_bytes and 0 < decision.end < found.state.length:
+            found.cut(decision.end)
+            found.state.length = decision.end
+            found.state.durable_end = min(found.state.durable_end, decision.end)
+            found.state.journaled_end = min(found.state.journaled_end, decision.end)
+            found.state.committed = min(found.state.committed, decision.end)
+            found.in_place_end = min(found.in_place_end, decision.end)
+
+    change(store_append, "_note", wrong)
+
+
+@bug("old tokens are accepted", origin="T11, rule 4")
+def _old_tokens(change: Any) -> None:
+    """A replica takes appends of an owner who was replaced."""
+    refusal = core_append._refusal
+
+    def wrong(state: Any, segment: Any, *, writes: bool) -> Any:
+        error = refusal(state, segment, writes=writes)
+        return None if isinstance(error, LockedByOther) else error
+
+    change(core_append, "_refusal", wrong)
+
+
+@bug("fences do not last", origin="T12, rule 14")
+def _volatile_fence(change: Any) -> None:
+    """Token and fence are answered before they are durable; the data is."""
+
+    def wrong(self: Any, token: int | None, fence: bool) -> None:
+        if token is not None:
+            self.fs.set_xattr(self.fd, attributes.TOKEN, attributes.encode_token(token))
+        if fence:
+            self.fs.set_xattr(self.fd, attributes.FENCED, attributes.encode_flag(attributes.FENCED))
+        self.sync_data()
+
+    change(Replica, "persist", wrong)
+
+
+@bug("lengths come from the page cache", origin="T4, rule 14")
+def _page_cache_length(change: Any) -> None:
+    """Raise and Fence answer a length whose bytes are not durable, and forget that."""
+
+    def wrong(self: Any, token: int | None, fence: bool) -> None:
+        if token is not None:
+            self.fs.set_xattr(self.fd, attributes.TOKEN, attributes.encode_token(token))
+        if fence:
+            self.fs.set_xattr(self.fd, attributes.FENCED, attributes.encode_flag(attributes.FENCED))
+
+    def forget(self: Any) -> None:
+        self.fs.remove_xattr(self.fd, attributes.UNSYNCED)
+
+    change(Replica, "persist", wrong)
+    change(Replica, "clear_unsynced", forget)
+
+
+@bug("doubt ends with the process", origin="rule 12", suits=lambda shape: not shape.sync)
+def _doubt_forgotten(change: Any) -> None:
+    """A replica that may have lost bytes is doubtful in memory only: the second restart trusts it."""
+    change(Replica, "persist_doubt", lambda self, doubt: None)
+
+
+@bug("no replica is doubtful", origin="T22, rule 12", suits=lambda shape: not shape.sync)
+def _no_doubt(change: Any) -> None:
+    """After a power cut a replica without its page cache is as good as any."""
+    change(core, "doubt_on_start", lambda state, **how: None)
+
+
+@bug("the journal stands above unsynced bytes", origin="T21, rule 10", suits=lambda shape: shape.mixed)
+def _journal_above(change: Any) -> None:
+    """A journal entry is written although bytes below it are in the page cache alone."""
+    change(core, "may_journal", lambda state, offset: True)
+
+
+@bug("a sync is answered before it is done", origin="T21, rule 5", suits=lambda shape: shape.sync)
+def _no_sync(change: Any) -> None:
+    """Appends with sync are answered from the page cache, and nothing says so."""
+
+    carry_out = store_append._carry_out
+
+    def at_once(store: Any, found: Any, decision: Any, body: Any, call: Any, number: int) -> Any:
+        return carry_out(store, found, decision._replace(durable_to=0), body, call, number)
+
+    change(store_append, "_carry_out", at_once)
+
+
+@bug("a failed sync counts", origin="T23", suits=lambda shape: shape.loses == "errors")
+def _failed_sync_counts(change: Any) -> None:
+    """An error of fdatasync is passed over."""
+
+    async def wrong(self: Any, replica: Any, queue: Any) -> None:
+        end = replica.state.length
+        with suppress(OSError):  # as if it had worked
+            await self._run_on(replica, replica.sync_data)
+        self.note_in_place(replica, end)
+        self._end_sync(queue)
+        self._look_again(replica, queue)
+
+    change(Committer, "_sync_and_note", wrong)
+
+
+@bug("readers get all there is", origin="T9, rule 9")
+def _reads_beyond(change: Any) -> None:
+    """A replica gives readers what is not acknowledged yet."""
+    decide = core.decide_read
+
+    def wrong(existing: Any, *, wanted: Any, extent_id: int, offset: int) -> Any:
+        told = getattr(existing, "committed", None)
+        if told is None or existing.seal is not None:
+            return decide(existing, wanted=wanted, extent_id=extent_id, offset=offset)
+        existing.committed = existing.length
+        try:
+            return decide(existing, wanted=wanted, extent_id=extent_id, offset=offset)
+        finally:
+            existing.committed = told
+
+    change(core, "decide_read", wrong)
+
+
+@bug("damaged bytes are given", origin="T29, G2", suits=lambda shape: shape.loses == "damage")
+def _no_crc(change: Any) -> None:
+    """A reader does not look at checksums."""
+
+    def wrong(data: Any, offset: int) -> Any:
+        view = memoryview(data)
+        found, at = [], 0
+        while len(view) - at >= HEADER_BYTES:
+            _, word = core_reader._HEADER.unpack_from(view, at)
+            end = at + HEADER_BYTES + (word & PAYLOAD_BYTES_MAX)
+            if end > len(view):
+                break
+            payload = bytes(view[at + HEADER_BYTES : end])
+            found.append(core_reader.Block(offset + at, offset + end, word >> 24, payload))
+            at = end
+        return found, None
+
+    change(core_reader, "parse_blocks", wrong)
+    change(extent_reader, "parse_blocks", wrong)
+
+
+__all__ = ["BUGS", "Bug"]

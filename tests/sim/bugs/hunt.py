@@ -1,0 +1,69 @@
+"""Does the simulation find each deliberate bug, and in how many stories?
+
+    python -m tests.sim --bugs                            all of them
+    python -m tests.sim --bugs "a late append cuts"       one
+
+Invariants: stories that cannot come to a bug are passed over and not counted; the seeds are the same for all bugs;
+            a story that fails with the bug passes without it: all seeds that are used are known to pass.
+Neighbours: bugs.py has the bugs; docs/reliability.md the table; test_bugs.py runs those that are found fast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.sim.bugs.bugs import BUGS, Bug
+from tests.sim.stories import play
+from tests.sim.swarm import Shape
+
+SEEDS_MAX = 200
+FIRST_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """What it took to find a bug; `error` is "" if it was not found."""
+
+    stories: int
+    seed: int = 0
+    error: str = ""
+    cpu_s: float = 0.0
+
+
+def seeds_for(bug: Bug) -> Iterator[int]:
+    seed = FIRST_SEED
+    while True:
+        if bug.suits(Shape.of(seed)):
+            yield seed
+        seed += 1
+
+
+def hunt(bug: Bug, *, seeds_max: int = SEEDS_MAX) -> Catch:
+    begun_s = time.process_time()
+    stories = 0
+    for seed in seeds_for(bug):
+        if stories >= seeds_max:
+            break
+        stories += 1
+        with bug.planted():
+            outcome = play(seed)
+        if outcome.error:
+            return Catch(stories, seed, outcome.error, time.process_time() - begun_s)
+    return Catch(stories, cpu_s=time.process_time() - begun_s)
+
+
+def hunt_all(names: Sequence[str], *, seeds_max: int = SEEDS_MAX) -> int:
+    missed = 0
+    for name, bug in BUGS.items():
+        if names and name not in names:
+            continue
+        catch = hunt(bug, seeds_max=seeds_max)
+        missed += not catch.error
+        told = catch.error.splitlines()[0][:150] if catch.error else "NOT FOUND"
+        print(
+            f"| {name} | {bug.origin} | {catch.stories} | {catch.seed or ''} | {told} |  ({catch.cpu_s:.0f} s)",
+            flush=True,
+        )
+    return 1 if missed else 0

@@ -1,0 +1,96 @@
+"""Many stories on several cores: what failed, how fast they were, and what they came to.
+
+Invariants: the outcome of a seed does not depend on the process that plays it, nor on its neighbours.
+Neighbours: __main__.py is the command; test_random.py runs some in every build.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tests.sim.coverage import Coverage, all_errors
+from tests.sim.kinds import ALL_KINDS
+from tests.sim.stories import Outcome, play
+
+PROGRESS_S = 10.0
+COVERAGE_SEEDS_MIN = 200
+CHUNK = 4
+
+
+def chosen_seeds(text: str, default: int = 0) -> list[int]:
+    """`"500"`: so many from 1 on; `"7-9"`: these; `""`: the default."""
+    first, dash, last = text.partition("-")
+    if dash:
+        return list(range(int(first), int(last) + 1))
+    return list(range(1, int(first or default) + 1))
+
+
+def _play(seed: int, short: bool) -> Outcome:
+    outcome = play(seed, short=short)
+    if not outcome.error:
+        outcome.story = []  # nobody reads it, and it crosses processes
+    return outcome
+
+
+def outcomes(seeds: Iterable[int], *, jobs: int, short: bool) -> Iterator[Outcome]:
+    """In the order in which they end."""
+    if jobs == 1:
+        for seed in seeds:
+            yield _play(seed, short)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = iter(seeds)
+        running = {pool.submit(_play, seed, short) for seed, _ in zip(waiting, range(jobs * CHUNK), strict=False)}
+        while running:
+            done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for each in done:
+                yield each.result()
+                following = next(waiting, None)
+                if following is not None:
+                    running.add(pool.submit(_play, following, short))
+
+
+def run_many(seeds: list[int], *, jobs: int, short: bool) -> int:
+    coverage = Coverage()
+    failed: list[int] = []
+    begun_s = told_s = time.monotonic()
+    cpu_s = 0.0
+    for count, outcome in enumerate(outcomes(seeds, jobs=jobs, short=short), start=1):
+        coverage.add(outcome.coverage)
+        cpu_s += outcome.cpu_s
+        if outcome.error:
+            failed.append(outcome.seed)
+            print(f"seed {outcome.seed}: {outcome.error[:1000]}\n{outcome.where}", flush=True)
+        if time.monotonic() - told_s >= PROGRESS_S:
+            told_s = time.monotonic()
+            rate = 60 * count / (told_s - begun_s)
+            print(f"{count} of {len(seeds)}, {len(failed)} failed, {rate:.0f} a minute", flush=True)
+    minutes = (time.monotonic() - begun_s) / 60
+    print(
+        f"{len(seeds)} stories in {minutes:.1f} min ({cpu_s / len(seeds):.2f} s of a core each), {len(failed)} failed"
+    )
+    missing = show(coverage)
+    if failed:
+        print("failed: " + " ".join(map(str, sorted(failed))) + "; replay one with --seed" + (" --short" * short))
+    return 1 if failed or (missing and len(seeds) >= COVERAGE_SEEDS_MIN) else 0
+
+
+def show(coverage: Coverage) -> list[str]:
+    """Print what was reached; returns the kinds of trouble that were not."""
+    missing = [kind for kind in ALL_KINDS if not coverage.faults[kind]]
+    print(f"troubles: {_counts(coverage.faults)}")
+    print(f"events ({len(coverage.events)} kinds): {_counts(coverage.events)}")
+    print(f"errors: {_counts(coverage.errors)}")
+    never = [name for name in all_errors() if not coverage.errors[name]]
+    print(f"errors never met: {', '.join(never) or 'none'}")
+    print(f"troubles never met: {', '.join(missing) or 'none'}")
+    return missing
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counter.items()))

@@ -1,0 +1,67 @@
+"""What a seed's story is like: sizes, policies, and which kinds of trouble it has.
+
+Each story has only some of the kinds, each with a weight of its own (swarm testing): a story with everything in it
+hides what a long row of the same would show, since one kind undoes another.
+
+Invariants: nothing but the seed decides; a story with fewer events is the beginning of the one with more of them.
+Neighbours: stories.py tells the story; troubles.py has the kinds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+EVENTS_MIN, EVENTS_MAX = 8, 24
+EVENTS_SHORT = (3, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes and policies of a story."""
+
+    managers: int
+    nodes: int
+    disks: int  # of each node
+    streams: int
+    writers: int  # a stream's
+    readers: int
+    operators: int  # who truncate, punch, create and delete, split and merge
+    sync: bool
+    mixed: bool  # with sync, but some writers go without: what they append may be lost when all lose power
+    loses: str  # what may become of one node's disks: "" nothing, "wipe", "damage", "vanish", "errors"
+    events: int
+    extent_bytes: int
+
+    @classmethod
+    def of(cls, seed: int, *, short: bool = False) -> Shape:
+        rng = random.Random(f"shape {seed}")
+        sync = rng.random() < 0.8
+        loses = rng.choice(("", "wipe", "damage", "vanish", "errors"))
+        if loses in ("wipe", "vanish") and not sync:
+            loses = ""
+        return cls(
+            managers=rng.choice((2, 2, 3)),
+            nodes=rng.choice((4, 4, 5)),
+            disks=rng.choice((1, 1, 2)),
+            streams=rng.choice((1, 1, 2)),
+            writers=rng.choice((1, 1, 2) if short else (1, 2, 3)),
+            readers=rng.choice((0, 1, 1) if short else (1, 1, 2)),
+            operators=rng.choice((0, 1)),
+            sync=sync,
+            mixed=sync and not loses and rng.random() < 0.5,  # a lost disk and doubt elsewhere may be too much to seal
+            loses=loses,
+            events=rng.randint(*EVENTS_SHORT) if short else rng.randint(EVENTS_MIN, EVENTS_MAX),
+            extent_bytes=rng.choice((4_000, 12_000, 50_000)),
+        )
+
+
+def weights_of(seed: int, kinds: Iterable[str]) -> dict[str, float]:
+    """About half of the kinds, with weights that differ by up to an order of magnitude."""
+    rng = random.Random(f"swarm {seed}")
+    share = rng.choice((0.2, 0.5, 0.5, 0.8))
+    weights = {kind: rng.choice((1.0, 3.0, 10.0)) * (rng.random() < share) for kind in kinds}
+    if not any(weights.values()):
+        weights[rng.choice(list(weights))] = 1.0
+    return weights

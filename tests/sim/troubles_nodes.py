@@ -1,0 +1,320 @@
+"""What may befall nodes and their disks in a story.
+
+Invariants: what the guarantees allow, and no more: bytes are lost or damaged on one node (the victim) at most; without
+            sync only that one loses power; a disk that fails comes back, or is replaced by an empty one;
+            the node that vanishes is the victim, for good.
+Neighbours: troubles.py has the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from neve.extent_node.store_start import NoUsableDisk
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import NeveError
+from tests.sim.client import Killed
+from tests.sim.disk import SYNCS
+from tests.sim.disk_nodes import PowerCutMode
+from tests.sim.node import SimNode
+from tests.sim.troubles import SKEWS_MS, Kind, Scene
+
+POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
+NODES_MAX = 6
+READS = frozenset({"pread", "map"})
+WRITES = frozenset({"pwrite"})
+
+
+class NodeTroubles:
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._lost = False  # the victim's disks were wiped, or it is gone
+        self._joined = 0
+
+    def kinds(self) -> Sequence[Kind]:
+        shape = self._scene.shape
+        kinds = [
+            Kind("node killed", self._kill),
+            Kind("node stopped", self._pause),
+            Kind("power cut", self._cut_power),
+            Kind("disk remounted", self._remount),
+            Kind("slow disk", self._slow_disk),
+            Kind("disk full", self._fill),
+            Kind("disks swapped", self._swap),
+            Kind("node's clock skewed", self._skew),
+            Kind("node drained", self._drain),
+            Kind("node joins", self._join),
+        ]
+        if shape.sync:
+            kinds.append(Kind("power cut everywhere", self._cut_all_power))
+        if shape.loses == "wipe":
+            kinds.append(Kind("disks wiped", self._wipe))
+        elif shape.loses == "damage":
+            kinds.append(Kind("bits flipped", self._flip))
+        elif shape.loses == "vanish":
+            kinds.append(Kind("node vanishes", self._vanish))
+        elif shape.loses == "errors":
+            kinds.append(Kind("disk errors", self._fail_disk))
+        return kinds
+
+    # --- processes and power ---------------------------------------------------------------------------------
+
+    def _running(self) -> list[SimNode]:
+        nodes = self._scene.cluster.nodes.values()
+        return [node for node in nodes if node.process is not None and not node.process.paused]
+
+    def _one(self) -> SimNode | None:
+        running = self._running()
+        return self._scene.rng.choice(running) if running else None
+
+    def _down(self, node: SimNode, how: str) -> None:
+        async def restart() -> None:
+            await self._start(node)
+
+        self._scene.say(f"{node.host}: {how} for {self._scene.for_a_while(restart):.2f} s")
+
+    async def _start(self, node: SimNode) -> None:
+        """An error is a bug, unless something is known to be wrong with its disks: then it is tried again later."""
+        if node.running or node.gone:
+            return
+        self._scene.say(f"{node.host} starts")
+        try:
+            await node.start()
+        except NoUsableDisk as error:
+            if not node.repairs:
+                raise
+            self._scene.say(f"{node.host} refuses to start: {error}")
+
+    def _may_lose_cache(self, node: SimNode) -> bool:
+        return self._scene.shape.sync or node.node_id == self._scene.victim
+
+    def _kill(self) -> bool:
+        if (node := self._one()) is None:
+            return False
+        node.kill()
+        self._down(node, "killed")
+        return True
+
+    def _pause(self) -> bool:
+        if (node := self._one()) is None:
+            return False
+        process = node.process
+        assert process is not None
+        node.pause()
+
+        def resume() -> None:
+            if node.process is process and process.paused:
+                self._scene.say(f"{node.host} goes on")
+                node.resume()
+
+        self._scene.say(f"{node.host} stopped for {self._scene.for_a_while(resume):.2f} s")
+        return True
+
+    def _cut_power(self) -> bool:
+        node = self._one()
+        if node is None or not self._may_lose_cache(node):
+            return False
+        mode = self._scene.rng.choice(POWER_CUT_MODES)
+        node.power_cut(mode)
+        self._down(node, f"no power, {mode}")
+        return True
+
+    def _cut_all_power(self) -> bool:
+        for node in self._running():
+            mode = self._scene.rng.choice(POWER_CUT_MODES)
+            node.power_cut(mode)
+            self._down(node, f"no power anywhere, {mode}")
+        return True
+
+    def _skew(self) -> bool:
+        node = self._scene.rng.choice(list(self._scene.cluster.nodes.values()))
+        node.skew_ms = self._scene.rng.choice(SKEWS_MS)
+
+        def end() -> None:
+            node.skew_ms = 0
+
+        length_s = self._scene.for_a_while(end)
+        self._scene.say(f"{node.host}'s clock is wrong by {node.skew_ms / 1000:g} s for {length_s:.2f} s")
+        return True
+
+    # --- disks -----------------------------------------------------------------------------------------------
+
+    def _folder(self, node: SimNode) -> str:
+        return self._scene.rng.choice([f"/disk{number}" for number in range(node.disks)])
+
+    def _remount(self) -> bool:
+        """The device went and came back in the same boot, and its node was killed over it."""
+        node = self._one()
+        if node is None or not self._may_lose_cache(node):
+            return False
+        node.kill()
+        folder = self._folder(node)
+        node.fs.remount(folder, self._scene.rng.choice(POWER_CUT_MODES))
+        self._down(node, f"{folder} went and came back")
+        return True
+
+    def _slow_disk(self) -> bool:
+        if (node := self._one()) is None:
+            return False
+        process = node.process
+        assert process is not None
+        process.slow_factor = self._scene.rng.choice((30.0, 1000.0))
+
+        def end() -> None:
+            process.slow_factor = 1.0
+
+        self._scene.say(f"{node.host} has slow disks for {self._scene.for_a_while(end):.2f} s")
+        return True
+
+    def _fill(self) -> bool:
+        if (node := self._one()) is None:
+            return False
+        folder = self._scene.rng.choice([self._folder(node), "/journal"])
+        fs = node.fs
+        fs.fill(folder, leave_bytes=self._scene.rng.choice((0, 500, 5_000)))
+        length_s = self._scene.for_a_while(lambda: fs.unfill(folder))
+        self._scene.say(f"{folder} of {node.host} is full for {length_s:.2f} s")
+        return True
+
+    def _swap(self) -> bool:
+        """Two nodes get each other's disk: both must refuse it."""
+        nodes = [node for node in self._running() if not node.repairs]
+        if len(nodes) < 2:
+            return False
+        one, other = self._scene.rng.sample(nodes, 2)
+        one.kill()
+        other.kill()
+        folder = self._folder(one)
+        one.fs.swap_disk(other.fs, folder)
+
+        async def put_back() -> None:
+            if put_back not in (*one.repairs, *other.repairs):
+                return  # both may be repaired in any order: once is enough
+            for node in (one, other):
+                node.kill()
+                if put_back in node.repairs:
+                    node.repairs.remove(put_back)
+            one.fs.swap_disk(other.fs, folder)
+            self._scene.say(f"{folder} of {one.host} and {other.host} are where they belong")
+            for node in (one, other):
+                await self._start(node)
+
+        async def try_to_start() -> None:
+            for node in (one, other):
+                await self._start(node)
+
+        one.repairs.append(put_back)
+        other.repairs.append(put_back)
+        self._scene.spawn(try_to_start())
+        length_s = self._scene.for_a_while(put_back)
+        self._scene.say(f"{folder} of {one.host} and {other.host} are swapped for {length_s:.2f} s")
+        return True
+
+    def _wipe(self) -> bool:
+        node = self._scene.cluster.nodes[self._scene.victim]
+        if self._lost or node.repairs or node not in self._running() or self._is_needed():
+            return False
+        self._lost = True
+        self._scene.cluster.unreliable.add(node.node_id)
+        node.kill()
+        node.wipe()
+        self._down(node, "lost its disks")
+        return True
+
+    def _is_needed(self) -> bool:
+        """Whether others may need what the victim has: when it alone answered, a seal may keep what only it holds."""
+        return any(
+            extent.seal is not None and not extent.all_confirmed and self._scene.victim in extent.node_ids
+            for extent in self._scene.cluster.stored_state().extents.values()
+        )
+
+    def _flip(self) -> bool:
+        scene = self._scene
+        node = scene.cluster.nodes[scene.victim]
+        extents = scene.cluster.stored_state().extents
+        held = [e for e in extents.values() if e.all_confirmed and scene.cluster.bytes_on(scene.victim, e.extent_id)]
+        if not held:
+            return False
+        scene.cluster.unreliable.add(scene.victim)
+        extent_id = scene.rng.choice(held).extent_id
+        for number in range(node.disks):
+            path = node.extent_path(extent_id, number)
+            if node.fs.stat(path) is not None:
+                size_bytes = len(node.fs.content(path))
+                node.fs.flip(path, scene.rng.randrange(size_bytes), scene.rng.randrange(8))
+                scene.say(f"a bit flips in extent {extent_id} on {node.host}")
+        return True
+
+    def _fail_disk(self) -> bool:
+        """EIO from a folder of the victim: its reads, its writes or its syncs, some of them or all for a while."""
+        node = self._scene.cluster.nodes[self._scene.victim]
+        if node.repairs or node not in self._running() or self._is_needed():
+            return False
+        folder = self._scene.rng.choice([self._folder(node), "/journal"])
+        calls = self._scene.rng.choice((READS, WRITES, SYNCS, READS | WRITES | SYNCS))
+        times = self._scene.rng.choice((1, 3, None))
+        self._scene.cluster.unreliable.add(node.node_id)
+        fault = node.fs.fail(
+            errno.EIO, match=lambda call, path: call in calls and path.startswith(folder + "/"), times=times
+        )
+
+        async def replug() -> None:
+            """A disk that failed is used again after a restart only."""
+            if replug in node.repairs:
+                node.repairs.remove(replug)
+            fault.clear()
+            node.kill()
+            await self._start(node)
+
+        node.repairs.append(replug)
+        length_s = self._scene.for_a_while(replug)
+        what = "/".join(sorted(calls))
+        self._scene.say(f"{folder} of {node.host} fails {what}, {times or 'all'} times, for {length_s:.2f} s")
+        return True
+
+    # --- membership ------------------------------------------------------------------------------------------
+
+    def _vanish(self) -> bool:
+        node = self._scene.cluster.nodes[self._scene.victim]
+        if self._lost or node.repairs or node not in self._running() or self._is_needed():
+            return False
+        self._lost = True
+        node.kill()
+        node.gone = True
+        self._scene.say(f"{node.host} is gone for ever")
+        return True
+
+    def _join(self) -> bool:
+        cluster = self._scene.cluster
+        if len(cluster.nodes) >= NODES_MAX:
+            return False
+        node = cluster.add_node(max(cluster.nodes) + 1)
+
+        async def join() -> None:
+            if not node.running:
+                await node.start()
+
+        self._scene.spawn(join())
+        self._scene.say(f"{node.host} joins")
+        return True
+
+    def _drain(self) -> bool:
+        """For a while; if nobody leads then, for longer."""
+        scene = self._scene
+        node_id = scene.rng.choice(list(scene.cluster.nodes))
+
+        async def set_mode(mode: sm.NodeMode) -> None:
+            operator = await scene.new_client("operator")
+            if operator is not None:
+                try:
+                    await operator.run(operator.neve.admin.set_node_mode(node_id, mode))
+                except (NeveError, Killed) as error:
+                    scene.say(f"node {node_id} keeps its mode: {error}")
+                operator.kill()
+
+        scene.drained.add(node_id)
+        scene.spawn(set_mode(sm.NODE_MODE_DRAINING))
+        length_s = scene.for_a_while(lambda: scene.spawn(set_mode(sm.NODE_MODE_NORMAL)))
+        scene.say(f"node {node_id} is drained for {length_s:.2f} s")
+        return True

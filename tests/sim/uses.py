@@ -1,0 +1,219 @@
+"""How streams are used in a story: writers, readers, and operators who change streams as wholes.
+
+    Writers    open a stream, append, leave it or die; others take it over
+    Readers    read it from its start, or follow it
+    Operators  truncate and punch, create and delete, seal, split and merge
+
+Invariants: whatever is asked for goes into the ledger before it is asked: its outcome may be unknown for ever;
+            a user that fails tries again as another process, until the story is over.
+Neighbours: stories.py starts them; ledger.py has what they were told, checkers.py judges it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from neve.client.types import Position, Stream
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import NeveError
+from tests.sim import raw
+from tests.sim.client import Killed, SimClient, SimWriter
+from tests.sim.troubles import Scene
+
+SPLIT_TIMEOUT_S = 30.0
+
+
+class Users:
+    """All of a story's users; they end when `over` is set."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.over = False
+        self._scene = scene
+
+    @property
+    def _rng(self) -> random.Random:
+        return self._scene.rng
+
+    async def begin(self) -> None:
+        shape = self._scene.shape
+        for _ in range(shape.streams):
+            stream = await self._scene.cluster.create_stream(
+                replicas=3, sync=shape.sync, extent_bytes_max=shape.extent_bytes
+            )
+            self._use(stream.id)
+        for _ in range(shape.operators):
+            self._scene.spawn(self._operate())
+
+    def _use(self, stream_id: int) -> None:
+        for _ in range(self._scene.shape.writers):
+            self._scene.spawn(self._write(stream_id))
+        for _ in range(self._scene.shape.readers):
+            self._scene.spawn(self._read(stream_id))
+
+    def _is_over(self, stream_id: int) -> bool:
+        return self.over or stream_id in self._scene.cluster.ledger.deleted
+
+    # --- writers ---------------------------------------------------------------------------------------------
+
+    async def _write(self, stream_id: int) -> None:
+        while not self._is_over(stream_id):
+            client = await self._scene.new_client("writer")
+            if client is not None:
+                try:
+                    await self._write_as(client, stream_id)
+                    if client.running and self._rng.random() < 0.2:  # the same process opens it again
+                        await self._write_as(client, stream_id)
+                except (NeveError, Killed) as error:
+                    self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+                if client.running and self._rng.random() < 0.7:  # others stay, and do not know that they are over
+                    client.kill()
+            await asyncio.sleep(self._rng.uniform(0.0, 2.0))
+
+    async def _write_as(self, client: SimClient, stream_id: int) -> None:
+        takeover = self._rng.random() < 0.4
+        sync = False if self._scene.shape.mixed and self._rng.random() < 0.5 else None
+        timeout_s = self._rng.choice((1.0, 10.0))
+        writer = await client.writer(stream_id, takeover=takeover, lock_timeout_s=timeout_s, sync=sync)
+        writer.session.weak = sync is False
+        self._scene.say(f"{client.name} has opened stream {stream_id} token={writer.session.token}")
+        for _ in range(self._rng.choice((5, 20, 40))):
+            if self._is_over(stream_id):
+                break
+            await self._append(writer)
+            await asyncio.sleep(self._rng.choice((0.0, 0.02, 0.1, 0.5)))
+        if self._rng.random() < 0.7:
+            await writer.close()
+
+    async def _append(self, writer: SimWriter) -> None:
+        size_bytes = self._rng.choice((0, 60, 300, 900, 2500))
+        if self._rng.random() < 0.5:
+            await writer.append(size_bytes)
+            return
+        for _ in range(self._rng.randint(1, 8)):
+            if writer.client.process.paused or not writer.client.running:
+                break
+            writer.submit(size_bytes)
+        if self._rng.random() < 0.5:
+            await writer.flush()
+
+    # --- readers ---------------------------------------------------------------------------------------------
+
+    async def _read(self, stream_id: int) -> None:
+        while not self._is_over(stream_id):
+            client = await self._scene.new_client("reader")
+            if client is None:
+                await asyncio.sleep(1.0)
+                continue
+            try:
+                if self._rng.random() < 0.5:
+                    await client.read(stream_id)
+                else:
+                    _, task = client.follow(stream_id)
+                    await asyncio.wait([task], timeout=self._rng.uniform(0.5, 8.0))
+                    task.cancel()
+                    await asyncio.wait([task], timeout=30.0)
+                    if task.done() and not task.cancelled():
+                        task.result()
+            except (NeveError, Killed) as error:
+                self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+            client.kill()
+            await asyncio.sleep(self._rng.uniform(0.0, 2.0))
+
+    # --- operators -------------------------------------------------------------------------------------------
+
+    async def _operate(self) -> None:
+        while not self.over:
+            await asyncio.sleep(self._rng.uniform(0.5, 4.0))
+            client = await self._scene.new_client("operator")
+            if client is None:
+                continue
+            order = self._rng.choice((self._truncate, self._fleeting, self._split_and_merge))
+            try:
+                await order(client)
+            except (NeveError, Killed) as error:
+                self._scene.say(f"{client.name} gives up: {type(error).__name__} {error}")
+            client.kill()
+
+    def _extents(self) -> tuple[int, tuple[int, ...]]:
+        """A stream, and its extents but the tail."""
+        streams = self._scene.cluster.stored_state().streams
+        known = [each for each in streams.values() if each.stream_id in self._scene.cluster.ledger.streams]
+        if not known:
+            return 0, ()
+        stream = self._rng.choice(known)
+        return stream.stream_id, stream.extent_ids[:-1]
+
+    def _note_removed(self, stream_id: int, extent_ids: tuple[int, ...]) -> None:
+        self._scene.cluster.ledger.removed.setdefault(stream_id, set()).update(extent_ids)
+
+    async def _truncate(self, client: SimClient) -> None:
+        stream_id, extent_ids = self._extents()
+        if not extent_ids:
+            return
+        at = self._rng.randrange(len(extent_ids))
+        self._note_removed(stream_id, extent_ids[:at])
+        self._scene.say(f"{client.name} truncates stream {stream_id} before extent {extent_ids[at]}")
+        await client.run(client.neve.truncate(stream_id, Position(extent_ids[at], 0)))
+
+    async def _punch(self, client: SimClient) -> None:
+        stream_id, extent_ids = self._extents()
+        if not extent_ids:
+            return
+        chosen = tuple(self._rng.sample(extent_ids, self._rng.randint(1, min(2, len(extent_ids)))))
+        self._note_removed(stream_id, chosen)
+        self._scene.say(f"{client.name} punches {chosen} out of stream {stream_id}")
+        await client.run(client.neve.punch(stream_id, chosen))
+
+    async def _new_stream(self, client: SimClient) -> Stream:
+        shape = self._scene.shape
+        stream = await client.run(
+            client.neve.create_stream(replicas=3, sync=shape.sync, extent_bytes_max=shape.extent_bytes)
+        )
+        self._scene.cluster.ledger.streams[stream.id] = None
+        return stream
+
+    async def _fleeting(self, client: SimClient) -> None:
+        """A stream that is made, written, sealed perhaps, and deleted."""
+        stream = await self._new_stream(client)
+        self._scene.say(f"{client.name} makes stream {stream.id}")
+        writer = await client.writer(stream.id)
+        await writer.append_some(self._rng.randint(1, 5), 300)
+        if self._rng.random() < 0.5:
+            await client.run(client.neve.seal(stream.id))
+        self._scene.cluster.ledger.deleted[stream.id] = None
+        self._scene.say(f"{client.name} deletes stream {stream.id}")
+        await client.run(client.neve.delete(stream.id))
+
+    async def _split_and_merge(self, client: SimClient) -> None:
+        """A stream gets a twin, both go on, and are joined again; wherever that ends, all are proper streams."""
+        stream = await self._new_stream(client)
+        writer = await client.writer(stream.id)
+        await writer.append_some(self._rng.randint(1, 4), 300)
+        twin_id = await client.run(client.neve.admin.alloc_ids())
+        ledger = self._scene.cluster.ledger
+        ledger.twins[twin_id] = stream.id
+        ledger.streams[twin_id] = None
+        self._scene.say(f"{client.name} splits stream {stream.id}, the twin is {twin_id}")
+        split = sm.SplitStreamsRequest()
+        split.streams.add(
+            stream_id=stream.id, owner=raw.owner_of(writer), new_stream_id=twin_id, new_lock=f"twin {twin_id}"
+        )
+        await client.run(client.neve.admin.split_streams(split, timeout_s=SPLIT_TIMEOUT_S))
+        twin = await client.writer(twin_id)
+        await twin.append_some(self._rng.randint(1, 3), 300)
+        await writer.append_some(1, 300)
+        if self._rng.random() < 0.3:
+            return
+        await twin.flush()
+        await writer.flush()
+        ledger.merged[twin_id] = stream.id
+        self._scene.say(f"{client.name} merges stream {twin_id} into {stream.id}")
+        merge = sm.MergeStreamsRequest()
+        merge.streams.add(
+            stream_id=stream.id,
+            owner=raw.owner_of(writer),
+            absorbed_stream_id=twin_id,
+            absorbed_owner=raw.owner_of(twin),
+        )
+        await client.run(client.neve.admin.merge_streams(merge, timeout_s=SPLIT_TIMEOUT_S))
