@@ -35,8 +35,7 @@ from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.leader import Term
-from neve.stream_manager.record_codec import decode_extent
-from neve.stream_manager.records import EXTENTS, Extent, root_of
+from neve.stream_manager.records import Extent, root_of
 from neve.stream_manager.state import State
 from tests.sim import processes
 from tests.sim.client import OPTIONS, SimClient, SimWriter
@@ -294,10 +293,12 @@ class SimCluster:
     def _check_everywhere(self, attempt: Attempt) -> None:
         """G1: what was acknowledged is on every replica, at that moment."""
         position = attempt.position
-        kv = None if position is None else self.etcd.at(ROOT + EXTENTS + f"{position.extent_id:016x}".encode())
-        if position is None or kv is None:
+        if position is None:
             return
-        extent = decode_extent(kv.value, kv.mod_revision)
+        state = next((each.term.state for each in self.managers.values() if each.term is not None), None)
+        extent = (state or self.stored_state()).extents.get(position.extent_id)
+        if extent is None:
+            return
         begins = attempt.payload[:BEGINNING_BYTES]
         for node_id in extent.node_ids:
             node = self.nodes[node_id]

@@ -147,7 +147,7 @@ def _bits_at_once(change: Any) -> None:
 
     def wrong(self: Extent, length: int, *, all_took_part: bool) -> Extent:
         sealed = sealed_at(self, length, all_took_part=all_took_part)
-        return dataclasses.replace(sealed, confirmed=self.node_ids)
+        return sealed._replace(confirmed=self.node_ids)
 
     change(Extent, "sealed_at", wrong)
 
