@@ -114,6 +114,10 @@ class RecordAssembler:
         self._size_bytes = 0
         return record
 
+    def begin_anew(self) -> None:
+        """What comes now was not written behind what came so far: an extent in between was taken out of the stream."""
+        self._drop()
+
     def _drop(self) -> None:
         """A record that nobody finished: its writer died."""
         if self._parts:

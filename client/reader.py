@@ -62,6 +62,8 @@ class Reader:
                     return
                 stream, extent_id = successor
                 offset = 0
+                if extent_id in stream.after_hole:
+                    assembler.begin_anew()
             elif not (await self._catalog.extent(extent_id, refresh=True)).sealed:
                 return  # the end of what there is now; otherwise it was sealed meanwhile, perhaps with more in it
 

@@ -172,6 +172,7 @@ class Stream:
     version: int = 0
     created_ms: int = 0
     truncated_before: int = 0  # extents below this id have left the list
+    after_hole: tuple[int, ...] = ()  # extents that do not go on a record of the one before them
 
     @property
     def start(self) -> Position | None:
@@ -196,4 +197,5 @@ class Stream:
             version=info.version,
             created_ms=info.created_ms,
             truncated_before=info.truncated_before,
+            after_hole=tuple(info.after_hole),
         )

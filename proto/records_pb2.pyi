@@ -18,7 +18,7 @@ class Label(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class StreamRecord(_message.Message):
-    __slots__ = ("format", "stream_id", "name", "lock", "extent_ids", "sealed", "policy", "labels", "version", "created_ms", "truncated_before", "young", "made_by", "linked_by")
+    __slots__ = ("format", "stream_id", "name", "lock", "extent_ids", "sealed", "policy", "labels", "version", "created_ms", "truncated_before", "young", "made_by", "linked_by", "after_hole")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class StreamRecord(_message.Message):
     YOUNG_FIELD_NUMBER: _ClassVar[int]
     MADE_BY_FIELD_NUMBER: _ClassVar[int]
     LINKED_BY_FIELD_NUMBER: _ClassVar[int]
+    AFTER_HOLE_FIELD_NUMBER: _ClassVar[int]
     format: int
     stream_id: int
     name: str
@@ -47,7 +48,8 @@ class StreamRecord(_message.Message):
     young: _containers.RepeatedCompositeFieldContainer[ExtentRecord]
     made_by: StreamCall
     linked_by: StreamCall
-    def __init__(self, format: _Optional[int] = ..., stream_id: _Optional[int] = ..., name: _Optional[str] = ..., lock: _Optional[str] = ..., extent_ids: _Optional[_Iterable[int]] = ..., sealed: _Optional[bool] = ..., policy: _Optional[_Union[_stream_manager_pb2.StreamPolicy, _Mapping]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., version: _Optional[int] = ..., created_ms: _Optional[int] = ..., truncated_before: _Optional[int] = ..., young: _Optional[_Iterable[_Union[ExtentRecord, _Mapping]]] = ..., made_by: _Optional[_Union[StreamCall, _Mapping]] = ..., linked_by: _Optional[_Union[StreamCall, _Mapping]] = ...) -> None: ...
+    after_hole: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format: _Optional[int] = ..., stream_id: _Optional[int] = ..., name: _Optional[str] = ..., lock: _Optional[str] = ..., extent_ids: _Optional[_Iterable[int]] = ..., sealed: _Optional[bool] = ..., policy: _Optional[_Union[_stream_manager_pb2.StreamPolicy, _Mapping]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., version: _Optional[int] = ..., created_ms: _Optional[int] = ..., truncated_before: _Optional[int] = ..., young: _Optional[_Iterable[_Union[ExtentRecord, _Mapping]]] = ..., made_by: _Optional[_Union[StreamCall, _Mapping]] = ..., linked_by: _Optional[_Union[StreamCall, _Mapping]] = ..., after_hole: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StreamCall(_message.Message):
     __slots__ = ("client_id", "call_id", "method_id", "request_crc32c", "created_ms", "sealed_extent_id", "linked_extent_id")

@@ -82,7 +82,7 @@ class StreamPolicy(_message.Message):
     def __init__(self, replicas: _Optional[int] = ..., no_sync: _Optional[bool] = ..., extent_bytes_max: _Optional[int] = ..., placement: _Optional[str] = ..., strict: _Optional[bool] = ...) -> None: ...
 
 class StreamInfo(_message.Message):
-    __slots__ = ("stream_id", "name", "lock", "extent_ids", "sealed", "policy", "labels", "version", "mod_revision", "created_ms", "truncated_before")
+    __slots__ = ("stream_id", "name", "lock", "extent_ids", "sealed", "policy", "labels", "version", "mod_revision", "created_ms", "truncated_before", "after_hole")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class StreamInfo(_message.Message):
     MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_HOLE_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     name: str
     lock: str
@@ -112,7 +113,8 @@ class StreamInfo(_message.Message):
     mod_revision: int
     created_ms: int
     truncated_before: int
-    def __init__(self, stream_id: _Optional[int] = ..., name: _Optional[str] = ..., lock: _Optional[str] = ..., extent_ids: _Optional[_Iterable[int]] = ..., sealed: _Optional[bool] = ..., policy: _Optional[_Union[StreamPolicy, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., version: _Optional[int] = ..., mod_revision: _Optional[int] = ..., created_ms: _Optional[int] = ..., truncated_before: _Optional[int] = ...) -> None: ...
+    after_hole: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream_id: _Optional[int] = ..., name: _Optional[str] = ..., lock: _Optional[str] = ..., extent_ids: _Optional[_Iterable[int]] = ..., sealed: _Optional[bool] = ..., policy: _Optional[_Union[StreamPolicy, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., version: _Optional[int] = ..., mod_revision: _Optional[int] = ..., created_ms: _Optional[int] = ..., truncated_before: _Optional[int] = ..., after_hole: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AllocIdRequest(_message.Message):
     __slots__ = ("count",)

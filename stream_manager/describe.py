@@ -57,6 +57,8 @@ def stream_info_bytes(stream: Stream) -> bytes:
         parts.append(b"\x28\x01")
     if stream.truncated_before:
         parts += (b"\x58", varint(stream.truncated_before))
+    if stream.after_hole:
+        parts += (b"\x62", sized(b"".join(map(varint, stream.after_hole))))
     return b"".join(parts)
 
 

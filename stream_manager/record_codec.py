@@ -212,6 +212,8 @@ def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
         parts += (b"\x62", varint(len(encoded)), encoded)
     if stream.linked_by is not None:
         parts += (b"\x72", SMALL[_CALL.size], _encode_call(stream.linked_by))
+    if stream.after_hole:
+        parts += (b"\x7a", sized(b"".join(map(varint, stream.after_hole))))
     return b"".join(parts)
 
 
@@ -263,6 +265,7 @@ def decode_stream(value: bytes, mod_revision: int) -> tuple[Stream, list[Extent]
         mod_revision,
         _decode_call(record.made_by, record.stream_id) if record.HasField("made_by") else None,
         _decode_call(record.linked_by, record.stream_id) if record.HasField("linked_by") else None,
+        tuple(record.after_hole),
     )
     return stream, [_extent(extent, 0) for extent in record.young]
 

@@ -11,6 +11,7 @@ What is made for every call is a tuple: a frozen dataclass of ten fields takes t
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -83,6 +84,7 @@ class Stream(NamedTuple):
     mod_revision: int = 0
     made_by: StreamCall | None = None
     linked_by: StreamCall | None = None  # the last extent; of earlier ones the list itself tells what followed (16)
+    after_hole: tuple[int, ...] = ()  # extents that do not go on what the one before them in the list has begun
 
     @property
     def tail_id(self) -> int | None:
@@ -107,7 +109,17 @@ class Stream(NamedTuple):
             0,
             self.made_by,
             self.linked_by,
+            self.after_hole,
         )
+
+    def with_list(self, extent_ids: tuple[int, ...], *others: Stream, truncated_before: int | None = None) -> Stream:
+        """The next version with a list that is put together from this stream's, with holes, and from others'."""
+        follows: set[tuple[int, int]] = set()
+        for stream in (self, *others):
+            holes = set(stream.after_hole)
+            follows.update(pair for pair in itertools.pairwise(stream.extent_ids) if pair[1] not in holes)
+        after_hole = tuple(pair[1] for pair in itertools.pairwise(extent_ids) if pair not in follows)
+        return self.changed(extent_ids, truncated_before=truncated_before)._replace(after_hole=after_hole)
 
     def linked(self, call: StreamCall) -> Stream:
         """This version, as written by that call."""
@@ -129,6 +141,7 @@ class Stream(NamedTuple):
             mod_revision,
             self.made_by,
             self.linked_by,
+            self.after_hole,
         )
 
 

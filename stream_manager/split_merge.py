@@ -115,7 +115,7 @@ async def merge_streams(
             joined = tuple(dict.fromkeys([*stream.extent_ids, *gone.extent_ids]))  # twins share what was before a split
             if len(joined) > ctx.config.limits.stream_extents_max:
                 raise InvalidArgument(what="streams", detail=f"{len(joined)} extents are too many for one stream")
-            changes.put_stream(stream, stream.changed(joined))
+            changes.put_stream(stream, stream.with_list(joined, gone))
             changes.delete_stream(gone)
             if gone.name:
                 changes.delete_name(gone.name)
@@ -196,6 +196,7 @@ def _twin(ctx: LeaderContext, stream: Stream, copy: sm.StreamCopy) -> Stream:
         version=1,
         created_ms=ctx.wall_ms(),
         truncated_before=stream.truncated_before,
+        after_hole=stream.after_hole,
     )
 
 

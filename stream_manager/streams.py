@@ -170,7 +170,7 @@ async def _unlink(
             changes = ctx.changes()
             removed = _delete_unreferenced(ctx, changes, stream, part)
             left = set(part)
-            changed = stream.changed(
+            changed = stream.with_list(
                 tuple(extent_id for extent_id in stream.extent_ids if extent_id not in left),
                 truncated_before=max(stream.truncated_before, truncated_before if not rest else 0),
             )

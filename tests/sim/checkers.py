@@ -100,7 +100,11 @@ def check_replicas_of(cluster: SimCluster, extent: Extent) -> None:
 def records_on_disk(cluster: SimCluster, state: State, stream_id: int) -> list[tuple[Position, bytes]]:
     """The records of a stream as its files have them, up to what all replicas of the tail have."""
     blocks: list[Block] = []
+    records: list[tuple[Position, bytes]] = []
     for extent_id in state.streams[stream_id].extent_ids:
+        if extent_id in state.streams[stream_id].after_hole:  # what comes now goes on nothing
+            records += _joined(blocks)
+            blocks = []
         extent = state.extents[extent_id]
         nodes = extent.node_ids if extent.seal is None else extent.confirmed
         held = [cluster.bytes_on(node_id, extent_id) for node_id in nodes]
@@ -109,7 +113,7 @@ def records_on_disk(cluster: SimCluster, state: State, stream_id: int) -> list[t
             (Position(extent_id, each.offset), each.type, bytes(data[each.offset + HEADER_BYTES : each.end]))
             for each in walk(data)
         ]
-    return list(_joined(blocks))
+    return [*records, *_joined(blocks)]
 
 
 def _joined(blocks: Iterable[Block]) -> Iterable[tuple[Position, bytes]]:
@@ -236,6 +240,16 @@ def check_owners(cluster: SimCluster) -> None:
         assert not attempt.barred, f"{attempt.payload[:40]!r} was acknowledged after a newer owner had opened (G5)"
 
 
+def _left(records: list[Record], removed: set[int]) -> list[tuple[Position, bytes]]:
+    """Those that are in no extent that was taken out. A record of several blocks may go on in one."""
+    return [
+        (record.position, bytes(record.payload))
+        for record in records
+        if not removed
+        or (record.position.extent_id not in removed and len(record.payload) <= OPTIONS.block_payload_bytes_max)
+    ]
+
+
 def check_readers(cluster: SimCluster) -> None:
     """Runs last: the reader of check_streams is the judge of the others."""
     ledger = cluster.ledger
@@ -245,8 +259,7 @@ def check_readers(cluster: SimCluster) -> None:
         if not judge.reader.startswith("checker"):
             continue  # the stream is gone
         removed = ledger.removed.get(sighting.stream_id, set())
-        there = [(r.position, bytes(r.payload)) for r in judge.records if r.position.extent_id not in removed]
-        seen = [(r.position, bytes(r.payload)) for r in sighting.records if r.position.extent_id not in removed]
+        there, seen = _left(judge.records, removed), _left(sighting.records, removed)
         if seen and ledger.is_weak(seen[-1][1]):  # the end of what it saw may be gone with the power
             while seen and seen[-1] not in there and ledger.is_weak(seen[-1][1]):
                 seen.pop()

@@ -128,7 +128,7 @@ class Users:
             client = await self._scene.new_client("operator")
             if client is None:
                 continue
-            order = self._rng.choice((self._truncate, self._fleeting, self._split_and_merge))
+            order = self._rng.choice((self._truncate, self._punch, self._fleeting, self._split_and_merge))
             try:
                 await order(client)
             except (NeveError, Killed) as error:

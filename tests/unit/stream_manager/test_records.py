@@ -49,7 +49,8 @@ streams = st.tuples(
     ids,
     ids,
     st.integers(0, 2**63),
-).map(lambda fields: r.Stream(*fields))
+    st.lists(ids, max_size=3).map(tuple),
+).map(lambda fields: r.Stream(*fields[:-1])._replace(after_hole=fields[-1]))
 RECORDS = [
     (streams, codec.encode_stream, lambda value, revision: codec.decode_stream(value, revision)[0]),
     (extents, codec.encode_extent, codec.decode_extent),
@@ -136,6 +137,7 @@ def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
         assert (told.stream_id, told.name, told.lock, tuple(told.extent_ids), told.sealed, told.version) == (
             *(stream.stream_id, stream.name, stream.lock, stream.extent_ids, stream.sealed, stream.version),
         )
+        assert tuple(told.after_hole) == stream.after_hole
         assert (dict(told.labels), told.mod_revision, told.created_ms, told.truncated_before) == (
             *(dict(stream.labels), 77, stream.created_ms, stream.truncated_before),
         )
@@ -205,3 +207,15 @@ def test_the_lists_at_hand_are_bounded_by_what_they_hold(monkeypatch: pytest.Mon
         assert packed._ids <= 100 + len(stream.extent_ids) + 2
         if number % 50 == 0:
             stream = stream.changed(stream.extent_ids[40:])
+
+
+def test_a_list_that_is_put_together_remembers_where_it_was_cut() -> None:
+    stream = r.Stream(1, "", "", (1, 2, 3, 4, 5), False, r.Policy(3, False, 1, "", False), (), 1, 1)
+    punched = stream.with_list((1, 3, 5))
+    assert punched.after_hole == (3, 5)
+    assert punched.version == 2
+    assert punched.with_list((3, 5)).after_hole == (5,)  # what begins a list goes on nothing
+    assert punched.changed((1, 3, 5, 6)).after_hole == (3, 5)  # a new tail goes on the old one
+    assert stream.with_list((3, 4, 5), truncated_before=3).after_hole == ()
+    other = stream._replace(stream_id=2, extent_ids=(1, 2, 8, 9), after_hole=(9,))  # a twin that went its own way
+    assert stream.with_list((1, 2, 3, 4, 5, 8, 9), other).after_hole == (8, 9)

@@ -1,0 +1,63 @@
+"""Streams as wholes: what readers get of a stream that was punched, merged or split."""
+
+from __future__ import annotations
+
+from neve.proto import stream_manager_pb2 as sm
+from tests.sim import raw
+from tests.sim.cluster import SimCluster, simulated
+from tests.sim.ledger import payloads
+
+RECORD_BYTES = 2500  # three blocks, of which one and a half records fit into an extent
+
+
+@simulated()
+async def test_a_record_does_not_go_on_behind_a_hole(cluster: SimCluster) -> None:
+    """Its middle was punched out: what stands behind the hole is the end of another record (found by a story)."""
+    stream = await cluster.create_stream(replicas=3, extent_bytes_max=4000)
+    client = await cluster.client("writer")
+    writer = await client.writer(stream.id)
+    positions = await writer.append_some(8, RECORD_BYTES)
+    appended = [attempt.payload for attempt in writer.session.attempts]
+    extent_ids = cluster.state.streams[stream.id].extent_ids
+    hole = extent_ids[1]
+    assert positions[1].extent_id == extent_ids[0]
+    assert positions[2].extent_id == hole  # begins in it, and ends behind it
+    cluster.ledger.removed[stream.id] = {hole}
+    await client.run(client.neve.punch(stream.id, [hole]))
+    assert cluster.stored_state().streams[stream.id].after_hole == (extent_ids[2],)
+    await writer.flush()
+    reader = await cluster.client("reader")
+    read = payloads(await reader.read(stream.id))
+    assert read[0] == appended[0]
+    assert set(read) <= set(appended)
+    assert appended[1] not in read
+    assert read[1:] == [payload for payload, at in zip(appended, positions, strict=True) if at.extent_id > hole]
+    await cluster.settle()
+
+
+@simulated()
+async def test_a_record_of_one_stream_does_not_go_on_in_another_that_it_absorbed(cluster: SimCluster) -> None:
+    client = await cluster.client("owner")
+    streams = [await cluster.create_stream(replicas=3, extent_bytes_max=4000) for _ in range(2)]
+    writers = [await client.writer(stream.id) for stream in streams]
+    for writer in writers:
+        await writer.append_some(5, RECORD_BYTES)
+    first, second = (cluster.state.streams[stream.id].extent_ids for stream in streams)
+    cluster.ledger.removed[streams[1].id] = {second[0]}
+    await client.run(client.neve.punch(streams[1].id, [second[0]]))  # now it begins in the middle of a record
+    merge = sm.MergeStreamsRequest()
+    merge.streams.add(
+        stream_id=streams[0].id,
+        owner=raw.owner_of(writers[0]),
+        absorbed_stream_id=streams[1].id,
+        absorbed_owner=raw.owner_of(writers[1]),
+    )
+    cluster.ledger.merged[streams[1].id] = streams[0].id
+    await client.run(client.neve.admin.merge_streams(merge, timeout_s=10.0))
+    merged = cluster.stored_state().streams[streams[0].id]
+    assert merged.extent_ids == (*first, *second[1:])
+    assert merged.after_hole == (second[1],)
+    appended = {attempt.payload for writer in writers for attempt in writer.session.attempts}
+    reader = await cluster.client("reader")
+    assert set(payloads(await reader.read(streams[0].id))) < appended
+    await cluster.settle()
