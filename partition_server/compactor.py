@@ -25,7 +25,7 @@ from neve.partition_server.table_writer import TableWriter
 
 log = logging.getLogger(__name__)
 
-PIECE_ENTRIES = 300  # of one table, at least, merged at a time
+PIECE_ENTRIES = 200  # of one table, at least, merged at a time
 PIECE_BYTES = 256 << 10
 
 
@@ -72,6 +72,7 @@ class Compactor:
                     async for pieces in _side_by_side(cursors):
                         merged = core_merge.merge(pieces, is_last=is_last, now_ms=store.wall_ms())
                         dropped += merged.dropped
+                        await asyncio.sleep(0)
                         await writer.add(merged.rows)
                         await asyncio.sleep(0)
                 added: list[Table] = []

@@ -21,6 +21,7 @@ from neve.partition_server.table_writer import TableWriter
 log = logging.getLogger(__name__)
 
 SLICE_ENTRIES = 500  # made into rows at a time: about a millisecond
+FREED_ENTRIES = 2_000
 
 
 class Flusher:
@@ -66,7 +67,18 @@ class Flusher:
                 "memtable_flushed partition_id=%d entries=%d table_bytes=%d",
                 *(store.partition_id, len(memtable), table.size_bytes if table is not None else 0),
             )
+            await self._dismantle(memtable)
             return True
+
+    async def _dismantle(self, memtable: Memtable) -> None:
+        """Let go what was flushed, piece by piece: to free a hundred thousand entries at once would hold the loop."""
+        if any(memtable in view.memtables for view in self._store.snapshot_views()):
+            return
+        entries = memtable.entries
+        while entries:
+            for _ in range(min(len(entries), FREED_ENTRIES)):
+                entries.popitem()
+            await asyncio.sleep(0)
 
     async def _write(self, memtable: Memtable) -> Table | None:
         store = self._store

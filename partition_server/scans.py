@@ -53,6 +53,7 @@ class Scans:
         self._store = store
         self._values = values
         self._snapshots: dict[int, Snapshot] = {}
+        store.snapshot_views = self.views
 
     async def scan(
         self,

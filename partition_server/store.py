@@ -121,6 +121,7 @@ class Store:
         self.applied = 0  # acknowledgements so far
         self.snapshot_applied = 0  # of the newest snapshot that is kept
         self.pending: dict[bytes, Entry] = {}  # the newest of each key that is submitted and not acknowledged
+        self.snapshot_views: Callable[[], Iterable[View]] = tuple  # what snapshots hold; scans.py sets it
         self.pins = Pins()
         self.counters = Counters()
         self.sessions = Sessions(
