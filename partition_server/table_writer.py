@@ -155,8 +155,8 @@ class TableWriter:
         assert footer.entries, "a table without an entry"
         assert len(self._offsets) == len(self._last_keys)
         index = self._packer.pack(INDEX, encode_index(self._last_keys, self._extents, self._offsets))
-        bloom = self._packer.pack(BLOOM, encode_filters(self._filter_starts[: len(self._filters)], self._filters))
         at_index = await self._row.append_many(self._pieces(index))
+        bloom = self._packer.pack(BLOOM, encode_filters(self._filter_starts[: len(self._filters)], self._filters))
         at_bloom = await self._row.append_many(self._pieces(bloom))
         footer.index.extend(map(_message, at_index))
         footer.bloom.extend(map(_message, at_bloom))
