@@ -18,6 +18,8 @@ from neve.proto.errors import NeveError
 from neve.rpc.wire.client import WireChannel
 from tests.cluster.partition_cluster import LEASE_S, PartitionedCluster, Writers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartitionedCluster]:

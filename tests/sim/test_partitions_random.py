@@ -21,9 +21,11 @@ from tests.sim.partition_processes import SimProcess
 from tests.sim.partitions import KV_OPTIONS, PartitionCluster, partitioned
 
 SEEDS = range(1, 4)
-STORY_S = 60.0
+STORY_S = 40.0
 KEYS = [b"apple", b"cherry", b"grape", b"kiwi", b"melon", b"pear", b"quince", b"tomato"]
 OPTIONS = dataclasses.replace(KV_OPTIONS, operation_timeout_s=15.0)
+
+pytestmark = pytest.mark.slow
 
 
 class Trouble:
