@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neve.client.types import Position, Record
+from neve.extent_node.disk import TMP
 from neve.proto.blocks import HEADER_BYTES, BlockType, verify, walk
 from neve.proto.errors import NeveError
 from neve.stream_manager.records import Extent
@@ -22,6 +23,7 @@ from neve.stream_manager.state import State
 from tests.sim.client import OPTIONS, Killed
 from tests.sim.cluster import SimCluster
 from tests.sim.ledger import Session, payloads
+from tests.sim.node import SimNode
 
 Block = tuple[Position, int, bytes]  # where, type, payload
 
@@ -34,6 +36,9 @@ async def finish_sessions(cluster: SimCluster) -> None:
                 await client.close()
             except (NeveError, Killed):
                 client.kill()
+            else:
+                held_bytes = client.neve._budget.used_bytes
+                assert not held_bytes, f"{client.name} is closed, and holds {held_bytes} bytes of records"
 
 
 async def reopen_streams(cluster: SimCluster) -> None:
@@ -47,12 +52,33 @@ async def reopen_streams(cluster: SimCluster) -> None:
 
 
 async def check_everything(cluster: SimCluster) -> None:
+    await check_no_leaks(cluster)
     check_metadata(cluster)
     check_replicas(cluster)
     check_owners(cluster)
     await check_streams(cluster)
     check_readers(cluster)
     cluster.check_no_bugs()
+
+
+async def check_no_leaks(cluster: SimCluster) -> None:
+    """Nobody asks for anything any more: the leader holds no lock, and no node has a file that was never finished."""
+
+    def idle() -> bool:
+        return not cluster.term.ctx.locks._waiters and not any(map(_unfinished_files, cluster.nodes.values()))
+
+    try:
+        await cluster.until(idle, "nothing is under way", limit_s=60.0)
+    except AssertionError as error:
+        files = {node.host: found for node in cluster.nodes.values() if (found := _unfinished_files(node))}
+        raise AssertionError(f"{error}: locks {list(cluster.term.ctx.locks._waiters)}, files {files}") from None
+
+
+def _unfinished_files(node: SimNode) -> list[str]:
+    if not node.running:
+        return []
+    folders = [f"/disk{number}/{TMP}" for number in range(node.disks)]
+    return [f"{folder}/{name}" for folder in folders for name in node.fs.names_in(folder)]
 
 
 # --- metadata -------------------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class SimCluster:
         self.clients: dict[str, SimClient] = {}
         self.violations: list[str] = []
         self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story
+        self.synced = False  # all writers sync: what is acknowledged is also on nodes that are down
         self.ledger.on_made = self._watch_acknowledgement
         self.expected_errors: tuple[str, ...] = EXPECTED_ERRORS
         self._errors = _ErrorLog()
@@ -302,7 +303,7 @@ class SimCluster:
         begins = attempt.payload[:BEGINNING_BYTES]
         for node_id in extent.node_ids:
             node = self.nodes[node_id]
-            if node_id in self.unreliable or node.gone or node.repairs or not node.running:
+            if node_id in self.unreliable or node.gone or node.repairs or not (node.running or self.synced):
                 continue
             if node.peek(position.extent_id, position.offset + HEADER_BYTES, len(begins)) != begins:
                 told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and not on node {node_id} (G1)"

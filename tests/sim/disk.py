@@ -174,6 +174,13 @@ class SimFileSystem:
         """What a reader sees; no call, no step."""
         return bytes(self._tree.file(path).content)
 
+    def names_in(self, path: str) -> list[str]:
+        """Of a folder; no call, no step. Nothing if there is no such folder."""
+        try:
+            return list(self._tree.folder(path).entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def peek(self, path: str, offset: int, size_bytes: int) -> bytes | None:
         """A part of it; None if there is no such file."""
         try:

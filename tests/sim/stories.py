@@ -54,6 +54,7 @@ class Story:
         self.cluster = cluster
         self.shape = shape
         self.rng = random.Random(f"story {seed}")
+        cluster.synced = shape.sync and not shape.mixed
         self.victim = self.rng.choice(list(cluster.nodes))
         self.drained: set[int] = set()
         self.users = Users(self)

@@ -59,9 +59,19 @@ class Shape:
 
 def weights_of(seed: int, kinds: Iterable[str]) -> dict[str, float]:
     """About half of the kinds, with weights that differ by up to an order of magnitude."""
-    rng = random.Random(f"swarm {seed}")
-    share = rng.choice((0.2, 0.5, 0.5, 0.8))
-    weights = {kind: rng.choice((1.0, 3.0, 10.0)) * (rng.random() < share) for kind in kinds}
+    weights = {kind: _weight(seed, kind) for kind in kinds}
     if not any(weights.values()):
-        weights[rng.choice(list(weights))] = 1.0
+        weights[random.Random(f"swarm {seed}").choice(list(weights))] = 1.0
     return weights
+
+
+def _weight(seed: int, kind: str) -> float:
+    """Each by itself: a new kind does not change the others."""
+    share = random.Random(f"share {seed}").choice((0.2, 0.5, 0.5, 0.8))
+    own = random.Random(f"swarm {seed} {kind}")
+    return own.choice((1.0, 3.0, 10.0)) * (own.random() < share)
+
+
+def has_kind(seed: int, kind: str) -> bool:
+    """Whether the seed's story may have this trouble, if its shape allows it."""
+    return _weight(seed, kind) > 0

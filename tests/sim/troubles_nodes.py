@@ -64,8 +64,8 @@ class NodeTroubles:
         nodes = self._scene.cluster.nodes.values()
         return [node for node in nodes if node.process is not None and not node.process.paused]
 
-    def _one(self) -> SimNode | None:
-        running = self._running()
+    def _one(self, *, may_lose_cache: bool = False) -> SimNode | None:
+        running = [node for node in self._running() if not may_lose_cache or self._may_lose_cache(node)]
         return self._scene.rng.choice(running) if running else None
 
     def _down(self, node: SimNode, how: str) -> None:
@@ -112,8 +112,8 @@ class NodeTroubles:
         return True
 
     def _cut_power(self) -> bool:
-        node = self._one()
-        if node is None or not self._may_lose_cache(node):
+        node = self._one(may_lose_cache=True)
+        if node is None:
             return False
         mode = self._scene.rng.choice(POWER_CUT_MODES)
         node.power_cut(mode)
@@ -145,8 +145,8 @@ class NodeTroubles:
 
     def _remount(self) -> bool:
         """The device went and came back in the same boot, and its node was killed over it."""
-        node = self._one()
-        if node is None or not self._may_lose_cache(node):
+        node = self._one(may_lose_cache=True)
+        if node is None:
             return False
         node.kill()
         folder = self._folder(node)

@@ -46,6 +46,7 @@ class Bug:
     what: str
     plant: Callable[[], AbstractContextManager[None]]
     suits: Callable[[Shape], bool] = lambda _: True
+    needs: tuple[str, ...] = ()  # kinds of trouble, one of which the story must have
     origin: str = ""  # the scenario or the rule
 
     @contextmanager
@@ -57,7 +58,9 @@ class Bug:
 BUGS: dict[str, Bug] = {}
 
 
-def bug(name: str, *, origin: str, suits: Callable[[Shape], bool] = lambda _: True) -> Callable[[Any], Any]:
+def bug(
+    name: str, *, origin: str, suits: Callable[[Shape], bool] = lambda _: True, needs: tuple[str, ...] = ()
+) -> Callable[[Any], Any]:
     """Register a function that changes things, given a way to change attributes for the time being."""
 
     def register(function: Callable[[Callable[[Any, str, Any], None]], None]) -> Any:
@@ -73,7 +76,7 @@ def bug(name: str, *, origin: str, suits: Callable[[Shape], bool] = lambda _: Tr
                 yield
 
         what = (function.__doc__ or "").strip()
-        BUGS[name] = Bug(what=what, plant=plant, suits=suits, origin=origin)
+        BUGS[name] = Bug(what=what, plant=plant, suits=suits, needs=needs, origin=origin)
         return function
 
     return register
@@ -82,7 +85,7 @@ def bug(name: str, *, origin: str, suits: Callable[[Shape], bool] = lambda _: Tr
 # --- the length of a seal -------------------------------------------------------------------------------------
 
 
-@bug("an error is length 0", origin="T1, rule 18", suits=lambda shape: shape.loses in ("wipe", "vanish"))
+@bug("an error is length 0", origin="T1, rule 18", suits=lambda shape: shape.loses == "wipe", needs=("disks wiped",))
 def _error_is_zero(change: Any) -> None:
     """A replica that is missing counts as one with 0 bytes."""
     choose = core_seal.choose_length
@@ -97,7 +100,7 @@ def _error_is_zero(change: Any) -> None:
     change(seal_tail, "choose_length", wrong)
 
 
-@bug("a doubtful length is trusted", origin="T4, rule 18", suits=lambda shape: not shape.sync)
+@bug("a doubtful length is trusted", origin="T4, rule 18", suits=lambda shape: not shape.sync, needs=("power cut",))
 def _doubtful_is_trusted(change: Any) -> None:
     """A seal believes a replica that may have lost its page cache."""
     choose = core_seal.choose_length
@@ -211,7 +214,7 @@ def _acknowledges_while_sealing(change: Any) -> None:
     change(WriterCore, "on_answer", wrong)
 
 
-@bug("a lease that ended is not noticed", origin="T11, rule 2")
+@bug("a lease that ended is not noticed", origin="T11, rule 2", needs=("client stopped", "metadata stalls"))
 def _lease_ignored(change: Any) -> None:
     """A writer goes on, and acknowledges, after its lease has ended."""
     change(Lease, "ensure_alive", lambda self: None)
@@ -252,7 +255,7 @@ def _no_owner_check(change: Any) -> None:
     change(OwnerChecks, "verify_new", wrong)
 
 
-@bug("a deposed manager opens an old tail", origin="rule 15")
+@bug("a deposed manager opens an old tail", origin="rule 15", needs=("manager stopped",))
 def _old_tail(change: Any) -> None:
     """A manager lets a new owner go on from memory: no transaction, no look at fences, and nodes obey anybody."""
     decide = core_open.decide_open
@@ -319,7 +322,12 @@ def _truncates_more(change: Any) -> None:
     change(streams, "_unlink", wrong)
 
 
-@bug("a dead node's replicas stay lost", origin="T43", suits=lambda shape: shape.loses == "vanish")
+@bug(
+    "a dead node's replicas stay lost",
+    origin="T43",
+    suits=lambda shape: shape.loses == "vanish",
+    needs=("node vanishes",),
+)
 def _no_recovery(change: Any) -> None:
     """Nothing is copied for nodes that are declared dead."""
     change(core_recovery, "worst_loss", lambda extent, trouble: None)
@@ -358,7 +366,7 @@ def _old_tokens(change: Any) -> None:
     change(core_append, "_refusal", wrong)
 
 
-@bug("fences do not last", origin="T12, rule 14")
+@bug("fences do not last", origin="T12, rule 14", needs=("power cut", "power cut everywhere"))
 def _volatile_fence(change: Any) -> None:
     """Token and fence are answered before they are durable; the data is."""
 
@@ -372,7 +380,7 @@ def _volatile_fence(change: Any) -> None:
     change(Replica, "persist", wrong)
 
 
-@bug("lengths come from the page cache", origin="T4, rule 14")
+@bug("lengths come from the page cache", origin="T4, rule 14", needs=("power cut", "power cut everywhere"))
 def _page_cache_length(change: Any) -> None:
     """Raise and Fence answer a length whose bytes are not durable, and forget that."""
 
@@ -389,25 +397,35 @@ def _page_cache_length(change: Any) -> None:
     change(Replica, "clear_unsynced", forget)
 
 
-@bug("doubt ends with the process", origin="rule 12", suits=lambda shape: not shape.sync)
+@bug("doubt ends with the process", origin="rule 12", suits=lambda shape: not shape.sync, needs=("power cut",))
 def _doubt_forgotten(change: Any) -> None:
     """A replica that may have lost bytes is doubtful in memory only: the second restart trusts it."""
     change(Replica, "persist_doubt", lambda self, doubt: None)
 
 
-@bug("no replica is doubtful", origin="T22, rule 12", suits=lambda shape: not shape.sync)
+@bug("no replica is doubtful", origin="T22, rule 12", suits=lambda shape: not shape.sync, needs=("power cut",))
 def _no_doubt(change: Any) -> None:
     """After a power cut a replica without its page cache is as good as any."""
     change(core, "doubt_on_start", lambda state, **how: None)
 
 
-@bug("the journal stands above unsynced bytes", origin="T21, rule 10", suits=lambda shape: shape.mixed)
+@bug(
+    "the journal stands above unsynced bytes",
+    origin="T21, rule 10",
+    suits=lambda shape: shape.mixed,
+    needs=("power cut everywhere",),
+)
 def _journal_above(change: Any) -> None:
     """A journal entry is written although bytes below it are in the page cache alone."""
     change(core, "may_journal", lambda state, offset: True)
 
 
-@bug("a sync is answered before it is done", origin="T21, rule 5", suits=lambda shape: shape.sync)
+@bug(
+    "a sync is answered before it is done",
+    origin="T21, rule 5",
+    suits=lambda shape: shape.sync,
+    needs=("power cut", "power cut everywhere"),
+)
 def _no_sync(change: Any) -> None:
     """Appends with sync are answered from the page cache, and nothing says so."""
 
@@ -419,7 +437,7 @@ def _no_sync(change: Any) -> None:
     change(store_append, "_carry_out", at_once)
 
 
-@bug("a failed sync counts", origin="T23", suits=lambda shape: shape.loses == "errors")
+@bug("a failed sync counts", origin="T23", suits=lambda shape: shape.loses == "errors", needs=("disk errors",))
 def _failed_sync_counts(change: Any) -> None:
     """An error of fdatasync is passed over."""
 
@@ -452,7 +470,7 @@ def _reads_beyond(change: Any) -> None:
     change(core, "decide_read", wrong)
 
 
-@bug("damaged bytes are given", origin="T29, G2", suits=lambda shape: shape.loses == "damage")
+@bug("damaged bytes are given", origin="T29, G2", suits=lambda shape: shape.loses == "damage", needs=("bits flipped",))
 def _no_crc(change: Any) -> None:
     """A reader does not look at checksums."""
 

@@ -1,0 +1,33 @@
+"""The simulation has teeth: deliberate bugs are found. Those that take few stories run in every build; all of them by
+`python -m tests.sim --bugs`."""
+
+from __future__ import annotations
+
+import pytest
+
+from neve.client.core_writer import WriterCore
+from tests.sim.bugs.bugs import BUGS
+from tests.sim.bugs.hunt import hunt, seeds_for
+
+QUICK = ("two answers of three acknowledge", "who took part counts as confirmed", "a deposed manager's transaction")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_bug_is_found_by_one_of_a_few_stories(name: str) -> None:
+    assert hunt(BUGS[name], seeds_max=5).error
+
+
+def test_a_bug_is_gone_when_its_time_is_over() -> None:
+    before = WriterCore.on_answer
+    with BUGS["two answers of three acknowledge"].planted():
+        assert WriterCore.on_answer is not before
+    assert WriterCore.on_answer is before
+
+
+def test_every_bug_can_be_planted_and_has_stories_that_can_come_to_it() -> None:
+    for name, bug in BUGS.items():
+        assert bug.what, name
+        assert bug.origin, name
+        with bug.planted():
+            pass
+        assert next(seeds_for(bug)) < 500, name
