@@ -189,12 +189,12 @@ class Committer:
         """Errors become the replica's state and its waiters' answers."""
         end = replica.state.length
         try:
-            self._counters.in_place_syncs += 1
-            await self._run_on(replica, replica.sync_data)
+            if not replica.gone:  # deleted since the sync was asked for: its file is closed, and nobody waits
+                self._counters.in_place_syncs += 1
+                await self._run_on(replica, replica.sync_data)
+                self.note_in_place(replica, end)
         except OSError as error:
             self.abandon(replica, self._sync_failed(replica, error))
-        else:
-            self.note_in_place(replica, end)
         finally:
             self._end_sync(queue)
         self._look_again(replica, queue)

@@ -111,8 +111,10 @@ def format_journal(
     journal_uuid: uuid.UUID,
     segment_bytes: int = SEGMENT_BYTES_DEFAULT,
     slots: int = 2,
+    in_use: bool = False,
 ) -> str:
-    """Make a new journal in an empty folder; the uuid is what the node's disks then name."""
+    """Make a new journal in an empty folder; the uuid is what the node's disks then name. `in_use`: it takes the place
+    of one that was, so that it is not `never_used` from the beginning."""
     if segment_bytes < SEGMENT_BYTES_MIN:
         raise ValueError(f"a journal segment of {segment_bytes} bytes is below the minimum of {SEGMENT_BYTES_MIN}")
     make_folder(fs, folder)
@@ -123,7 +125,7 @@ def format_journal(
         )
     for slot in range(slots):
         make_segment(fs, folder, slot, segment_bytes)
-    label = JournalLabel(str(journal_uuid), cluster, node_id, segment_bytes, slots, fresh_from=FIRST_NUMBER)
+    label = JournalLabel(str(journal_uuid), cluster, node_id, segment_bytes, slots, FIRST_NUMBER, in_use)
     write_label(fs, folder, LABEL, label.fields())  # last: without it there is no journal
     log.info("journal_formatted folder=%s uuid=%s segment_bytes=%d", folder, label.uuid, segment_bytes)
     return label.uuid

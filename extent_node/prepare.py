@@ -156,6 +156,8 @@ async def prepare(
             node_id=node_id,
             journal_uuid=_uuid(rng),
             segment_bytes=journal_segment_bytes,
+            # For disks that were used: should this start fail, and they not be there at the next, it is no new node.
+            in_use=bool(found.labelled or found.unreadable or any(expected.values())),
         )
     else:
         journal_uuid = read_journal_label(fs, journal_folder).uuid

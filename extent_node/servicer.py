@@ -15,16 +15,18 @@ from neve.extent_node.copier import Copier
 from neve.extent_node.metrics import NodeMetrics
 from neve.extent_node.store import Store
 from neve.extent_node.store_audit import SLICE_BYTES
+from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
-from neve.proto.errors import InvalidArgument, NotLeader
+from neve.proto.errors import InvalidArgument, NotLeader, Overloaded
 from neve.rpc.diagnostics import build_version
 from neve.rpc.limits import KIB
 from neve.rpc.service import Call, eager
 
 RESERVE_BYTES_MIN = 64 * KIB  # smaller replies are bounded well enough by the number of calls
 LIST_LIMIT_MAX = 10_000
+AUDITS_MAX = 64  # by order, at a time: each has a descriptor of its own, and reads as fast as it is let
 
 
 class LeaderMemory:
@@ -61,6 +63,7 @@ class ExtentNodeServicer:
         self._node_id = node_id
         self._read_bytes_max = read_bytes_max
         self._leaders = LeaderMemory()
+        self._audits = 0  # under way
         self._version = build_version()
         self._loop = asyncio.get_running_loop()
 
@@ -141,6 +144,9 @@ class ExtentNodeServicer:
         return result.reply
 
     async def read_index(self, request: pb.ReadIndexRequest, call: Call) -> pb.ReadIndexReply:
+        blocks_max = min(request.max_blocks or INDEX_BLOCKS_MAX, INDEX_BLOCKS_MAX)
+        if (wanted_bytes := blocks_max * INDEX_BLOCK_BYTES) >= RESERVE_BYTES_MIN:
+            await call.reserve_reply(wanted_bytes)
         result = await self._store.read_index(request)
         call.attach(*result.payload)
         return result.reply
@@ -149,7 +155,13 @@ class ExtentNodeServicer:
         asked = pb.DescribeReplicaRequest(extent_id=request.extent_id, replica=request.replica)
         self._store.describe(asked)  # that it is the one which is meant
         pacer = Pacer(bytes_per_s=request.bytes_per_s_max, burst_bytes=SLICE_BYTES)
-        audit = await self._store.audit(request.extent_id, pacer=pacer)
+        if self._audits >= AUDITS_MAX:
+            raise Overloaded(what="audits under way")
+        self._audits += 1
+        try:
+            audit = await self._store.audit(request.extent_id, pacer=pacer)
+        finally:
+            self._audits -= 1
         reply = pb.AuditReplicaReply(
             info=self._store.describe(asked),
             bytes_read=audit.bytes_read,

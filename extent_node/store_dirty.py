@@ -28,8 +28,11 @@ class DirtyBytes:
         self._stopped = False
 
     def update(self, replica: Replica) -> None:
-        """Its length or its synced end has changed. One that is gone is not counted again by a sync that ends late."""
-        now = 0 if replica.gone else replica.dirty_bytes
+        """Its length or its synced end has changed. One that is gone, or whose disk failed, is not counted again by a
+        sync that ends late: nothing would ever bring its count down."""
+        read_only = replica.state.read_only
+        is_over = replica.gone or (read_only is not None and not read_only.can_sync)
+        now = 0 if is_over else replica.dirty_bytes
         self.bytes_now += now - self._counted.get(replica, 0)
         if now:
             self._counted[replica] = now

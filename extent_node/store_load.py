@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from neve.extent_node import core
 from neve.extent_node.attributes import BadAttribute, Doubt
 from neve.extent_node.core import Tombstone
-from neve.extent_node.disk import FULL, Disk
+from neve.extent_node.disk import FULL, SHORT_OF_RESOURCES, Disk
 from neve.extent_node.journal import Journal
 from neve.extent_node.replica import Replica, SyncFailed, load_state
 from neve.extent_node.store_state import StoreState
@@ -211,10 +211,13 @@ def _move_aside(store: StoreState, other: Replica, better: Replica) -> None:
 
 
 def _remove(found: Replica, move: Callable[[], None]) -> None:
-    """It is no replica of this node, whether its file can be moved now or by a later start."""
+    """It is no replica of this node, whether its file can be moved now or by a later start. Short of descriptors, the
+    start fails, and that is no fault of the disk."""
     try:
         move()
     except OSError as error:
+        if error.errno in SHORT_OF_RESOURCES:
+            raise
         log.error("replica_not_moved extent_id=%d disk=%s error=%s", found.extent_id, found.disk.uuid, error)
         found.disk.note_failed(f"{type(error).__name__}: {error}")
     found.gone = True

@@ -27,6 +27,7 @@ from neve.proto.errors import InvalidArgument, NeveError, Overloaded, ReplicaDam
 # them on the loop is cheaper than a thread (about 5 µs against 40).
 HOT_TAIL_BYTES = 8 << 20
 INDEX_BLOCKS_MAX = 400_000  # of one answer to ReadIndex: 2 MB
+INDEX_BLOCK_BYTES = 5  # there, of each block
 
 
 class ReadResult(NamedTuple):
@@ -185,6 +186,7 @@ class Reader:
             raise seal.error
         assert found is not None
         self._store.check_disk(found)
+        self._store.check_backlog()
         index = (await self._opened(found)).blocks
         first, last = index.numbers_in(request.start, request.end or index.length)
         taken = min(last - first, request.max_blocks or INDEX_BLOCKS_MAX, INDEX_BLOCKS_MAX)

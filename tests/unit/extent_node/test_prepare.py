@@ -16,6 +16,7 @@ from neve.extent_node.fs import RealFileSystem
 from neve.extent_node.journal import Journal
 from neve.extent_node.journal_format import SEGMENT_BYTES_MIN
 from neve.extent_node.journal_label import format_journal, read_journal_label
+from neve.extent_node.journal_replay import read_chain
 from neve.extent_node.prepare import prepare
 from neve.extent_node.store_load import load_disk
 from neve.proto.errors import InvalidArgument
@@ -187,6 +188,29 @@ async def test_t32_a_new_journal_for_old_disks_does_not_make_a_wiped_disk_a_new_
     fs.crash()
     with pytest.raises(DiskRefused, match="has been used before"):
         await first_start(fs, by_word=False)
+
+
+async def test_t32_a_new_journal_for_old_disks_that_are_not_mounted_next_does_not_make_their_folders_new_disks(
+    tmp_path: Path,
+) -> None:
+    await run(tmp_path, "d1", "d2", given=7)
+    use(tmp_path, node_id=7)
+    shutil.rmtree(tmp_path / "journal")
+    await run(tmp_path, "d1", "d2", format_journal=True)  # and this start ends before the disks name the new one
+    for disk in ("d1", "d2"):
+        (tmp_path / disk).rename(tmp_path / f"{disk}-elsewhere")
+        (tmp_path / disk).mkdir()
+    with pytest.raises(DiskRefused, match="has been used before"):
+        await run(tmp_path, "d1", "d2")
+    assert os.listdir(tmp_path / "d1") == []
+    for disk in ("d1", "d2"):
+        (tmp_path / disk).rmdir()
+        (tmp_path / f"{disk}-elsewhere").rename(tmp_path / disk)
+    assert await run(tmp_path, "d1", "d2") == 7
+    fs = RealFileSystem()
+    journal = Journal.open(fs, str(tmp_path / "journal"), cluster="main", node_id=7)
+    assert read_chain(fs, str(tmp_path / "journal"), journal.label, journal.uuid_bytes).hole == ""
+    journal.close()
 
 
 # --- what says that a node existed -----------------------------------------------------------------------------

@@ -7,14 +7,17 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from neve.extent_node import store_replay
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
+from neve.extent_node.servicer import AUDITS_MAX, ExtentNodeServicer
 from neve.extent_node.store import Store
 from neve.extent_node.store_dirty import DirtyBytes
+from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
 from neve.extent_node.store_start import ShortOfResources
 from neve.extent_node.threads import Threads
 from neve.proto import extent_node_pb2 as pb
@@ -27,10 +30,12 @@ from tests.unit.extent_node.store_rig import (
     block_of,
     config_for,
     create,
+    delete,
     error_of,
     fence,
     raise_token,
     read_bytes,
+    seal,
     segment,
     tell_committed,
 )
@@ -53,6 +58,13 @@ class Hanging:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._held.append((future, function, args))
         return future
+
+    async def done(self, name: str) -> asyncio.Future[Any]:
+        """Do the call of that name; what waits for it is told by the future, which is the caller's to set."""
+        (held,) = (held for held in self._held if held[1].__name__ == name)
+        self._held.remove(held)
+        await self._run(held[1], *held[2])
+        return held[0]
 
     async def let_go(self) -> None:
         self._store.run = self._run  # type: ignore[method-assign]
@@ -205,6 +217,67 @@ async def test_a_queue_that_forgets_a_call_still_waits_for_the_others() -> None:
     assert (other.pending, one.pending, queue.waits) == (0, 1, [])
 
 
+# --- what was under way when a replica or a disk went --------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_sync_that_is_about_to_begin_when_its_replica_is_deleted_is_no_fault_of_the_disk(turns: int) -> None:
+    machine = Machine(checkpoint_interval_s=3600.0, journal_extents_min=1 << 30)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        hanging = Hanging(store)
+        appended = []
+        for offset, block in ((len(A), B), (len(A + B), C)):  # the second is for the next sync
+            appended.append(asyncio.ensure_future(append(store, 1, offset, block)))
+            await asyncio.sleep(0.01)
+        deleted = asyncio.ensure_future(delete(store, 1))
+        await asyncio.sleep(0.01)
+        (await hanging.done("bury")).set_result(None)
+        await asyncio.sleep(0.01)
+        moved, synced = await hanging.done("move_to_trash"), await hanging.done("sync_data")
+        await hanging.let_go()
+        synced.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        moved.set_result(None)
+        assert await deleted
+        await asyncio.gather(*appended, return_exceptions=True)
+        assert [disk.state for disk in store.disks()] == [pb.DiskInfo.WRITABLE]
+        assert store.counters.sync_failures == 0
+
+    machine.run(work)
+
+
+def test_a_sync_that_ends_after_its_disk_failed_leaves_no_bytes_that_others_wait_for() -> None:
+    machine = Machine(
+        2, checkpoint_interval_s=3600.0, journal_extents_min=1 << 30, dirty_bytes_soft=100, dirty_bytes_hard=200
+    )
+
+    async def work(store: Store) -> None:
+        await create(store, 1, disk=0)
+        await create(store, 2, disk=1)
+        await append(store, 1, 0, A)
+        hanging = Hanging(store)
+        appended = []
+        for offset, block in ((len(A), A), (len(A + A), B)):
+            appended.append(asyncio.ensure_future(append(store, 1, offset, block)))
+            await asyncio.sleep(0.01)
+        synced = await hanging.done("sync_data")
+        await hanging.let_go()
+        found = store._state.replicas[1]
+        store._state.disk_error(found.disk, 1, OSError(errno.EIO, "another file of it"))
+        await asyncio.sleep(0.01)
+        synced.set_result(None)
+        await asyncio.gather(*appended, return_exceptions=True)
+        assert store.dirty_bytes == 0
+        async with asyncio.timeout(60):
+            assert (await append(store, 2, 0, A)).end == len(A)
+
+    machine.run(work)
+
+
 # --- waiting for room ----------------------------------------------------------------------------------------
 
 
@@ -327,6 +400,33 @@ def test_a_replay_that_is_short_of_descriptors_is_no_fault_of_the_disk() -> None
     assert machine.run(lengths) == [2 * len(A)] * 3
 
 
+def test_finishing_a_delete_short_of_descriptors_is_no_fault_of_the_disk() -> None:
+    machine = Machine(2)
+
+    async def make(store: Store) -> None:
+        await create(store, 1, disk=0)
+        await store.stop()
+
+    async def remove(store: Store) -> None:
+        await delete(store, 1)  # its tombstone is on the other disk
+
+    async def states(store: Store) -> list[int]:
+        return [disk.state for disk in store.disks()]
+
+    machine.run(make)
+    machine.take_disk_away(0)
+    machine.restart(remove)
+    machine.fs.crash()
+    machine.bring_disk_back(0)
+    fault = machine.fs.fail(
+        errno.EMFILE, match=lambda operation, path: operation == "fsync_dir" and path.endswith("/trash"), times=None
+    )
+    with pytest.raises(ShortOfResources):
+        machine.run(states)
+    fault.clear()
+    assert machine.run(states) == [pb.DiskInfo.WRITABLE] * 2
+
+
 def test_a_replay_opens_few_files_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_replay, "OPEN_MAX", 3)
     machine = journaled(12)
@@ -358,6 +458,52 @@ assert raise_descriptor_limit() == hard
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# --- what others ask for at once -----------------------------------------------------------------------------
+
+
+def servicer_of(store: Store) -> ExtentNodeServicer:
+    return ExtentNodeServicer(store, cast(Any, None), cast(Any, None), cluster="c", node_id=1, read_bytes_max=1 << 20)
+
+
+def test_audits_by_order_are_bounded() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        servicer, request = servicer_of(store), pb.AuditReplicaRequest(extent_id=1)
+        hanging = Hanging(store)
+        under_way = [asyncio.ensure_future(servicer.audit_replica(request, cast(Any, None))) for _ in range(AUDITS_MAX)]
+        await asyncio.sleep(0.01)
+        assert await error_of(servicer.audit_replica(request, cast(Any, None))) is Overloaded
+        await hanging.let_go()
+        assert [reply.blocks for reply in await asyncio.gather(*under_way)] == [1] * AUDITS_MAX
+        assert (await servicer.audit_replica(request, cast(Any, None))).blocks == 1
+
+    machine.run(work)
+
+
+def test_room_for_a_large_index_is_taken_before_it_is_made() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A, B)
+        await seal(store, 1, len(A + B))
+        reserved: list[int] = []
+
+        async def reserve(size_bytes: int) -> None:
+            reserved.append(size_bytes)
+
+        call = cast(Any, SimpleNamespace(reserve_reply=reserve, attach=lambda *buffers: None))
+        for max_blocks, blocks in ((0, 2), (1, 1), (1 << 31, 2)):
+            request = pb.ReadIndexRequest(extent_id=1, max_blocks=max_blocks)
+            assert (await servicer_of(store).read_index(request, call)).blocks == blocks
+        assert reserved == [INDEX_BLOCKS_MAX * INDEX_BLOCK_BYTES] * 2
+
+    machine.run(work)
 
 
 # --- an error is not length 0 --------------------------------------------------------------------------------
