@@ -11,6 +11,7 @@ Neighbours: scan.py finds the blocks; replica.py writes it at seal and loads it 
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass
 
@@ -133,8 +134,18 @@ def decode(buffer: Buffer, *, extent_id: int, seal: Seal) -> BlockIndex | None:
 
 def write(fs: FileSystem, index: BlockIndex, *, path: str, temporary_path: str, folder: str) -> None:
     """Put the index under its name, durably. Left-overs at `temporary_path` are overwritten."""
-    value = encode(index)
-    fd = fs.open(temporary_path, create=True)
+    try:
+        _write_file(fs, temporary_path, encode(index))
+        fs.rename(temporary_path, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # it is no use to anybody, and a full disk needs its room
+            fs.unlink(temporary_path)
+        raise
+    fs.fsync_dir(folder)
+
+
+def _write_file(fs: FileSystem, path: str, value: bytes) -> None:
+    fd = fs.open(path, create=True)
     try:
         fs.truncate(fd, 0)
         written = 0
@@ -143,8 +154,6 @@ def write(fs: FileSystem, index: BlockIndex, *, path: str, temporary_path: str, 
         fs.fsync(fd)
     finally:
         fs.close(fd)
-    fs.rename(temporary_path, path)
-    fs.fsync_dir(folder)
 
 
 def load(fs: FileSystem, path: str, *, extent_id: int, seal: Seal) -> BlockIndex | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from typing import Literal
 
@@ -198,3 +199,15 @@ def test_short_writes_are_completed() -> None:
     _, seal, made = sealed([b"x" * n for n in range(50)])
     index.write(fs, made, path="/x.idx", temporary_path="/x.tmp", folder="/")
     assert equal(made, index.load(fs, "/x.idx", extent_id=EXTENT_ID, seal=seal))
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "rename"])
+def test_an_index_that_cannot_be_written_leaves_nothing_behind(call: str) -> None:
+    """On a full disk it would take room until the next start (found by a simulated story)."""
+    fs = SimFileSystem(random.Random(1))
+    fs.make_dirs("/d")
+    fs.fail(errno.ENOSPC, match=lambda operation, path: operation == call)
+    _, _, made = sealed([b"abc"])
+    with pytest.raises(OSError, match="No space"):
+        index.write(fs, made, path="/d/x.idx", temporary_path="/d/x.tmp", folder="/d")
+    assert fs.list_dir("/d") == []
