@@ -5,7 +5,7 @@
     python -m tests.sim --seeds 5000-5999 --short  short stories
     python -m tests.sim --bugs                     deliberate bugs: each must be found (tests/sim/bugs)
 
-The exit code is 1 if a story fails or, with 200 and more of them, if a kind of trouble never happened.
+The exit code is 1 if a story fails or, with 150 and more of them, if a kind of trouble never happened.
 """
 
 from __future__ import annotations

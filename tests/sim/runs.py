@@ -17,7 +17,7 @@ from tests.sim.kinds import ALL_KINDS
 from tests.sim.stories import Outcome, play
 
 PROGRESS_S = 10.0
-COVERAGE_SEEDS_MIN = 200
+COVERAGE_SEEDS_MIN = 150
 CHUNK = 4
 
 

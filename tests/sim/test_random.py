@@ -21,10 +21,10 @@ from tests.sim.kinds import ALL_KINDS
 from tests.sim.runs import chosen_seeds, run_many
 from tests.sim.swarm import Shape, weights_of
 
-SHORT_SEEDS_DEFAULT = 200  # about two minutes of one core
+SHORT_SEEDS_DEFAULT = 180  # about two minutes of one core
 LONG_SEEDS = range(1, 7)
 REPEATED_SEED = 9
-FOUND = {116: "a full disk kept an index that could not be written"}  # short stories that failed once
+FOUND = {116: "a full disk kept an index that could not be written", 146: "the same"}  # short stories that failed once
 ROOT = Path(__file__).parents[2]
 
 
