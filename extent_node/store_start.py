@@ -289,11 +289,18 @@ async def stop_cleanly(store: StoreState) -> None:
     if not all(clean.values()):
         log.warning("stop_not_clean disks=%s", [disk.uuid for disk, is_clean in clean.items() if not is_clean])
     else:
-        await store.run(store.journal.retire)
+        try:
+            await store.run(store.journal.retire)
+        except OSError as error:  # the next start reads it once more, and looks at all replicas
+            log.error("journal_not_retired error=%s", error)
+            return
     distrusted = tuple(disk.short_id for disk in store.distrust_pending)
     for disk, is_clean in clean.items():
         if is_clean:
-            await store.run(lambda disk=disk: disk.store_boot(clean=True, distrusted=distrusted))
+            try:
+                await store.run(lambda disk=disk: disk.store_boot(clean=True, distrusted=distrusted))
+            except OSError as error:  # of this disk alone
+                log.error("stop_not_clean disk=%s error=%s", disk.uuid, error)
 
 
 async def _stop_replica(store: StoreState, found: Replica) -> bool:

@@ -830,3 +830,25 @@ def test_a_removed_file_is_damage_of_that_replica_and_not_of_the_disk() -> None:
         assert await read_bytes(store, 2) == A
 
     machine.run(work)
+
+
+@pytest.mark.parametrize(("folder", "clean"), [("/disk0", [False, True]), (JOURNAL, [False, False])])
+def test_a_stop_that_cannot_write_a_label_ends_all_the_same_and_other_disks_are_clean(
+    folder: str, clean: list[bool]
+) -> None:
+    machine = Machine(2)
+
+    async def work(store: Store) -> None:
+        await fill_two(store)
+        fault = machine.fs.fail(errno.EIO, match=on("pwrite", f"{folder}/"), times=None)
+        await store.stop()
+        fault.clear()
+        boots = [disk.last_boot() for disk in store._state.disks.values()]
+        assert [boot is not None and boot.clean for boot in boots] == clean
+
+    async def after(store: Store) -> None:
+        for extent_id in (1, 2):
+            assert (await raise_token(store, extent_id, TOKEN)).length == len(A + B)
+
+    machine.run(work)
+    machine.run(after)  # in the same process: the locks were given back
