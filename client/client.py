@@ -292,8 +292,10 @@ class Client:
             try:
                 tail = await self._open_tail(writer, core, stream, lock, sync=sync)
             except BaseException:
-                await lock.release()
-                self._forget_writer(writer)
+                try:
+                    await lock.release()
+                finally:
+                    self._forget_writer(writer)
                 raise
             return Opened(lock, tail)
 

@@ -171,6 +171,7 @@ class Writer:
             future: asyncio.Future[None] = self._loop.create_future()
             self._flushes.append((core.pushed_bytes, future))
             await future
+        self._check_open()  # again: it may have been aborted in the turn in which the last append was acknowledged
         assert self._opened is not None
         confirming = list(self._opened.tail.confirming.values())
         if confirming:
@@ -249,15 +250,23 @@ class Writer:
             self._end(error or ShuttingDown(detail="the writer was closed"))
             await self._release(opened)
 
+    def ensure_outcomes(self) -> None:
+        """Raise if the end of the writer left appends without an outcome: whoever submitted and did not look must not
+        take this for success."""
+        if self._unknown:
+            raise AppendOutcomeUnknown(detail=f"of {self._unknown} appends: {self._ended_by}")
+
     async def _release(self, opened: Opened) -> None:
         self._end(ShuttingDown(detail="the writer was closed"))
         self._opened = None
         try:
-            await opened.tail.closed()
-            if not opened.shared:
-                await opened.lock.release()
+            await opened.tail.closed()  # with a conflict to report this may take seconds, and be cancelled
         finally:
-            self._on_closed(self)
+            try:
+                if not opened.shared:
+                    await opened.lock.release()
+            finally:
+                self._on_closed(self)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -267,8 +276,7 @@ class Writer:
     ) -> None:
         if error is None:
             await self.close()
-            if self._unknown:  # whoever submitted and did not look must not take this for success
-                raise AppendOutcomeUnknown(detail=f"of {self._unknown} appends: {self._ended_by}")
+            self.ensure_outcomes()
             return
         try:
             if isinstance(error, Exception):

@@ -129,5 +129,7 @@ class WriterGroup:
     ) -> None:
         if error is None:
             await self.close()
+            for writer in self.writers:
+                writer.ensure_outcomes()
         else:
             await self.abort()

@@ -20,11 +20,15 @@ from neve.client import (
     StreamSealed,
     Writer,
 )
+from neve.meta.lock import lock_key
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
+from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import encode_block
+from neve.proto.errors import ShuttingDown
 from tests.sim.processes import Process
 from tests.unit.client.rig import Rig, payloads_of, read_all, run
+from tests.unit.client.scripted_manager import ROOT
 
 
 async def outcome(work: Any) -> type[BaseException] | None:
@@ -358,27 +362,32 @@ def test_an_append_that_its_caller_cancels_stays_where_it_was_framed() -> None:
     run(story)
 
 
+async def meet_conflict(rig: Rig, writer: Writer) -> sm.ExtentInfo:
+    """Append one record, then meet other bytes behind it at the tail's second replica; returns that extent."""
+    await writer.append(b"one")
+    foreign = encode_block(b"not ours")  # with our token: nothing but a bug could do that
+    tail = rig.manager.extents[rig.manager.streams[writer.stream_id].extent_ids[-1]]
+    request = pb.AppendBlockRequest()
+    request.segments.add(
+        extent_id=tail.extent_id,
+        replica=tail.replicas[1].replica,
+        eversion=tail.eversion,
+        token=writer.token,
+        offset=len(encode_block(b"one")),
+        block_sizes=[len(foreign)],
+    )
+    channel = rig.channels("bug").channel(rig.tail_nodes(writer.stream_id)[1].address)
+    await channel.call(methods.EXTENT_NODE_APPEND_BLOCK, request, timeout_s=1, attachment=[foreign])
+    assert await outcome(writer.append(b"two")) is AppendOutcomeUnknown
+    return tail
+
+
 def test_a_conflict_stops_the_writer_and_raises_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
     async def story(rig: Rig) -> None:
         async with rig.client() as neve:
             stream = await neve.create_stream()
             writer = await neve.writer(stream.id).open()
-            await writer.append(b"one")
-            node = rig.tail_nodes(stream.id)[1]
-            foreign = encode_block(b"not ours")  # with our token: nothing but a bug could do that
-            tail = rig.manager.extents[stream.extent_ids[0]]
-            request = pb.AppendBlockRequest()
-            request.segments.add(
-                extent_id=tail.extent_id,
-                replica=tail.replicas[1].replica,
-                eversion=tail.eversion,
-                token=writer.token,
-                offset=len(encode_block(b"one")),
-                block_sizes=[len(foreign)],
-            )
-            channel = rig.channels("bug").channel(node.address)
-            await channel.call(methods.EXTENT_NODE_APPEND_BLOCK, request, timeout_s=1, attachment=[foreign])
-            assert await outcome(writer.append(b"two")) is AppendOutcomeUnknown
+            tail = await meet_conflict(rig, writer)
             assert isinstance(writer.error, Conflict)
             assert await outcome(writer.append(b"three")) is Conflict
             assert await outcome(writer.flush()) is Conflict
@@ -388,6 +397,68 @@ def test_a_conflict_stops_the_writer_and_raises_an_alarm(caplog: pytest.LogCaptu
 
     run(story)
     assert "append_conflict" in caplog.text
+
+
+def test_a_writer_that_is_not_let_to_report_its_conflict_leaves_the_lock_free() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            writer = await neve.writer(stream.id).open()
+            held = rig.store.client()
+            assert await held.get(lock_key(ROOT, stream.lock)) is not None
+            rig.network.pause("manager1")
+            await meet_conflict(rig, writer)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await writer.abort()
+            assert await held.get(lock_key(ROOT, stream.lock)) is None
+            rig.network.resume("manager1")
+
+    run(story)
+
+
+def test_an_open_that_is_given_up_twice_keeps_no_other_writer_of_the_client_out() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            asked = asyncio.Event()
+
+            async def hang(_: object) -> None:
+                asked.set()
+                await asyncio.Event().wait()
+
+            rig.manager.hooks["check_commit_length"] = hang
+            opening = asyncio.ensure_future(neve.writer(stream.id).open())
+            await asked.wait()
+            rig.metas[-1].disconnect()  # so that the release of the lock takes its time
+            for _ in range(2):
+                opening.cancel()
+                await asyncio.sleep(0.1)
+            assert opening.cancelled()
+            rig.metas[-1].reconnect()
+            del rig.manager.hooks["check_commit_length"]
+            async with neve.writer(stream.id) as writer:
+                await writer.append(b"x")
+
+    run(story)
+
+
+def test_a_flush_that_ends_together_with_its_writer_says_that_it_is_over() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            writer = await neve.writer(stream.id).open()
+            pending = writer.submit(b"x")
+
+            async def abort() -> None:
+                await pending
+                await writer.abort()
+
+            aborting = asyncio.ensure_future(abort())
+            assert await outcome(writer.flush()) is ShuttingDown
+            await aborting
+
+    run(story)
 
 
 def test_leaving_a_writer_whose_appends_have_no_outcome_is_not_silent() -> None:

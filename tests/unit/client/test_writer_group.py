@@ -115,6 +115,24 @@ def test_a_group_is_over_by_the_lease_clock_before_any_timer_has_run() -> None:
     run(story)
 
 
+def test_leaving_a_group_whose_appends_have_no_outcome_is_not_silent() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve, rig.client("other") as other:
+            ids = await three_streams(neve)
+            with pytest.raises(AppendOutcomeUnknown):
+                async with neve.writer_group(ids) as group:
+                    for node in rig.nodes:
+                        rig.network.pause(node.host)
+                    group.writers[2].submit(b"dropped")
+                    taking = asyncio.ensure_future(other.writer(ids[0], takeover=True).open())
+                    await group.ended.wait()
+            for node in rig.nodes:
+                rig.network.resume(node.host)
+            await (await taking).abort()
+
+    run(story)
+
+
 def test_the_end_of_one_writer_ends_the_group() -> None:
     async def story(rig: Rig) -> None:
         async with rig.client() as neve:
