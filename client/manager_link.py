@@ -87,14 +87,14 @@ class ManagerLink:
 
     async def ask(self, method: Method[Req, Rep], request: Req, *, timeout_s: float | None = None) -> Rep:
         """A read that any manager answers."""
-        return await self._call(method, request, leader=False, timeout_s=timeout_s, attempt_timeout_s=None)
+        return await self._call(method, request, leader=False, leads=False, timeout_s=timeout_s)
 
     async def ask_leader(self, method: Method[Req, Rep], request: Req, *, timeout_s: float | None = None) -> Rep:
         """A read that the leader answers best: followers know less, or later. While nobody is known to lead, any."""
         if not self._leader:
             described = await self.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
             self.learn(described.managers, described.leader.address)
-        return await self._call(method, request, leader=True, timeout_s=timeout_s, attempt_timeout_s=None)
+        return await self._call(method, request, leader=True, leads=False, timeout_s=timeout_s)
 
     async def order(
         self,
@@ -108,7 +108,9 @@ class ManagerLink:
         anything: Any = request
         if "call" in anything.DESCRIPTOR.fields_by_name and not anything.HasField("call"):
             anything.call.CopyFrom(self.next_call())
-        return await self._call(method, request, leader=True, timeout_s=timeout_s, attempt_timeout_s=attempt_timeout_s)
+        return await self._call(
+            method, request, leader=True, leads=True, timeout_s=timeout_s, attempt_timeout_s=attempt_timeout_s
+        )
 
     async def _call(
         self,
@@ -116,9 +118,11 @@ class ManagerLink:
         request: Req,
         *,
         leader: bool,
+        leads: bool,
         timeout_s: float | None,
-        attempt_timeout_s: float | None,
+        attempt_timeout_s: float | None = None,
     ) -> Rep:
+        """`leader`: ask the leader first. `leads`: nobody else answers this, so whoever does is the leader."""
         loop = asyncio.get_running_loop()
         options = self._options
         timeout_s = options.call_timeout_s if timeout_s is None else timeout_s
@@ -149,9 +153,9 @@ class ManagerLink:
                     last = error
                     self._forget(address)
                 else:
-                    if leader:
+                    if leads:
                         self._leader = address
-                    else:
+                    elif not leader:
                         self._reader = address
                     return reply.message
             pause_s = delay_s * self._rng.uniform(0.5, 1.0)

@@ -50,6 +50,7 @@ class Manager:
         self.always: NeveError | None = None
         self.calls: list[int] = []
         self.reads = 0
+        self.leader = ""  # as it has heard
 
     async def create_stream(self, request: sm.CreateStreamRequest, call: Call) -> sm.CreateStreamReply:
         self.calls.append(request.call.call_id)
@@ -60,7 +61,9 @@ class Manager:
 
     async def describe_cluster(self, request: sm.DescribeClusterRequest, call: Call) -> sm.DescribeClusterReply:
         self.reads += 1
-        return sm.DescribeClusterReply(cluster="test")
+        reply = sm.DescribeClusterReply(cluster="test")
+        reply.leader.address = self.leader
+        return reply
 
 
 class Managers:
@@ -111,6 +114,26 @@ def test_a_mutation_keeps_its_call_id_over_all_attempts_and_the_next_one_has_ano
         assert len(zero.calls) + len(one.calls) == 3
         await create(link)
         assert {*zero.calls, *one.calls} - first
+
+    run(story)
+
+
+def test_a_follower_that_answers_a_read_for_the_leader_is_not_taken_for_it() -> None:
+    async def story(cluster: Managers) -> None:
+        zero, one, two = cluster.managers
+        link = cluster.link()
+
+        async def read() -> list[int]:
+            before = [each.reads for each in cluster.managers]
+            await link.ask_leader(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
+            return [each.reads - was for each, was in zip(cluster.managers, before, strict=True)]
+
+        zero.leader = "m2:1"
+        assert await read() == [1, 0, 1]
+        cluster.network.pause("m2")
+        assert await read() == [1, 0, 0], "there is none, as yet"
+        zero.leader = "m1:1"
+        assert await read() == [1, 1, 0]
 
     run(story)
 
