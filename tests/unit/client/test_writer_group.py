@@ -119,16 +119,17 @@ def test_leaving_a_group_whose_appends_have_no_outcome_is_not_silent() -> None:
     async def story(rig: Rig) -> None:
         async with rig.client() as neve, rig.client("other") as other:
             ids = await three_streams(neve)
-            with pytest.raises(AppendOutcomeUnknown):
+            successor = other.writer(ids[0], takeover=True)
+
+            async def careless() -> None:
                 async with neve.writer_group(ids) as group:
-                    for node in rig.nodes:
-                        rig.network.pause(node.host)
+                    rig.network.pause(rig.tail_nodes(ids[2])[0].host)
                     group.writers[2].submit(b"dropped")
-                    taking = asyncio.ensure_future(other.writer(ids[0], takeover=True).open())
-                    await group.ended.wait()
-            for node in rig.nodes:
-                rig.network.resume(node.host)
-            await (await taking).abort()
+                    await asyncio.gather(successor.open(), group.ended.wait())
+
+            with pytest.raises(AppendOutcomeUnknown):
+                await careless()
+            await successor.abort()
 
     run(story)
 
