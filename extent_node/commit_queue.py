@@ -3,7 +3,7 @@
 Invariants: a call is told once for each segment that it counted in `pending`, and its future is done when none is left;
             `end_wanted` is the highest end that anyone in the line waits for;
             `pieces` are bytes one behind the other from `pieces_offset` on, or there are none;
-            a call that was given up waits nowhere: what waits is bounded by the calls that somebody still waits for.
+            of what waits, no more than half was given up: it is bounded by the calls that somebody still waits for.
 Neighbours: `store_append` makes calls, `commit` keeps the lines.
 """
 
@@ -63,11 +63,21 @@ class AppendCall:
 class CommitQueue:
     """What waits for one replica's durability. Made for the first append that waits, dropped after the last."""
 
-    __slots__ = ("end_wanted", "journaling", "pieces", "pieces_bytes", "pieces_offset", "syncing", "waits")
+    __slots__ = (
+        "_forgotten",
+        "end_wanted",
+        "journaling",
+        "pieces",
+        "pieces_bytes",
+        "pieces_offset",
+        "syncing",
+        "waits",
+    )
 
     def __init__(self) -> None:
         self.waits: list[tuple[int, AppendCall, int]] = []  # end, call, number of the segment
         self.end_wanted = 0
+        self._forgotten = 0  # calls, since the last look for them
         # Bytes for the journal.
         self.pieces: list[Buffer] = []
         self.pieces_offset = 0
@@ -96,8 +106,13 @@ class CommitQueue:
         self.pieces_bytes += len(piece)
 
     def forget(self, call: AppendCall) -> None:
-        """Nobody waits for this call any more."""
-        self.waits = [wait for wait in self.waits if wait[1] is not call]
+        """Nobody waits for this call, which is `given_up`, any more."""
+        assert call.given_up
+        self._forgotten += 1
+        if 2 * self._forgotten < len(self.waits):
+            return  # thousands may be given up at once, with their connection: not all are gone through for each
+        self._forgotten = 0
+        self.waits = [wait for wait in self.waits if not wait[1].given_up]
         self.end_wanted = max((end for end, _, _ in self.waits), default=0)
         if not self.waits:
             self.drop_pieces()

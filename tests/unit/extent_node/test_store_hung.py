@@ -6,7 +6,7 @@ import asyncio
 import errno
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -211,10 +211,35 @@ async def test_a_queue_that_forgets_a_call_still_waits_for_the_others() -> None:
     one.pending = other.pending = 1
     queue.add(100, other, 0, 0, memoryview(bytes(100)))
     queue.add(300, one, 0, 100, memoryview(bytes(200)))
+    one.given_up = True
     queue.forget(one)
     assert (queue.end_wanted, queue.pieces_bytes) == (100, 300)
     queue.settle(100)
     assert (other.pending, one.pending, queue.waits) == (0, 1, [])
+
+
+class Counted(list[tuple[int, AppendCall, int]]):
+    """Counts how many of its items are gone through."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[tuple[int, AppendCall, int]]:
+        Counted.looked_at += len(self)
+        return super().__iter__()
+
+
+async def test_calls_that_are_given_up_all_at_once_are_not_gone_through_for_each_of_them() -> None:
+    queue, calls = CommitQueue(), [AppendCall(1) for _ in range(4096)]
+    for number, call in enumerate(calls):
+        call.pending = 1
+        queue.add(number + 1, call, 0, number, None)
+    for call in calls[:-1]:
+        call.given_up = True
+        queue.waits = Counted(queue.waits) if type(queue.waits) is list else queue.waits
+        queue.forget(call)
+    assert [call for _, call, _ in queue.waits] == calls[-1:]
+    assert queue.end_wanted == 4096
+    assert Counted.looked_at < 4 * 4096
 
 
 # --- what was under way when a replica or a disk went --------------------------------------------------------
