@@ -166,8 +166,7 @@ class BadReplicas:
         extent_id, replica = extent.extent_id, suspect.replica
         self.found_bad += 1
         log.error("bad_replica_found extent_id=%d node_id=%d reason=%s", extent_id, replica.node_id, wrong)
-        others = [node_id for node_id in extent.confirmed if node_id != replica.node_id]
-        if extent.seal is None or (replica.node_id in extent.confirmed and not others):
+        if extent.seal is None:
             self._recovery.note_bad(extent_id, replica)
             return
         async with self._ctx.locks.hold(extents=[extent_id]):
@@ -175,6 +174,9 @@ class BadReplicas:
             if now is None or replica not in now.replicas or replica.node_id not in now.confirmed:
                 return
             left = tuple(node_id for node_id in now.confirmed if node_id != replica.node_id)
+            if not left:  # the others may have been condemned in this very pass
+                self._recovery.note_bad(extent_id, replica)
+                return
             changes = self._ctx.changes()
             changes.put_extent(now, now._replace(confirmed=shared(left)))
             task = self._ctx.state.tasks.get(extent_id)

@@ -268,7 +268,7 @@ async def test_t46_a_node_that_hangs_in_seals_holds_up_nobody_elses_confirmation
         await rig.until(lambda: all(rig.extent(extent_id).all_confirmed for extent_id in slow))
 
 
-async def condemn(rig: Rig, extent: Extent, node_id: int) -> None:
+async def condemn(rig: Rig, extent: Extent, node_id: int, *, still_confirmed: bool = False) -> None:
     """Its node says that it has no such file."""
     rig.part.bad.suspect(extent.extent_id, node_id, "by the test")
     describe = rig.ctx.nodes.describe
@@ -279,7 +279,7 @@ async def condemn(rig: Rig, extent: Extent, node_id: int) -> None:
     rig.ctx.nodes.describe = damaged  # type: ignore[method-assign]
     await rig.part.bad.run_once(rig.ctx.clock())
     rig.ctx.nodes.describe = describe  # type: ignore[method-assign]
-    assert node_id not in rig.extent(extent.extent_id).confirmed
+    assert (node_id in rig.extent(extent.extent_id).confirmed) == still_confirmed
 
 
 @simulated
@@ -324,6 +324,19 @@ async def test_a_condemned_replica_is_not_confirmed_by_a_task_that_verified_it_b
         assert not rig.ctx.state.tasks
         await rig.part.recovery.run_once(rig.ctx.clock())
         assert replica.node_id not in rig.extent(extent.extent_id).confirmed
+
+
+@simulated
+async def test_when_all_replicas_are_found_bad_at_once_the_last_one_keeps_its_bit() -> None:
+    """Its good blocks may be all there are: what nobody has confirmed is copied by nobody."""
+    async with Rig(manual=True) as rig:
+        await rig.start_nodes(1, 2, 3)
+        extent = await rig.sealed_stream()
+        assert extent.all_confirmed
+        for node_id in (1, 2):
+            rig.part.bad.suspect(extent.extent_id, node_id, "by the test")
+        await condemn(rig, extent, 3, still_confirmed=True)
+        assert len(rig.extent(extent.extent_id).confirmed) == 1
 
 
 def test_an_order_as_old_as_what_was_forgotten_is_believed_about_nobody() -> None:
