@@ -54,7 +54,7 @@ class BadReplicas:
         self._registry = registry
         self._recovery = recovery
         self._suspects: dict[tuple[int, int], Suspect] = {}  # (extent, node)
-        self._conflicts: dict[int, tuple[int, float]] = {}  # open extents, see `_conflict` → tries, when to try again
+        self._conflicts = ctx.conflicts
         self.reported = 0
         self.found_bad = 0
 

@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as en
-from neve.proto.errors import NeveError
+from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaDeleted, ReplicaMissing, WrongReplica
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_digest import choose_digest, compares_first
@@ -29,6 +29,7 @@ from neve.stream_manager.records import Extent, ReplicaAt
 log = logging.getLogger(__name__)
 
 SEALS_IN_FLIGHT_MAX = 2_000
+ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)  # answers: there is no whole replica here
 GATHER_S = 0.05  # after the first confirmation, wait so long for others: one transaction in place of three
 
 
@@ -87,7 +88,7 @@ async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked
             answered.clear()
             if confirmed:
                 async with ctx.locks.hold(extents=[extent_id]):
-                    changes = _judge(ctx, extent_id, confirmed, asked_at)
+                    changes = _judge(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
                     if changes is not None:
                         await ctx.commit(changes)
     finally:
@@ -116,15 +117,29 @@ def _sort(
     return confirmed
 
 
-def _judge(ctx: LeaderContext, extent_id: int, confirmed: dict[ReplicaAt, bytes], asked_at: int) -> Changes | None:
-    """Whom to believe, with the extent's lock held. `asked_at`: the last condemnation before the orders were sent."""
+def _without(outcome: SealOutcome) -> frozenset[int]:
+    """Nodes that have answered that they have no whole replica: they have no digest to tell."""
+    absent = [node_id for node_id, error in outcome.failed.items() if isinstance(error, ABSENT)]
+    return frozenset([*outcome.short, *absent])
+
+
+def _judge(
+    ctx: LeaderContext,
+    extent_id: int,
+    confirmed: dict[ReplicaAt, bytes],
+    asked_at: int,
+    *,
+    without: frozenset[int] = frozenset(),
+) -> Changes | None:
+    """Whom to believe, with the extent's lock held. `asked_at`: the last condemnation before the orders were sent;
+    `without`: nodes that have nothing to tell."""
     old = ctx.state.extents.get(extent_id)
     if old is None or old.seal is None:
         return None
     digest = old.seal.digest
     if not digest:
         told = {replica.node_id: found for replica, found in confirmed.items()}
-        chosen = choose_digest(told, old.node_ids, dead=ctx.state.dead_nodes(), conflict=old.conflict)
+        chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)
         if chosen is None:
             log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(told))
             return None

@@ -223,6 +223,8 @@ class LeaderContext:
         self.linking: dict[int, None] = {}
         # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).
         self.is_prepared: Callable[[int], bool] = lambda extent_id: extent_id in self.linking
+        # Open extents of which somebody said that an append met other bytes (7): tries to seal, when to try again.
+        self.conflicts: dict[int, tuple[int, float]] = {}
         self.condemned = Condemned()  # replicas that lost their bit: answers that are older do not set it
         self.part: NodesPart  # set right after both are made
         self.ensembles: Ensembles  # so is this

@@ -2,8 +2,9 @@
 
 Invariants: what most say counts, and of as many on both sides what came first;
             after a conflict, when an append met other bytes on a replica, a digest is chosen only if it is told by more
-            than half of all replicas, or if every replica that is not dead has told: whoever can still be asked may
-            tell otherwise, and until then nobody reads any of them.
+            than half of all replicas, or if every one has told but those that cannot, because their nodes are dead or
+            say that they have no whole replica: whoever can still be asked may tell otherwise, and until then nobody
+            reads any of them.
 Neighbours: confirm.py asks the replicas and records who agrees; the others are made anew from those.
 
 What was acknowledged is the same on all replicas: only bytes that no writer ever called durable can differ.
@@ -22,12 +23,15 @@ def compares_first(extent: Extent) -> bool:
 
 
 def choose_digest(
-    told: Mapping[int, bytes], node_ids: Sequence[int], *, dead: Container[int], conflict: bool
+    told: Mapping[int, bytes], node_ids: Sequence[int], *, silent: Container[int], conflict: bool
 ) -> bytes | None:
-    """`told` by node id, in the order in which it came, and not empty. None: not to be decided yet."""
+    """`told` by node id, in the order in which it came, and not empty; `silent`: nodes that have nothing to tell.
+
+    None: not to be decided yet.
+    """
     digests = list(told.values())
     chosen = max(dict.fromkeys(digests), key=digests.count)
     if not conflict or 2 * digests.count(chosen) > len(node_ids):
         return chosen
-    missing = [node_id for node_id in node_ids if node_id not in told and node_id not in dead]
+    missing = [node_id for node_id in node_ids if node_id not in told and node_id not in silent]
     return None if missing else chosen

@@ -75,6 +75,8 @@ async def check_commit_length(
 async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: int) -> int | None:
     if not ctx.state.dead_nodes().isdisjoint(tail.node_ids):
         return None  # the tail will be sealed: nobody needs to be asked twice
+    if tail.extent_id in ctx.conflicts:
+        return None  # its replicas differ (7)
     answers = await ask_replicas(
         ctx,
         tail,

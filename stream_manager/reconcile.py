@@ -26,13 +26,9 @@ from neve.proto.errors import (
     EversionMismatch,
     NeveError,
     NotLeader,
-    ReplicaDamaged,
-    ReplicaDeleted,
-    ReplicaMissing,
     ReplicaReadOnly,
-    WrongReplica,
 )
-from neve.stream_manager.confirm import SealOutcome, seal_replicas
+from neve.stream_manager.confirm import ABSENT, SealOutcome, seal_replicas
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_recovery import retry_delay_s
 from neve.stream_manager.problems import Problems
@@ -41,7 +37,6 @@ from neve.stream_manager.recovery import Recovery
 
 log = logging.getLogger(__name__)
 
-ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)
 UNABLE = (ReplicaReadOnly, DiskFull, DiskFailed)
 UNABLE_TIMES_MAX = 3  # then it is made elsewhere
 FIRST_DELAY_S = 1.0

@@ -116,6 +116,8 @@ async def commit_seal(
             # Only the stream's lock holder seals, and recovery does not touch open extents (8).
             raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
         changes = ctx.changes()
+        # Told by its writer, though the node itself may be silent, or restarted and know nothing of it any more (7).
+        order.conflict = order.conflict or tail.extent_id in ctx.conflicts
         if order.conflict:
             # Equal lengths say nothing of equal bytes: what is not acknowledged waits until all have confirmed (16).
             log.error("extent_sealed_after_conflict extent_id=%d stream_id=%d", tail.extent_id, stream.stream_id)

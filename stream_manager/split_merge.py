@@ -24,7 +24,7 @@ from neve.stream_manager.requests import check_end_names_extent, check_name, che
 from neve.stream_manager.seal_tail import SealOrder, open_tail, seal_tail
 from neve.stream_manager.streams import check_free
 
-STREAMS_MAX = 30  # of one request: with their names, twins and owners they fit into one transaction
+STREAMS_MAX = 25  # of one request: with names, twins, owners, replay records and writes they fit into one transaction
 WRITES_MAX = 20
 
 # Keys of the managers themselves: a caller that could write these could undo every guarantee.

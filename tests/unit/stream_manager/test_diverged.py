@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import ConnectFailed, ReplicaMissing
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.confirm import GATHER_S
 from neve.stream_manager.core_digest import choose_digest
@@ -96,12 +98,57 @@ async def test_a_reported_conflict_has_the_extent_sealed_and_its_digests_compare
         assert rig.bytes_on(1, extent.extent_id) == BYTES
 
 
+@simulated
+async def test_a_reported_conflict_marks_whatever_seal_comes_first_also_if_the_node_itself_is_silent() -> None:
+    """The node restarts and has forgotten; before the manager seals by itself, somebody opens the stream."""
+    async with Rig(manual=True) as rig:
+        stream_id, extent = await diverged(rig, others_on=(1,))
+        rig.part.bad.report(
+            [
+                sm.BadReplica(
+                    extent_id=extent.extent_id, replica=codec.replica_message(extent.replicas[0]), conflict=True
+                )
+            ]
+        )
+        fence = rig.ctx.nodes.fence
+
+        async def silent(asked: Extent, replica: ReplicaAt, **how: Any) -> en.LengthAnswer:
+            if replica.node_id == 1:
+                raise ConnectFailed(address="node1")
+            return await fence(asked, replica, **how)
+
+        rig.ctx.nodes.fence = silent  # type: ignore[method-assign, assignment]
+        sealed = await rig.seal(stream_id)
+        assert sealed.conflict
+        assert not sealed.all_took_part
+        await rig.part.bad.run_once(rig.ctx.clock())
+        assert not rig.ctx.conflicts
+
+
+@simulated
+async def test_after_a_conflict_nobody_waits_for_a_replica_that_its_node_says_is_not_there() -> None:
+    """Two that differ and a third one whose file is gone: it can tell nothing, and would hold up every reader."""
+    async with Rig() as rig:
+        stream_id, extent = await diverged(rig, others_on=(1,))
+        seal = rig.ctx.nodes.seal
+
+        async def gone(asked: Extent, replica: ReplicaAt) -> en.SealExtentReply:
+            if replica.node_id == 3 and not rig.extent(extent.extent_id).confirmed:
+                raise ReplicaMissing(extent_id=asked.extent_id)
+            return await seal(asked, replica)
+
+        rig.ctx.nodes.seal = gone  # type: ignore[method-assign, assignment]
+        assert (await rig.seal(stream_id)).conflict
+        await rig.until(lambda: rig.extent(extent.extent_id).all_confirmed)
+        rig.check_equal(extent.extent_id)
+
+
 def test_after_a_conflict_no_digest_counts_that_others_could_still_outvote() -> None:
     a, b = b"a", b"b"
     nodes = (1, 2, 3)
 
     def choose(told: dict[int, bytes], *, conflict: bool = True, dead: tuple[int, ...] = ()) -> bytes | None:
-        return choose_digest(told, nodes, dead=dead, conflict=conflict)
+        return choose_digest(told, nodes, silent=dead, conflict=conflict)
 
     assert choose({1: a}, conflict=False) == a
     assert choose({1: a}) is None

@@ -7,6 +7,7 @@ import asyncio
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, ConnectFailed, InvalidArgument, NotOwner, SealUnavailable, VersionConflict
+from neve.stream_manager.split_merge import STREAMS_MAX, WRITES_MAX
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, error_of, simulated
 
 SPLIT, MERGE = methods.STREAM_MANAGER_SPLIT_STREAMS, methods.STREAM_MANAGER_MERGE_STREAMS
@@ -237,3 +238,23 @@ async def test_a_key_that_is_written_twice_is_refused_before_anything_is_sealed(
             cluster.call(MERGE, sm.MergeStreamsRequest(streams=[join], writes=[write, write])), InvalidArgument
         )
         assert all(extent.seal is None for extent in cluster.term.state.extents.values())
+
+
+@simulated
+async def test_the_largest_merge_fits_into_one_transaction() -> None:
+    """Every stream with a name, a lock and a remembered creation of its own, and as many writes as may be."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        opened = [await cluster.opened(name=f"stream{number}") for number in range(2 * STREAMS_MAX)]
+        writes = [sm.MetaWrite(key=ROOT + b"regions/%d" % number, value=b"one") for number in range(WRITES_MAX)]
+        request = sm.MergeStreamsRequest(call=cluster.call_id(), writes=writes)
+        for (stream, _, owner), (gone, _, gone_owner) in zip(opened[::2], opened[1::2], strict=True):
+            request.streams.add(
+                stream_id=stream.stream_id,
+                owner=owner,
+                absorbed_stream_id=gone.stream_id,
+                absorbed_owner=gone_owner,
+            )
+        reply = await cluster.call(MERGE, request)
+        assert all(len(stream.extent_ids) == 2 for stream in reply.streams)
+        assert len(cluster.term.state.streams) == STREAMS_MAX
