@@ -29,6 +29,7 @@ class IdSource:
         self._key = root + r.IDS
         self._next = 0
         self._end = 0
+        self._renewals = 0
         self._refilling: asyncio.Task[None] | None = None
 
     async def take(self, count: int = 1) -> int:
@@ -49,6 +50,7 @@ class IdSource:
     def renew(self) -> None:
         """Forget what is left: another manager may have handed out higher numbers meanwhile."""
         self._next = self._end = 0
+        self._renewals += 1  # a range that is on its way is as old
 
     async def _refill(self, count: int) -> None:
         """One range for all who wait; it goes on if one of them is cancelled."""
@@ -64,6 +66,7 @@ class IdSource:
             task.exception()  # those who wait get it
 
     async def _take_range(self, count: int) -> None:
+        renewals = self._renewals
         kv = await self._store.get(self._key)
         error: NeveError = MetaUnavailable(detail="the id counter changes too fast")
         for _ in range(TRIES_MAX):
@@ -79,8 +82,9 @@ class IdSource:
                 kv = await self._store.get(self._key)
                 continue
             if result.succeeded:
-                self._next, self._end = first, first + count
-                return
+                if renewals == self._renewals:
+                    self._next, self._end = first, first + count
+                return  # or it is lost: whoever waits takes another one
             kv = result.get_at(0).first
         # Whoever asked may ask again: if a range was taken after all, it is lost and nobody else's.
         raise MetaUnavailable(detail=f"no id range was had: {error}")
