@@ -3,6 +3,8 @@
 Invariants: one change at a time; the view changes after the manifest, and always if that is acknowledged: a change that
             has begun is not broken off, since what goes to the meta stream and is not in the view would be taken for
             garbage;
+            behind the manifest that a merge is told of there is none: else it would bring back what was replaced,
+            and whose extents were given back;
             a manifest names only tables whose every record is acknowledged, and sessions whose results are.
 Neighbours: flusher.py and compactor.py make changes; loader.py reads the last manifest.
 """
@@ -19,6 +21,7 @@ from neve.partition_server.memtable import Memtable
 from neve.partition_server.store import Store, View
 from neve.partition_server.table import Table
 from neve.proto import partition_records_pb2 as records
+from neve.proto.errors import Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class Committer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = asyncio.Lock()
+        self._is_over = False
         self.number = 0  # of the last manifest
         self.position: Position | None = None  # and where it is
 
@@ -34,16 +38,29 @@ class Committer:
         self, *, added: Sequence[Table] = (), replaced: Sequence[Table] = (), flushed: Memtable | None = None
     ) -> Position:
         """Put `added` in the place of `replaced`, or in front of all tables; `flushed` is covered by them."""
-        return await asyncio.shield(self._store.loop.create_task(self._commit(added, replaced, flushed)))
+        task = self._store.loop.create_task(self._commit(added, replaced, flushed))
+        committing = self._store.committing  # a caller that goes away leaves the change to itself, and its tables to us
+        committing[task] = added
+        task.add_done_callback(committing.pop)
+        return await asyncio.shield(task)
+
+    async def commit_last(self) -> Position:
+        """The manifest that stays the newest: no change is made behind it."""
+        return await asyncio.shield(self._store.loop.create_task(self._commit((), (), None, is_last=True)))
 
     async def idle(self) -> None:
         """Wait until no change is under way."""
         async with self._lock:
             pass
 
-    async def _commit(self, added: Sequence[Table], replaced: Sequence[Table], flushed: Memtable | None) -> Position:
+    async def _commit(
+        self, added: Sequence[Table], replaced: Sequence[Table], flushed: Memtable | None, *, is_last: bool = False
+    ) -> Position:
         store = self._store
         async with self._lock:
+            if self._is_over:
+                raise Overloaded(what="partition", detail=f"partition {store.partition_id} is frozen")
+            self._is_over = is_last
             tables = _changed(store.view.tables, added, replaced)
             seq, replay_from = store.flushed_seq, store.log_replay_from
             if flushed is not None and flushed.last_seq > seq:

@@ -44,6 +44,7 @@ class Compactor:
     async def run_one(self) -> bool:
         """Merge what is to be merged now, if anything."""
         async with self._lock:
+            await self._committer.idle()  # a caller that went away may have left a change to itself
             choice = self.choice()
             if choice is None:
                 return False
@@ -53,6 +54,7 @@ class Compactor:
     async def run_all(self) -> None:
         """Merge all tables into one, without anything that is dead."""
         async with self._lock:
+            await self._committer.idle()  # a caller that went away may have left a change to itself
             tables = self._store.view.tables
             if tables:
                 await self._merge(tables, "full")

@@ -126,10 +126,10 @@ class Partition:
             try:
                 pieces = await self._values.read(entry, offset, size_bytes)
                 break
-            except NotFound:
+            except NotFound as error:
                 before, entry = entry, await self._live(key)
                 if entry.seq == before.seq or attempt == GET_ATTEMPTS_MAX - 1:
-                    raise
+                    raise store.gone(error) from error
         store.ensure_owner()
         store.counters.reads += 1
         store.counters.bytes_read += min(size_bytes, entry.size_bytes - offset)
@@ -297,7 +297,7 @@ class Partition:
         await self._store.streams.log.flush()
         await asyncio.sleep(0)  # what was acknowledged by that is applied
         await self._flusher.flush_all()
-        position = await self._committer.commit()
+        position = await self._committer.commit_last()
         streams = self._store.streams
         return await _end_of(streams.log), await _end_of(streams.row), await _end_of(streams.meta), position
 

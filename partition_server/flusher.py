@@ -58,11 +58,13 @@ class Flusher:
         """Flush the oldest closed memtable; False if there is none that is ready."""
         async with self._lock:
             store = self._store
+            await self._committer.idle()  # a caller that went away may have left a change to itself
             memtable = store.view.memtables[-1]
             if not memtable.closed or memtable.pending:
                 return False
-            table = await self._write(memtable)
-            await self._committer.commit(added=[table] if table is not None else [], flushed=memtable)
+            with store.writing_table():  # until the manifest that names it is acknowledged, and it is in the view
+                table = await self._write(memtable)
+                await self._committer.commit(added=[table] if table is not None else [], flushed=memtable)
             log.info(
                 "memtable_flushed partition_id=%d entries=%d table_bytes=%d",
                 *(store.partition_id, len(memtable), table.size_bytes if table is not None else 0),
@@ -84,19 +86,18 @@ class Flusher:
         store = self._store
         if not memtable.entries:
             return None
-        with store.writing_table():
-            writer = TableWriter(store.streams.row, store.config, record_bytes_max=store.record_bytes_max)
-            try:
-                for run in memtable.runs(b"", b"", EVERYTHING):
-                    for at in range(0, len(run), SLICE_ENTRIES):
-                        rows = rows_of(
-                            run[at : at + SLICE_ENTRIES],
-                            value_threshold_bytes=store.config.value_threshold_bytes,
-                            record_bytes_max=store.record_bytes_max,
-                        )
-                        await writer.add(rows)
-                        await asyncio.sleep(0)
-                position, _ = await writer.finish()
-            finally:
-                await writer.abandon()
-            return await open_table(store.row, store.cache, position, clip_start=store.start, clip_end=store.end)
+        writer = TableWriter(store.streams.row, store.config, record_bytes_max=store.record_bytes_max)
+        try:
+            for run in memtable.runs(b"", b"", EVERYTHING):
+                for at in range(0, len(run), SLICE_ENTRIES):
+                    rows = rows_of(
+                        run[at : at + SLICE_ENTRIES],
+                        value_threshold_bytes=store.config.value_threshold_bytes,
+                        record_bytes_max=store.record_bytes_max,
+                    )
+                    await writer.add(rows)
+                    await asyncio.sleep(0)
+            position, _ = await writer.finish()
+        finally:
+            await writer.abandon()
+        return await open_table(store.row, store.cache, position, clip_start=store.start, clip_end=store.end)

@@ -2,6 +2,7 @@
 
 Invariants: a read sees acknowledged writes only; a condition is decided on the newest state, submitted writes included,
             and nothing of that key is submitted between the look and the decision: the look ends without an await;
+            NotFound is never raised: that an extent is gone says nothing about an object;
             a reader that finds its table gone, because it was replaced meanwhile, looks again.
 Neighbours: writes.py decides, values.py reads what is found, scans.py looks at ranges.
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from neve.partition_server.bloom import key_hash
 from neve.partition_server.entry import Entry
 from neve.partition_server.store import Store, View
-from neve.proto.errors import NotFound
+from neve.proto.errors import Internal, NotFound
 
 ATTEMPTS_MAX = 100  # each lasts until a table is replaced: more in a row is a bug
 
@@ -32,10 +33,10 @@ class Lookups:
                 return entry
             try:
                 return await in_tables(view, key)
-            except NotFound:
+            except NotFound as error:
                 if store.view is view:
-                    raise
-        raise NotFound(kind="table", name=f"of {key!r}", detail="every one was replaced while it was read")
+                    raise store.gone(error) from error
+        raise Internal(detail=f"tables for {key!r}: every one was replaced while it was read")
 
     async def current(self, keys: Iterable[bytes]) -> dict[bytes, Entry | None]:
         """The newest entry of each key, writes under way included. Decide before the next await."""
@@ -49,9 +50,9 @@ class Lookups:
                 for key in keys:
                     if key not in pending and in_memory(view, key) is None and view.tables:
                         found[key] = await in_tables(view, key)
-            except NotFound:
+            except NotFound as error:
                 if store.view is view:
-                    raise
+                    raise store.gone(error) from error
                 continue
             if store.view is view:  # what came meanwhile is in its memtables, or pending: both are looked at now
                 for key in keys:
@@ -59,7 +60,7 @@ class Lookups:
                     if entry is not None:
                         found[key] = entry
                 return {key: found.get(key) for key in keys}
-        raise NotFound(kind="table", name="for a condition", detail="every one was replaced while it was read")
+        raise Internal(detail="tables for a condition: every one was replaced while it was read")
 
 
 def in_memory(view: View, key: bytes) -> Entry | None:

@@ -19,10 +19,14 @@ class MemoryShare:
         self.used_bytes = 0
 
     def add(self, size_bytes: int) -> None:
+        if self not in self.budget.shares:
+            return  # it has left: what is acknowledged or flushed after that is nobody's memory any more
         self.used_bytes += size_bytes
         self.budget.used_bytes += size_bytes
 
     def remove(self, size_bytes: int) -> None:
+        if self not in self.budget.shares:
+            return
         self.used_bytes -= size_bytes
         self.budget.used_bytes -= size_bytes
         assert self.used_bytes >= 0, self.used_bytes

@@ -76,6 +76,7 @@ class Reclaimer:
         store = self._store
         extent_ids = await self._extents(store.row.stream_id)
         used = extents_of(table for view in self._views() for table in view.tables)
+        used |= extents_of(table for tables in store.committing.values() for table in tables)
         committed = store.streams.row.committed
         assert committed is not None
         begun = store.row_extents_begun() | {committed.extent_id}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,7 +30,17 @@ from neve.partition_server.stream_io import OwnStream
 from neve.partition_server.table import Table
 from neve.partition_server.table_format import Block
 from neve.proto import partition_manager_pb2 as pm
-from neve.proto.errors import InvalidArgument, NeveError, NotOwner, Overloaded, ShuttingDown, TooLarge, WrongServer
+from neve.proto.errors import (
+    Internal,
+    InvalidArgument,
+    NeveError,
+    NotFound,
+    NotOwner,
+    Overloaded,
+    ShuttingDown,
+    TooLarge,
+    WrongServer,
+)
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +147,7 @@ class Store:
         self.rotated_s = self.loop.time()  # when the active memtable was begun
         self.log_lengths: dict[int, int] = {}  # of log extents that are sealed and need not be replayed
         self._writing: dict[object, int] = {}  # tables that are being written: the row extent that they began in
+        self.committing: dict[object, Sequence[Table]] = {}  # tables that a manifest under way names
         self.frozen = False
         self.error: NeveError | None = None
         self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is of no use
@@ -243,6 +254,15 @@ class Store:
             self.fail(error)
             raise
         self.check_readable()
+
+    def gone(self, error: NotFound) -> NeveError:
+        """What to raise for records that should be in our streams: somebody else has the partition now, and has given
+        them back, or it is damage. Never NotFound: callers would take it for an object that is not there."""
+        try:
+            self.ensure_owner()
+        except NeveError as lost:
+            return lost
+        return Internal(detail=f"partition {self.partition_id} misses a part of its streams: {error}")
 
     @contextmanager
     def noting_ended_streams(self) -> Iterator[None]:

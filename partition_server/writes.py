@@ -126,22 +126,32 @@ class Writes:
         store.check_writable()
         write, is_new = store.sessions.enter(caller, store.wall_ms())
         future = write.wait(self._loop)
-        if is_new:
+        if not is_new:
+            return await future
+        store.pins.add(part.extent_id for part in parts)  # whatever becomes of the upload meanwhile
+        try:
             await self._run(write, self._name_parts, key, parts, expected, ttl_ms, crc, size_bytes)
-        return await future
+            return await future
+        finally:
+            self.release_parts(write, parts)
 
     async def move(self, entry: Entry, value: Buffer | Parts) -> bool:
         """Give an object's value a new place; False if it is not the newest any more. Acknowledged when it returns."""
         write = Write(log_format.NOBODY)
-        while True:
-            await self._store.until_room()
-            newest = (await self._lookups.current([entry.key]))[entry.key]
-            if newest is None or newest.kind != PUT or newest.seq != entry.seq:
-                return False
-            record, moved = log_format.encode_move(entry, value, seq=self._store.seq + 1)
-            if await self._submitted(write, record, [moved], ()):
-                await write.wait(self._loop)
-                return True
+        parts = value if isinstance(value, tuple) else ()
+        self._store.pins.add(part.extent_id for part in parts)  # until it is settled, also if the caller goes away
+        try:
+            while True:
+                await self._store.until_room()
+                newest = (await self._lookups.current([entry.key]))[entry.key]
+                if newest is None or newest.kind != PUT or newest.seq != entry.seq:
+                    return False
+                record, moved = log_format.encode_move(entry, value, seq=self._store.seq + 1)
+                if await self._submitted(write, record, [moved], ()):
+                    await write.wait(self._loop)
+                    return True
+        finally:
+            self.release_parts(write, parts)
 
     # --- decide and submit -----------------------------------------------------------------------------------
 

@@ -1,0 +1,181 @@
+"""What a partition does at the same time: tables that are committed while extents are given back, tables merged while
+partitions are merged, uploads that are aborted while they become objects, an owner that is none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from neve.partition_server.committer import Committer
+from neve.partition_server.engine import Partition
+from neve.partition_server.memory import MemoryBudget
+from neve.proto.crc import crc32c
+from neve.proto.errors import Internal, NeveError, NotFound, NotOwner
+from tests.unit.partition_server.rig import CONFIG, PartitionRig, call, on_cluster
+from tests.unit.partition_server.test_engine_tables import contents, fill
+
+QUIET = dataclasses.replace(CONFIG, maintenance_s=10_000.0)
+
+
+class Gate:
+    """Holds a coroutine function's calls until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+        original: Callable[..., Coroutine[Any, Any, Any]] = getattr(type(owner), name)
+
+        async def held(*arguments: Any, **how: Any) -> Any:
+            self.reached.set()
+            await self.open.wait()
+            return await original(owner, *arguments, **how)
+
+        monkeypatch.setattr(owner, name, held)
+
+
+class LateCommitter:
+    """Makes changes when it is told to."""
+
+    def __init__(self, committer: Committer, go: asyncio.Event) -> None:
+        self._committer = committer
+        self._go = go
+        self.idle = committer.idle
+
+    async def commit(self, **change: Any) -> Any:
+        await self._go.wait()
+        return await self._committer.commit(**change)
+
+
+@pytest.mark.parametrize("caller_goes_away", [False, True])
+def test_a_flushed_table_keeps_its_extents_until_its_manifest_is_acknowledged(caller_goes_away: bool) -> None:
+    @on_cluster(extent_bytes=12_000)
+    async def story(rig: PartitionRig) -> None:
+        config = dataclasses.replace(QUIET, value_threshold_bytes=1000, memtable_bytes=1_000_000)
+        region = await rig.create()
+        partition = await rig.load(region, config=config)
+        expected = await fill(partition, range(200))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            gate = Gate(monkeypatch, partition._store.streams.meta, "append")
+            flushing = asyncio.ensure_future(partition.flush())
+            await gate.reached.wait()
+            if caller_goes_away:
+                flushing.cancel()
+                await asyncio.gather(flushing, return_exceptions=True)
+            await partition._reclaimer._tidy_row()
+            gate.open.set()
+            if not caller_goes_away:
+                await flushing
+        await partition.flush()
+        (table,) = partition._store.view.tables
+        assert len(table.row_extents) > 2
+        assert partition._store.share.used_bytes == 0
+        assert await contents(await rig.crash_and_load(region, config=config)) == expected
+
+    story()
+
+
+@on_cluster(extent_bytes=12_000)
+async def test_tables_merged_while_partitions_are_merged_do_not_take_away_what_the_merge_is_told(
+    rig: PartitionRig,
+) -> None:
+    config = dataclasses.replace(QUIET, value_threshold_bytes=1000)
+    region = await rig.create()
+    partition = await rig.load(region, config=config)
+    expected = await fill(partition, range(200))
+    await partition.flush()
+    expected |= await fill(partition, range(0, 200, 2), mark=b"new")
+    await partition.flush()
+    left, right = await rig.split(region, b"k0100")
+    partition = await rig.load(left, config=config)
+    await rig.load(right, config=config)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        log = Gate(monkeypatch, partition._store.streams.log, "freeze")  # asked for behind the last manifest
+        late = LateCommitter(partition._committer, log.reached)
+        monkeypatch.setattr(partition._compactor, "_committer", late)
+        compacting = asyncio.ensure_future(partition.compact(full=True))
+        merging = asyncio.ensure_future(rig.merge(left, right))
+        await log.reached.wait()
+        await asyncio.wait([compacting])
+        log.open.set()
+        merged = await merging
+    assert isinstance(compacting.exception(), NeveError)
+    assert await contents(await rig.load(merged, config=config)) == expected
+
+
+@on_cluster(extent_bytes=12_000)
+async def test_an_upload_aborted_while_it_becomes_an_object_keeps_the_values_extents(rig: PartitionRig) -> None:
+    region = await rig.create()
+    partition = await rig.load(region, config=QUIET)
+    value = b"x" * 11_000
+    caller = call(5, 1)
+    upload_id = await partition.begin_upload(b"large", call=caller)
+    await partition.upload_part(upload_id, b"large", offset=0, payload=value)
+    await fill(partition, range(20))
+    await partition.flush()
+    (upload,) = partition._uploads._uploads.values()
+    needed = {part.extent_id for part in upload.parts}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gate = Gate(monkeypatch, partition._store, "until_room")
+        completing = asyncio.ensure_future(
+            partition.complete_upload(upload_id, b"large", size_bytes=11_000, value_crc32c=crc32c(value), call=caller)
+        )
+        await gate.reached.wait()
+        await partition.abort_upload(upload_id, b"large")
+        await partition._reclaimer.tidy()
+        gate.open.set()
+        await completing
+    assert needed <= set(await rig.stream_extents(region.log_stream_id))
+    _, pieces = await partition.get(b"large")
+    assert b"".join(pieces) == value
+    await partition.flush()
+    assert not len(partition._store.pins)
+
+
+@pytest.mark.parametrize("size_bytes", [50, 900])
+def test_t11_an_owner_whose_extents_were_given_back_by_the_next_one_calls_no_object_absent(size_bytes: int) -> None:
+    """A value in a table, and one in the log."""
+
+    @on_cluster()
+    async def story(rig: PartitionRig) -> None:
+        region = await rig.create()
+        partition = await rig.load(region, config=QUIET)
+        await partition.put(b"key", b"v" * size_bytes)
+        await partition.flush()
+        store = partition._store
+
+        async def gone(*_: object, **__: object) -> None:
+            raise NotFound(kind="extent", name="7")
+
+        async def ask(owner: Partition) -> NeveError:
+            outcomes = await asyncio.gather(owner.get(b"key"), return_exceptions=True)
+            assert isinstance(outcomes[0], NeveError), outcomes
+            return outcomes[0]
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(store.streams.client, "read_record", gone)
+            store.cache._blocks.clear()
+            assert isinstance(await ask(partition), Internal), "it is ours: that is damage"
+
+            def lost() -> None:
+                raise NotOwner(detail="somebody else has it")
+
+            monkeypatch.setattr(store, "streams", dataclasses.replace(store.streams, ensure_owner=lost))
+            assert isinstance(await ask(partition), NotOwner)
+
+    story()
+
+
+def test_what_ends_after_its_partition_has_left_changes_no_budget() -> None:
+    budget = MemoryBudget(1000)
+    gone, other = budget.share(), budget.share()
+    gone.add(300)
+    other.add(100)
+    gone.leave()
+    gone.add(50)  # acknowledged late
+    gone.remove(300)  # flushed late
+    assert budget.used_bytes == other.used_bytes == 100
