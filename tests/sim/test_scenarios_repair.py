@@ -237,6 +237,7 @@ async def test_t44_a_full_node_gets_no_new_extent(cluster: SimCluster) -> None:
 async def test_t45_a_writer_of_a_deleted_stream_is_refused(cluster: SimCluster) -> None:
     stream, _, writer, extent = await written(cluster)
     operator = await cluster.client("operator")
+    cluster.ledger.deleted[stream.id] = None
     await operator.run(operator.neve.delete(stream.id))
     with pytest.raises(NeveError):
         await writer.append(100)

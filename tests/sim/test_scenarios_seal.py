@@ -11,7 +11,7 @@ import asyncio
 import pytest
 
 from neve.client.types import Stream
-from neve.proto.errors import AppendOutcomeUnknown, NeveError
+from neve.proto.errors import AppendOutcomeUnknown, NeveError, SealUnavailable
 from neve.rpc.sim import fixed_delay
 from neve.stream_manager.records import Extent
 from tests.sim import raw
@@ -153,6 +153,22 @@ async def test_t04_one_replica_that_may_have_lost_bytes_does_not_decide_alone(cl
     await (await cluster.take_over("third", stream.id)).append()
     assert sealed_length(cluster, extent) == acknowledged
     await cluster.settle()
+
+
+@simulated()
+async def test_t04_an_operator_accepts_the_longest_when_all_are_back_and_most_are_doubtful(cluster: SimCluster) -> None:
+    stream, client, writer, extent = await written(cluster, sync=False)
+    acknowledged = length_of(writer)
+    client.kill()
+    for node_id in extent.node_ids[1:]:
+        cluster.nodes[node_id].power_cut("lose_all")
+        await cluster.nodes[node_id].start()
+    other = await cluster.client("other")
+    with pytest.raises(SealUnavailable):
+        await other.writer(stream.id, takeover=True)
+    other.kill()
+    await cluster.settle()  # which plays the operator
+    assert sealed_length(cluster, extent) == acknowledged
 
 
 @simulated()
@@ -328,3 +344,5 @@ async def test_t10_the_checkers_see_a_replica_that_differs(cluster: SimCluster) 
     cluster.ledger.made(writer.session, lost, found)
     with pytest.raises(AssertionError, match=r"is lost|not on node"):
         await cluster.settle()
+    assert len(cluster.violations) == 3, "G1 was checked on each replica when it was acknowledged"
+    cluster.violations.clear()  # they were asked for
