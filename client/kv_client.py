@@ -356,6 +356,7 @@ class KeyValueClient:
             with_values=with_values,
             timeout_s=self._timeout_s(timeout_s),
             options=self.options,
+            get_large=self._get_large,
         )
 
     # --- large values ----------------------------------------------------------------------------------------

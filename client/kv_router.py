@@ -17,7 +17,7 @@ from neve.client.core_kv_routing import Region, RegionMap, asks_for_the_map, map
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_regions import RegionCache
 from neve.proto.crc import Buffer
-from neve.proto.errors import DeadlineExceeded, NeveError, WrongServer
+from neve.proto.errors import DeadlineExceeded, InvalidArgument, NeveError, WrongServer
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Reply
@@ -87,6 +87,9 @@ class Router:
                 )
             except NeveError as error:
                 if not may_heal(error):
+                    if maybe and isinstance(error, InvalidArgument):
+                        # A batch whose keys a split has parted, a call that was forgotten: it may still have been done.
+                        raise out_of_time(method.path, deadline_s - begun_s, error, maybe=True) from error
                     raise
                 last, maybe = error, maybe or error.outcome_unknown
                 attempts += 1

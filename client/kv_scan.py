@@ -10,7 +10,8 @@ Neighbours: core_kv_routing.ScanCursor decides where to go on; kv_router.py call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from neve.client.core_kv_routing import Region, ScanCursor
@@ -41,8 +42,10 @@ class Scan:
         with_values: bool,
         timeout_s: float,
         options: KeyValueOptions,
+        get_large: Callable[[bytes, float], Awaitable[Object]],
     ) -> None:
         self._router = router
+        self._get_large = get_large
         self._cursor = cursor
         self._left = limit
         self._with_values = with_values
@@ -109,13 +112,27 @@ class Scan:
             if len(infos) > self._left:
                 raise ProtocolViolation(detail=f"a scan for {limit} keys gave {len(infos)}")
             self._left -= len(infos)
-        return Page(_objects(infos, reply.attachment) if self._with_values else [], infos)
+        if not self._with_values:
+            return Page([], infos)
+        left_out = {infos[number].key for number in message.left_out if number < len(infos)}
+        objects: list[Object] = []
+        for each in _objects(infos, reply.attachment, left_out):
+            if isinstance(each, Object):
+                objects.append(each)
+                continue
+            with contextlib.suppress(NotFound):  # it was deleted meanwhile
+                objects.append(await self._get_large(each.key, self._timeout_s))
+        return Page(objects, infos)
 
 
-def _objects(infos: list[ObjectInfo], payload: memoryview) -> list[Object]:
-    objects = []
+def _objects(infos: list[ObjectInfo], payload: memoryview, left_out: set[bytes]) -> list[Object | ObjectInfo]:
+    """In their order; of those whose value was left out, the info."""
+    objects: list[Object | ObjectInfo] = []
     at = 0
     for info in infos:
+        if info.key in left_out:
+            objects.append(info)
+            continue
         end = at + info.size_bytes
         if end > len(payload):
             raise ProtocolViolation(detail=f"the value of {info.key!r} ends at {end}, the payload at {len(payload)}")

@@ -109,9 +109,16 @@ class Partition:
     # --- reads -----------------------------------------------------------------------------------------------
 
     async def get(
-        self, key: bytes, *, offset: int = 0, length: int = 0, version: int = 0
+        self,
+        key: bytes,
+        *,
+        offset: int = 0,
+        length: int = 0,
+        version: int = 0,
+        admit: Callable[[int], None] | None = None,
     ) -> tuple[ps.ObjectInfo, Pieces]:
-        """The object, and the bytes of the range that was asked for (0: to the end) as views, one behind the other."""
+        """The object, and the bytes of the range that was asked for (0: to the end) as views, one behind the other.
+        `admit` is told how many bytes that will be before they are read, and may raise; again if the object changed."""
         store = self._store
         store.check_readable()
         store.check_key(key)
@@ -123,6 +130,8 @@ class Partition:
             if offset > entry.size_bytes:
                 raise InvalidArgument(what="offset", detail=f"{offset} of {entry.size_bytes} bytes")
             size_bytes = min(length or entry.size_bytes, store.config.get_bytes_max)
+            if admit is not None:
+                admit(min(size_bytes, entry.size_bytes - offset))
             try:
                 pieces = await self._values.read(entry, offset, size_bytes)
                 break

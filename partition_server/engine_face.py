@@ -8,7 +8,7 @@ Neighbours: engine.Partition is one; hosted.py loads and closes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from neve.client.types import Position
@@ -31,6 +31,8 @@ class ScanPage(Protocol):
     def values(self) -> Sequence[Buffer]: ...
     @property
     def continuation(self) -> bytes: ...
+    @property
+    def left_out(self) -> Sequence[int]: ...
 
 
 class Engine(Protocol):
@@ -38,7 +40,13 @@ class Engine(Protocol):
     def failed(self) -> asyncio.Future[NeveError]: ...
 
     async def get(
-        self, key: bytes, *, offset: int = 0, length: int = 0, version: int = 0
+        self,
+        key: bytes,
+        *,
+        offset: int = 0,
+        length: int = 0,
+        version: int = 0,
+        admit: Callable[[int], None] | None = None,
     ) -> tuple[ps.ObjectInfo, Pieces]: ...
     async def head(self, key: bytes) -> ps.ObjectInfo: ...
     async def put(

@@ -3,7 +3,7 @@ of them are.
 
 Invariants: an operation's error is its own; the frame itself fails only if it cannot be understood;
             operations begin in the order of the frame; one whose partition is not served yet begins when it is;
-            values that find no room in the reply are TooLarge: their callers ask for them alone.
+            values that find no room in the reply are TooLarge, and not read: their callers ask for them alone.
 Neighbours: the servicer; lifecycle.py finds partitions. A task for each operation would cost more than the operation.
 """
 
@@ -63,6 +63,7 @@ class _Frame:
         self._request = request
         self._call = call
         self._room_bytes = reply_bytes_max
+        self._admitted: dict[int, int] = {}  # bytes of values that are read, or being read, by operation
         self._started: dict[int, Started[Any]] = {}
         self._pieces: dict[int, list[Buffer]] = {}
         self.results: list[ps.MultiResult] = [ps.MultiResult() for _ in request.operations]
@@ -132,14 +133,10 @@ class _Frame:
     async def _one(self, partition: Engine, operation: ps.MultiOperation, value: memoryview, number: int) -> None:
         result = self.results[number]
         if operation.kind == GET:
-            info, pieces = await partition.get(operation.key)
-            size_bytes = sum(map(len, pieces))
-            if size_bytes > self._room_bytes:
-                raise TooLarge(what="value beside others", size_bytes=size_bytes, limit_bytes=self._room_bytes)
-            self._room_bytes -= size_bytes
+            info, pieces = await partition.get(operation.key, admit=functools.partial(self._admit, number))
             self._pieces[number] = list(pieces)
             result.info.CopyFrom(info)
-            result.value_bytes = size_bytes
+            result.value_bytes = sum(map(len, pieces))
         elif operation.kind == DELETE:
             condition = operation.condition if operation.HasField("condition") else None
             result.existed = await partition.delete(operation.key, condition=condition, call=self._call_id(operation))
@@ -147,6 +144,15 @@ class _Frame:
             result.info.CopyFrom(await partition.head(operation.key))
         else:
             raise InvalidArgument(what="operations.kind", detail=f"{operation.kind} is not known here")
+
+    def _admit(self, number: int, size_bytes: int) -> None:
+        """Room in the reply for a value that is about to be read; in place of what the operation had before."""
+        room_bytes = self._room_bytes + self._admitted.pop(number, 0)
+        self._room_bytes = room_bytes
+        if size_bytes > room_bytes:
+            raise TooLarge(what="value beside others", size_bytes=size_bytes, limit_bytes=room_bytes)
+        self._room_bytes -= size_bytes
+        self._admitted[number] = size_bytes
 
     def _put_done(self, number: int, future: asyncio.Future[tuple[Info, ...]]) -> None:
         if future.cancelled():
@@ -166,6 +172,7 @@ class _Frame:
             self._end()
 
     def _fail(self, number: int, error: BaseException) -> None:
+        self._room_bytes += self._admitted.pop(number, 0)
         self.results[number].error.CopyFrom(to_message(error))
         self._end()
 

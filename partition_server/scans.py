@@ -46,6 +46,7 @@ class ScanPage:
     infos: list[ps.ObjectInfo]
     values: Pieces
     continuation: bytes  # empty: complete, up to the end that was asked for or that of the partition
+    left_out: list[int]  # which of `infos` have a value that is larger than a page: it is not among `values`
 
 
 class Scans:
@@ -80,31 +81,34 @@ class Scans:
             snapshot = self._take()
         snapshot.pages += 1
         try:
-            infos, pieces, go_on = await self._page(snapshot, start, end, limit, max_bytes, with_values=with_values)
+            found, pieces, go_on = await self._page(snapshot, start, end, limit, max_bytes, with_values=with_values)
         finally:
             snapshot.pages -= 1
             snapshot.used_s = store.loop.time()
         store.ensure_owner()
-        store.counters.reads += len(infos)
+        store.counters.reads += len(found)
+        infos = [entry.message() for entry in found]
+        left_out = [number for number, entry in enumerate(found) if with_values and entry.size_bytes > max_bytes]
         if go_on is None:
             if snapshot.pages == 0:
                 self._drop(snapshot)
-            return ScanPage(infos, pieces, b"")
+            return ScanPage(infos, pieces, b"", left_out)
         self._keep(snapshot)
-        return ScanPage(infos, pieces, _CONTINUATION.pack(_FORMAT, snapshot.id) + go_on)
+        return ScanPage(infos, pieces, _CONTINUATION.pack(_FORMAT, snapshot.id) + go_on, left_out)
 
     async def _page(
         self, snapshot: Snapshot, start: bytes, end: bytes, limit: int, max_bytes: int, *, with_values: bool
-    ) -> tuple[list[ps.ObjectInfo], Pieces, bytes | None]:
-        """The objects, and where to go on; None at the end."""
+    ) -> tuple[list[Entry], Pieces, bytes | None]:
+        """The objects, those values that are not larger than a page, and where to go on; None at the end."""
         found, go_on = await self._entries(snapshot, start, end, limit, max_bytes, with_values=with_values)
         pieces: Pieces = []
         if with_values:
-            for at in range(0, len(found), VALUES_AT_ONCE):
-                reads = [self._values.read(entry) for entry in found[at : at + VALUES_AT_ONCE]]
+            wanted = [entry for entry in found if entry.size_bytes <= max_bytes]
+            for at in range(0, len(wanted), VALUES_AT_ONCE):
+                reads = [self._values.read(entry) for entry in wanted[at : at + VALUES_AT_ONCE]]
                 for value in await asyncio.gather(*reads):
                     pieces += value
-        return [entry.message() for entry in found], pieces, go_on
+        return found, pieces, go_on
 
     async def _entries(
         self, snapshot: Snapshot, start: bytes, end: bytes, limit: int, max_bytes: int, *, with_values: bool
@@ -117,7 +121,8 @@ class Scans:
             for entry in entries:
                 if not entry.exists(snapshot.now_ms):
                     continue
-                size_bytes += len(entry.key) + INFO_BYTES + (entry.size_bytes if with_values else 0)
+                value_bytes = entry.size_bytes if with_values and entry.size_bytes <= max_bytes else 0
+                size_bytes += len(entry.key) + INFO_BYTES + value_bytes
                 if len(found) >= limit or (found and size_bytes > max_bytes):
                     return found, entry.key
                 found.append(entry)

@@ -96,7 +96,7 @@ class PartitionServerServicer:
                 max_bytes=request.max_bytes,
             )
         await _attach(call, page.values)
-        return ps.ScanReply(infos=page.infos, continuation=page.continuation)
+        return ps.ScanReply(infos=page.infos, continuation=page.continuation, left_out=page.left_out)
 
     @eager
     async def multi(self, request: ps.MultiRequest, call: Call) -> ps.MultiReply:

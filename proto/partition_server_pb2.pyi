@@ -179,14 +179,16 @@ class ScanRequest(_message.Message):
     def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., partition_id: _Optional[int] = ..., regions_version: _Optional[int] = ..., prefix: _Optional[bytes] = ..., start: _Optional[bytes] = ..., end: _Optional[bytes] = ..., limit: _Optional[int] = ..., continuation: _Optional[bytes] = ..., with_values: _Optional[bool] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class ScanReply(_message.Message):
-    __slots__ = ("infos", "continuation", "payload")
+    __slots__ = ("infos", "continuation", "left_out", "payload")
     INFOS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     infos: _containers.RepeatedCompositeFieldContainer[ObjectInfo]
     continuation: bytes
+    left_out: _containers.RepeatedScalarFieldContainer[int]
     payload: bytes
-    def __init__(self, infos: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., continuation: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, infos: _Optional[_Iterable[_Union[ObjectInfo, _Mapping]]] = ..., continuation: _Optional[bytes] = ..., left_out: _Optional[_Iterable[int]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class BeginUploadRequest(_message.Message):
     __slots__ = ("call", "partition_id", "regions_version", "key", "condition", "ttl_ms")

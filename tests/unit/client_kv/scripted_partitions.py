@@ -359,9 +359,11 @@ class Server:
                     infos.append(self._put(partition, each.key, value, ps.Condition(), each.ttl_ms))
             return infos
 
-        return ps.BatchReply(
+        reply = ps.BatchReply(
             infos=self._once(partition, request.call.client_id, request.call.call_id, request.call.completed_below, do)
         )
+        self._end()
+        return reply
 
     async def multi(self, request: ps.MultiRequest, call: Call) -> ps.MultiReply:
         await self._begin("multi")
@@ -438,7 +440,10 @@ class Server:
         if len(keys) > limit:
             reply.continuation = keys[limit - 1]
         if request.with_values:
-            call.attach(*(partition.objects[key].value for key in shown))
+            large = [len(partition.objects[key].value) > request.max_bytes for key in shown]
+            reply.left_out.extend(number for number, is_large in enumerate(large) if is_large)
+            values = [partition.objects[key].value for key in shown]
+            call.attach(*(value for value, is_large in zip(values, large, strict=True) if not is_large))
         return reply
 
     async def begin_upload(self, request: ps.BeginUploadRequest, call: Call) -> ps.BeginUploadReply:

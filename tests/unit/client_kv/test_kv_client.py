@@ -380,6 +380,24 @@ def test_a_batch_is_all_or_nothing_within_one_partition() -> None:
     run(story, split_keys=(b"m",))
 
 
+def test_a_batch_that_may_have_been_done_before_a_split_is_not_told_as_refused() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as kv:
+            await kv.put(b"a", b"1")
+            server = rig.cluster.servers[1]
+            server.fail_after = [errors.AppendOutcomeUnknown(detail="lost")]
+            batch = asyncio.ensure_future(kv.batch([Put(b"b", b"2"), Put(b"x", b"3")]))
+            while server.fail_after:
+                await asyncio.sleep(0.001)
+            rig.cluster.split(b"m")
+            with pytest.raises(errors.DeadlineExceeded, match="different partitions") as raised:
+                await batch
+            assert raised.value.outcome_unknown
+            assert rig.cluster.value(b"x") == b"3"
+
+    run(story)
+
+
 # --- scans -------------------------------------------------------------------------------------------------------
 
 
@@ -397,6 +415,17 @@ def test_a_scan_goes_over_partitions_in_the_order_of_keys() -> None:
             assert [each.value async for each in kv.scan_objects(limit=30)] == [key * 2 for key in keys[:30]]
 
     run(story, split_keys=(b"k017", b"k030"))
+
+
+def test_a_scan_gets_values_that_are_larger_than_a_page_alone() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client(scan_page_bytes_max=1000) as kv:
+            values = {b"a": b"1", b"b": b"2" * 5000, b"c": b"3"}
+            for key, value in values.items():
+                await kv.put(key, value)
+            assert {each.info.key: each.value async for each in kv.scan_objects()} == values
+
+    run(story)
 
 
 def test_t51_splits_and_moves_between_the_pages_of_a_scan_hide_and_repeat_nothing() -> None:

@@ -178,3 +178,25 @@ async def test_keys_and_values_outside_of_the_bounds_are_refused(rig: PartitionR
         await partition.put(b"b", b"", condition=ps.Condition(version=0))
     await partition.put(b"b", b"")
     assert await value_of(partition, b"b") == b""
+
+
+@on_cluster()
+async def test_a_value_that_is_not_admitted_is_not_read(rig: PartitionRig) -> None:
+    partition = await rig.load(await rig.create())
+    await partition.put(b"key", b"v" * 5000)
+    told: list[int] = []
+
+    def admit(size_bytes: int) -> None:
+        told.append(size_bytes)
+        raise TooLarge(what="value", size_bytes=size_bytes, limit_bytes=1)
+
+    async def read(*_: object) -> list[memoryview]:
+        raise AssertionError("it was read")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(partition._values, "read", read)
+        with pytest.raises(TooLarge):
+            await partition.get(b"key", offset=1000, admit=admit)
+    assert told == [4000]
+    _, pieces = await partition.get(b"key", admit=told.append)
+    assert (told, b"".join(pieces)) == ([4000, 5000], b"v" * 5000)

@@ -219,6 +219,12 @@ async def test_scans_have_bounds_prefixes_and_sizes(rig: PartitionRig) -> None:
     assert await keys(start=b"c2", end=b"d") == [b"c2", b"c\xff"]
     assert await keys(start=b"zz") == []
     assert await keys(max_bytes=1, with_values=True) == [b"b"]
+    page = await partition.scan(max_bytes=250, with_values=True, start=b"b", limit=3)
+    assert [info.key for info in page.infos] == [b"b"]
+    assert (b"".join(page.values), page.left_out) == (b"b" * 100, [])
+    page = await partition.scan(max_bytes=199, with_values=True)
+    assert [info.key for info in page.infos] == [b"b", b"c1"], "values larger than a page count for nothing"
+    assert (b"".join(page.values), page.left_out) == (b"b" * 100, [1])
     page = await partition.scan(limit=6)
     assert not page.continuation
 
