@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from neve.partition_server.log_format import Caller
 from neve.partition_server.write import Outcome, Write
-from neve.proto.errors import InvalidArgument, Overloaded
+from neve.proto.errors import InvalidArgument, NeveError, Overloaded
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ class Sessions:
         self._results_total_max = results_total_max
         self.results = 0  # of all clients
         self._idle_ms = idle_ms
+        self._refused: OrderedDict[tuple[int, int], NeveError | None] = OrderedDict()  # by client and call
         self._clients: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
 
     def enter(self, caller: Caller, now_ms: int) -> tuple[Write, bool]:
@@ -76,6 +77,10 @@ class Sessions:
             write = Write(caller)
             write.outcome = outcome
             write.finish()
+            return write, False
+        if (caller.client_id, call_id) in self._refused:
+            write = Write(caller)
+            write.finish(self._refused[caller.client_id, call_id])
             return write, False
         running = session.running.get(call_id)
         if running is not None:
@@ -97,6 +102,15 @@ class Sessions:
         session = self._clients.get(write.caller.client_id)
         if session is not None and session.running.get(write.caller.call_id) is write:
             del session.running[write.caller.call_id]
+
+    def refused(self, write: Write, error: NeveError | None) -> None:
+        """It was answered without being done; None: there was nothing to do. A copy of the call that comes late must
+        not do it after all. No log has this: it is remembered as long as the partition is loaded, and there is room."""
+        self.leave(write)
+        if write.caller.client_id:
+            self._refused[write.caller.client_id, write.caller.call_id] = error
+            if len(self._refused) > self._results_total_max:
+                self._refused.popitem(last=False)
 
     def acknowledged(self, write: Write) -> None:
         self.leave(write)

@@ -176,7 +176,10 @@ class Writes:
 
     def _give_up(self, write: Write, error: NeveError) -> None:
         if write.memtable is None:  # otherwise its record is on its way, whatever becomes of its caller
-            self._store.sessions.leave(write)
+            if isinstance(error, ConditionFailed):
+                self._store.sessions.refused(write, error)
+            else:
+                self._store.sessions.leave(write)
             write.finish(error)
 
     async def _put(self, write: Write, key: bytes, value: Buffer, expected: int | None, ttl_ms: int) -> None:
@@ -246,7 +249,7 @@ class Writes:
             if found is None or not found.exists(now_ms):  # there is nothing to log
                 await self._rest_on(found)
                 store.ensure_owner()
-                store.sessions.leave(write)
+                store.sessions.refused(write, None)
                 write.finish()
                 return
             write.rests_on = [found.write] if found.write is not None else []

@@ -200,3 +200,21 @@ async def test_a_value_that_is_not_admitted_is_not_read(rig: PartitionRig) -> No
     assert told == [4000]
     _, pieces = await partition.get(b"key", admit=told.append)
     assert (told, b"".join(pieces)) == ([4000, 5000], b"v" * 5000)
+
+
+@on_cluster()
+async def test_t50_a_late_copy_of_a_refused_call_does_nothing(rig: PartitionRig) -> None:
+    """Its caller was told that nothing was done, and others went on from there."""
+    partition = await rig.load(await rig.create())
+    assert not await partition.delete(b"a", call=call(7, 1))
+    await partition.put(b"a", b"1", call=call(8, 1))
+    assert not await partition.delete(b"a", call=call(7, 1))
+    assert await value_of(partition, b"a") == b"1"
+    with pytest.raises(ConditionFailed):
+        await partition.put(b"a", b"2", condition=ABSENT, call=call(7, 2))
+    assert await partition.delete(b"a", call=call(8, 2))
+    with pytest.raises(ConditionFailed):
+        await partition.put(b"a", b"2", condition=ABSENT, call=call(7, 2))
+    with pytest.raises(NotFound):
+        await partition.get(b"a")
+    await partition.put(b"a", b"3", condition=ABSENT, call=call(7, 3))
