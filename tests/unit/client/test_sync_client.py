@@ -112,6 +112,7 @@ def test_the_twin_has_the_methods_of_the_original(twin: type, original: type) ->
         "on_acknowledged",
         "on_settled",
         "on_unknown",
+        "ensure_outcomes",  # what a writer group asks of its writers
         "freeze",
         "abort",
         "ready",
