@@ -18,7 +18,7 @@ from tests.spark.conftest import options_of
 from tests.spark.driver import SparkDriver
 from tests.spark.standalone import StandaloneCluster, python_without_neve
 
-# Not part of `make test` yet: on two cores it has been seen to take longer than its driver waits, and why is not known.
+# Not part of `make test`: alone it takes three minutes on two cores, and much longer beside other tests.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
