@@ -6,20 +6,20 @@
 
 Invariants: as sync_client.py: one loop in one thread of its own does all the work; operations of several threads travel
             together; nothing here decides anything.
-Neighbours: kv_client.py is the client; sync_client.LoopThread runs it.
+Neighbours: kv_client.py is the client; sync_client.SyncTwin runs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import DEFAULT_KV_OPTIONS, KeyValueOptions
 from neve.client.kv_transfer import ObjectStream
 from neve.client.kv_types import Delete, Object, ObjectInfo, Put
-from neve.client.sync_client import LoopThread
+from neve.client.sync_client import LoopThread, SyncTwin
 from neve.proto.crc import Buffer
 from neve.rpc.tls import TlsFiles
 
@@ -41,7 +41,7 @@ class SyncObjectStream:
         return b"".join(self)
 
 
-class SyncKeyValueClient:
+class SyncKeyValueClient(SyncTwin[KeyValueClient]):
     """The twin of `KeyValueClient`. The arguments are the same."""
 
     def __init__(
@@ -53,38 +53,7 @@ class SyncKeyValueClient:
         tls: TlsFiles | None = None,
         options: KeyValueOptions = DEFAULT_KV_OPTIONS,
     ) -> None:
-        self._thread = LoopThread()
-
-        async def make() -> KeyValueClient:
-            return KeyValueClient(managers, cluster=cluster, token=token, tls=tls, options=options)
-
-        try:
-            self._client = self._thread.run(make())
-        except BaseException:
-            self._thread.stop()
-            raise
-
-    def open(self) -> Self:
-        """Reach a manager. `with` does it."""
-        try:
-            self._thread.run(self._client.open())
-        except BaseException:
-            self._thread.stop()
-            raise
-        return self
-
-    def close(self) -> None:
-        """Disconnect, and end the thread."""
-        try:
-            self._thread.run(self._client.close())
-        finally:
-            self._thread.stop()
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(lambda: KeyValueClient(managers, cluster=cluster, token=token, tls=tls, options=options))
 
     def get(self, key: Buffer, **how: Any) -> Object:
         """As `KeyValueClient.get`, and so for all below."""

@@ -18,7 +18,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import uvloop
 
@@ -228,7 +228,54 @@ class SyncAdmin:
         return call
 
 
-class SyncClient:
+class _Original(Protocol):
+    async def open(self) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Original)
+
+
+class SyncTwin(Generic[C]):
+    """The life of a client in a thread of its own: whatever fails, the thread does not outlive it."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._thread = LoopThread()
+
+        async def made() -> C:  # on the loop that it will run on
+            return make()
+
+        try:
+            self._client = self._thread.run(made())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def open(self) -> Self:
+        """Reach a manager. `with` does it."""
+        try:
+            self._thread.run(self._client.open())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def close(self) -> None:
+        """End all that it began, disconnect, and end the thread."""
+        try:
+            self._thread.run(self._client.close())
+        finally:
+            self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SyncClient(SyncTwin[Client]):
     """The twin of `Client`. The arguments are the same."""
 
     def __init__(
@@ -241,39 +288,8 @@ class SyncClient:
         etcd: EtcdAccess | None = None,
         options: ClientOptions = DEFAULT_OPTIONS,
     ) -> None:
-        self._thread = LoopThread()
-
-        async def make() -> Client:
-            return Client(managers, cluster=cluster, token=token, tls=tls, etcd=etcd, options=options)
-
-        try:
-            self._client = self._thread.run(make())
-        except BaseException:
-            self._thread.stop()
-            raise
+        super().__init__(lambda: Client(managers, cluster=cluster, token=token, tls=tls, etcd=etcd, options=options))
         self.admin = SyncAdmin(self._thread, self._client.admin)
-
-    def open(self) -> Self:
-        """Reach a manager. `with` does it."""
-        try:
-            self._thread.run(self._client.open())
-        except BaseException:
-            self._thread.stop()
-            raise
-        return self
-
-    def close(self) -> None:
-        """End all writers, disconnect, and end the thread."""
-        try:
-            self._thread.run(self._client.close())
-        finally:
-            self._thread.stop()
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def create_stream(self, **how: Any) -> Stream:
         """As `Client.create_stream`."""
