@@ -207,10 +207,10 @@ class KeyValueClient:
         expected = condition(if_absent=if_absent, if_version=if_version)
         ttl_ms = checked_ttl_ms(ttl_s)
         if len(value) < self.options.alone_bytes_min:
-            result, _ = await self._perform(
+            answer = await self._perform(
                 dispatch.PUT, key, value=value, expected=expected, ttl_ms=ttl_ms, timeout_s=timeout_s
             )
-            return info_from(result.info, key)
+            return info_from(answer[0].info, key) if expected is not None else answer
 
         def request(region: Region, version: int) -> ps.PutRequest:
             return ps.PutRequest(
@@ -238,7 +238,7 @@ class KeyValueClient:
         result, _ = await self._perform(
             dispatch.DELETE, key, expected=condition(if_version=if_version), timeout_s=timeout_s
         )
-        return result.existed
+        return bool(result.existed)
 
     async def batch(self, operations: Sequence[Put | Delete], *, timeout_s: float | None = None) -> list[ObjectInfo]:
         """All or nothing, within one partition: keys of several partitions are refused. One info for each operation."""

@@ -1,6 +1,7 @@
 """Many small operations, few frames: what comes in one turn of the loop for one server leaves together.
 
-Invariants: reads and writes travel in frames of their own, so that no read waits for a sync;
+Invariants: reads and writes travel in frames of their own, so that no read waits for a sync; so do puts without
+            conditions, of which a frame needs no message for each;
             each operation is answered once: with its own result, or with its own copy of an error;
             a repeated write keeps its call id; frames to a server are bounded in number, bytes and operations; what
             finds no room waits, and makes the next frame fuller;
@@ -15,24 +16,27 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from neve.client.core_kv_routing import asks_for_the_map, map_version_wanted, may_heal
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_router import Router, no_server, out_of_time
+from neve.client.kv_types import ObjectInfo, new_info
 from neve.proto import common_pb2, methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
-from neve.proto.errors import NeveError, ProtocolViolation, ShuttingDown, from_message
+from neve.proto.errors import InvalidArgument, NeveError, ProtocolViolation, ShuttingDown, from_message
 from neve.rpc.pool import ChannelPool
-from neve.rpc.service import Reply
-from neve.rpc.started import Started
+from neve.rpc.service import Begun, Reply
+from neve.rpc.started import OnDone
 from neve.rpc.wire.deadlines import Deadlines
 
 Kind = ps.MultiOperation.Kind
 GET, PUT, DELETE, HEAD = Kind.GET, Kind.PUT, Kind.DELETE, Kind.HEAD
 _NAMES: dict[int, str] = {GET: "get", PUT: "put", DELETE: "delete", HEAD: "head"}
 
-Answer = tuple[ps.MultiResult, memoryview]  # the result, and the value of a get
+# (MultiResult, the value of a get as a memoryview); of a put without a condition its ObjectInfo, which its lane makes.
+Answer = Any
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -59,14 +63,18 @@ class _Frame:
     over: bool = False
 
 
+# Those with the same trouble together: by the error's code and the map that the next attempt needs.
+_Again = dict[tuple[int, int], tuple[NeveError, list[Operation]]]
+
+
 class Lane:
-    """Reads or writes for one server, in frames."""
+    """Operations of one kind for one server, in frames."""
 
     def __init__(self, dispatcher: Dispatcher, address: str) -> None:
         self._dispatcher = dispatcher
         self._address = address
         self._queue: deque[Operation] = deque()
-        self._frames: dict[_Frame, Started[Reply[ps.MultiReply]]] = {}
+        self._frames: dict[_Frame, Begun] = {}
         self._woken = False
         self._closed = False
 
@@ -104,12 +112,19 @@ class Lane:
         return taken
 
     def _send(self, operations: list[Operation]) -> None:
+        for operation in operations:
+            operation.sent = True
+        frame = _Frame(operations)
+        begun = self._begin(operations, functools.partial(self._done, frame))
+        if not frame.over:
+            self._frames[frame] = begun
+
+    def _begin(self, operations: list[Operation], on_done: OnDone[Reply[Any]]) -> Begun:
         dispatcher = self._dispatcher
         request = ps.MultiRequest(call=dispatcher.call(0), regions_version=dispatcher.router.cache.map.version)
         add = request.operations.add
         values: list[Buffer] = []
         for operation in operations:
-            operation.sent = True
             value = operation.value
             message = add(kind=operation.kind, key=operation.key, call_id=operation.call_id, value_bytes=len(value))
             if operation.condition is not None:
@@ -118,19 +133,19 @@ class Lane:
                 message.ttl_ms = operation.ttl_ms
             if value:
                 values.append(value)
-        frame = _Frame(operations)
-        call = dispatcher.channels.channel(self._address).call(
+        return dispatcher.channels.channel(self._address).begin(
             methods.PARTITION_SERVER_MULTI,
             request,
+            on_done,
             timeout_s=dispatcher.options.attempt_timeout_s,
             attachment=values,
             reply_bytes_max=dispatcher.options.reply_bytes_max if operations[0].kind == GET else 4096,
         )
-        started = Started(call, functools.partial(self._done, frame))
-        if not frame.over:
-            self._frames[frame] = started
 
-    def _done(self, frame: _Frame, reply: Reply[ps.MultiReply] | None, error: BaseException | None) -> None:
+    def _answered(self, operations: list[Operation], reply: Reply[Any]) -> None:
+        self._dispatcher.answered(operations, reply)
+
+    def _done(self, frame: _Frame, reply: Reply[Any] | None, error: BaseException | None) -> None:
         frame.over = True
         operations = frame.operations
         self._frames.pop(frame, None)
@@ -144,16 +159,45 @@ class Lane:
             self._dispatcher.failed(operations, error)
         else:
             assert reply is not None
-            self._dispatcher.answered(operations, reply)
+            self._answered(operations, reply)
         if self._queue:
             self._wake()
 
     def close(self) -> None:
         self._closed = True
-        for started in [*self._frames.values()]:
-            started.cancel()
+        for begun in [*self._frames.values()]:
+            begun.cancel()
         self._dispatcher.fail(self._queue, ShuttingDown(detail="this client was closed"))
         self._queue.clear()
+
+
+class PutLane(Lane):
+    """Puts without conditions, in columns."""
+
+    def _begin(self, operations: list[Operation], on_done: OnDone[Reply[Any]]) -> Begun:
+        dispatcher = self._dispatcher
+        values = [operation.value for operation in operations]
+        request = ps.PutManyRequest(
+            call=dispatcher.call(0),
+            regions_version=dispatcher.router.cache.map.version,
+            keys=[operation.key for operation in operations],
+            call_ids=[operation.call_id for operation in operations],
+            value_bytes=list(map(len, values)),
+        )
+        ttls_ms = [operation.ttl_ms for operation in operations]
+        if any(ttls_ms):
+            request.ttl_ms.extend(ttls_ms)
+        return dispatcher.channels.channel(self._address).begin(
+            methods.PARTITION_SERVER_PUT_MANY,
+            request,
+            on_done,
+            timeout_s=dispatcher.options.attempt_timeout_s,
+            attachment=values,
+            reply_bytes_max=1024 + 32 * len(values),
+        )
+
+    def _answered(self, operations: list[Operation], reply: Reply[Any]) -> None:
+        self._dispatcher.puts_answered(operations, reply.message)
 
 
 class Dispatcher:
@@ -173,6 +217,7 @@ class Dispatcher:
         self.call = call  # from a number to what a request carries
         self._reads: dict[str, Lane] = {}
         self._writes: dict[str, Lane] = {}
+        self._puts: dict[str, Lane] = {}
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._deadlines: Deadlines[Operation] = Deadlines(self._loop, self._expired)
@@ -189,7 +234,7 @@ class Dispatcher:
 
     def close(self) -> None:
         self._closed = True
-        for lane in [*self._reads.values(), *self._writes.values()]:
+        for lane in [*self._reads.values(), *self._writes.values(), *self._puts.values()]:
             lane.close()
         self.fail(list(self._waiting), ShuttingDown(detail="this client was closed"))
         self._deadlines.close()
@@ -204,17 +249,12 @@ class Dispatcher:
             self.failed(operations, ProtocolViolation(detail=detail))
             return
         at = 0
-        again: dict[tuple[int, int], tuple[NeveError, list[Operation]]] = {}  # those with the same trouble together
+        again: _Again = {}
         for operation, result in zip(operations, results, strict=True):
             end = at + result.value_bytes
             if not operation.future.done():
                 if result.HasField("error"):
-                    error = from_message(result.error)
-                    if may_heal(error) and not self._closed:
-                        version = map_version_wanted(error, self.router.cache.map.version)
-                        again.setdefault((error.code, version), (error, []))[1].append(operation)
-                    else:
-                        operation.future.set_exception(error)
+                    self._refused(operation, from_message(result.error), again)
                 elif end > len(payload):
                     detail = f"a value ends at {end}, the payload at {len(payload)}"
                     operation.future.set_exception(ProtocolViolation(detail=detail))
@@ -223,6 +263,40 @@ class Dispatcher:
             at = end
         for error, some in again.values():
             self._again(some, error)
+
+    def puts_answered(self, operations: Sequence[Operation], reply: ps.PutManyReply) -> None:
+        versions, modified_ms, crcs = list(reply.versions), list(reply.modified_ms), list(reply.value_crc32c)
+        if {len(versions), len(modified_ms), len(crcs)} != {len(operations)}:
+            detail = f"{len(versions)} versions for {len(operations)} puts"
+            self.failed(operations, ProtocolViolation(detail=detail))
+            return
+        errors = {failure.index: from_message(failure.error) for failure in reply.failures}
+        again: _Again = {}
+        for number, operation in enumerate(operations):
+            future = operation.future
+            if future.done():
+                continue
+            if versions[number]:
+                modified, ttl_ms = modified_ms[number], operation.ttl_ms
+                expires_ms = modified + ttl_ms if ttl_ms else 0
+                fields = (operation.key, versions[number], len(operation.value), modified, expires_ms, crcs[number])
+                future.set_result(new_info(ObjectInfo, fields))
+            else:
+                error = errors.get(number) or ProtocolViolation(detail=f"neither version nor error for put {number}")
+                self._refused(operation, error, again)
+        for error, some in again.values():
+            self._again(some, error)
+
+    def _refused(self, operation: Operation, error: NeveError, again: _Again) -> None:
+        """The server's answer for one operation: to be tried again, or the end of it."""
+        if may_heal(error) and not self._closed:
+            version = map_version_wanted(error, self.router.cache.map.version)
+            again.setdefault((error.code, version), (error, []))[1].append(operation)
+            return
+        if operation.maybe and isinstance(error, InvalidArgument):
+            # A call that was forgotten: an earlier attempt may still have been executed.
+            error = out_of_time(_NAMES[operation.kind], operation.timeout_s, error, maybe=True)
+        operation.future.set_exception(error)
 
     def failed(self, operations: Sequence[Operation], error: NeveError) -> None:
         """The whole frame failed."""
@@ -245,10 +319,14 @@ class Dispatcher:
         if region is None or not region.address:
             self._again([operation], no_server(key_map, region))
             return
-        lanes = self._writes if operation.call_id else self._reads
+        if operation.kind == PUT and operation.condition is None:
+            lanes: dict[str, Lane] = self._puts
+            kind: type[Lane] = PutLane
+        else:
+            lanes, kind = self._writes if operation.call_id else self._reads, Lane
         lane = lanes.get(region.address)
         if lane is None:
-            lane = lanes[region.address] = Lane(self, region.address)
+            lane = lanes[region.address] = kind(self, region.address)
         lane.add(operation)
 
     def _again(self, operations: Sequence[Operation], error: NeveError) -> None:

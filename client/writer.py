@@ -20,7 +20,7 @@ from neve.client.budget import Share
 from neve.client.core_batch import Batch
 from neve.client.core_writer import WriterCore
 from neve.client.options import ClientOptions
-from neve.client.types import Position, Positions
+from neve.client.types import Position, Positions, new_position
 from neve.client.writer_tail import WriterTail
 from neve.meta.lock import Lock
 from neve.proto import common_pb2
@@ -31,8 +31,6 @@ from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, 
 log = logging.getLogger(__name__)
 
 CLOSE_TELL_TIMEOUT_S = 1.0  # at the end readers are told how far they may go; nothing rests on it
-
-_new_position = tuple.__new__  # a third of the cost of Position(...): there is one for every append
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +133,7 @@ class Writer:
         if self._error is not None or not self._share.try_take(size_bytes):
             await self._wait_for_room(size_bytes)
         if max(sizes) <= self._core.payload_bytes_max:
-            future: asyncio.Future[Sequence[Position]] = self._loop.create_future()
-            if self._core.push_many(cast("list[Buffer]", parts), size_bytes, future):
-                self._wake(hurry=True)
-            return await future
+            return await self._push_many(parts, size_bytes, hurry=True)
         pending = [self._push(part, len(part) + HEADER_BYTES) for part in parts]
         return [await each for each in pending]
 
@@ -152,9 +147,21 @@ class Writer:
             raise self._over()
         size_bytes = len(data) + HEADER_BYTES
         if not self._share.try_take(size_bytes):
-            detail = f"{self._share.used_bytes} bytes are appended and not acknowledged"
-            raise Overloaded(what="writer", detail=detail)
+            raise self._overloaded()
         return self._push(data, size_bytes)
+
+    def submit_many(self, payloads: list[bytes]) -> asyncio.Future[Sequence[Position]]:
+        """As `submit`, for records of one block each; the future has their positions when all are acknowledged. Nothing
+        is appended if there is no room for all of them. The list is kept, and must not change."""
+        if self._error is not None:
+            raise self._over()
+        sizes = list(map(len, payloads))
+        if not sizes or max(sizes) > self._core.payload_bytes_max:
+            raise InvalidArgument(what="payloads", detail=f"1 or more, of {self._core.payload_bytes_max} bytes at most")
+        size_bytes = sum(sizes) + HEADER_BYTES * len(sizes)
+        if not self._share.try_take(size_bytes):
+            raise self._overloaded()
+        return self._push_many(payloads, size_bytes)
 
     async def ready(self, size_bytes: int = 1) -> None:
         """Wait until there is room for an append of this size; raises when the writer is over."""
@@ -369,6 +376,18 @@ class Writer:
             self._wake(hurry=hurry)
         return future
 
+    def _push_many(
+        self, payloads: list[bytes], size_bytes: int, *, hurry: bool = False
+    ) -> asyncio.Future[Sequence[Position]]:
+        """Records of one block each; room was taken for them."""
+        future: asyncio.Future[Sequence[Position]] = self._loop.create_future()
+        if self._core.push_many(cast("list[Buffer]", payloads), size_bytes, future):
+            self._wake(hurry=hurry)
+        return future
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(what="writer", detail=f"{self._share.used_bytes} bytes are appended and not acknowledged")
+
     def _wake(self, *, hurry: bool) -> None:
         assert self._opened is not None
         self._opened.tail.wake(hurry=hurry)
@@ -383,7 +402,7 @@ class Writer:
                 offset = batch.offset
                 for future, size_bytes in zip(waiters, batch.block_sizes, strict=True):
                     if not future.done():
-                        future.set_result(_new_position(Position, (extent_id, offset)))
+                        future.set_result(new_position(Position, (extent_id, offset)))
                     offset += size_bytes
             elif (ticket := batch.ticket) is not None and ticket.note(batch.placed(extent_id)):
                 future = ticket.waiter

@@ -31,6 +31,7 @@ from neve.partition_server.log_format import NOBODY, Caller
 from neve.partition_server.lookups import Lookups
 from neve.partition_server.maintenance import Maintenance
 from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.puts import GroupedPuts, Puts, Results
 from neve.partition_server.reclaimer import Reclaimer
 from neve.partition_server.scans import ScanPage, Scans
 from neve.partition_server.store import PartitionStreams, Store
@@ -59,6 +60,7 @@ class Partition:
         self._lookups = Lookups(store)
         self._values = Values(store.log)
         self._writes = Writes(store, self._lookups)
+        self._puts = GroupedPuts(store, self._writes)
         self._committer = Committer(store)
         self._flusher = Flusher(store, self._committer)
         self._compactor = Compactor(store, self._committer)
@@ -211,6 +213,10 @@ class Partition:
             key, value, expected=expected_of(condition), ttl_ms=ttl_ms, caller=caller_of(call)
         )
 
+    def start_puts(self, puts: Puts) -> asyncio.Future[Results]:
+        """Many of them, without conditions; the future has a result for each, or what ended them all."""
+        return self._puts.start(puts)
+
     async def delete(
         self, key: bytes, *, condition: ps.Condition | None = None, call: common_pb2.CallId | None = None
     ) -> bool:
@@ -352,4 +358,4 @@ def caller_of(call: common_pb2.CallId | None) -> Caller:
     return Caller(call.client_id, call.call_id, call.completed_below)
 
 
-__all__ = ["Info", "Operation", "Outcome", "Partition", "PartitionStreams", "ScanPage"]
+__all__ = ["Info", "Operation", "Outcome", "Partition", "PartitionStreams", "Puts", "ScanPage"]

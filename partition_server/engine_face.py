@@ -13,6 +13,7 @@ from typing import Protocol
 
 from neve.client.types import Position
 from neve.partition_server.entry import Info
+from neve.partition_server.puts import Puts, Results
 from neve.partition_server.values import Pieces
 from neve.partition_server.writes import Operation
 from neve.proto import common_pb2
@@ -67,6 +68,7 @@ class Engine(Protocol):
         ttl_ms: int = 0,
         call: common_pb2.CallId | None = None,
     ) -> asyncio.Future[tuple[Info, ...]]: ...
+    def start_puts(self, puts: Puts) -> asyncio.Future[Results]: ...
     async def delete(
         self, key: bytes, *, condition: ps.Condition | None = None, call: common_pb2.CallId | None = None
     ) -> bool: ...

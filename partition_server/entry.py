@@ -72,6 +72,8 @@ class Info(NamedTuple):
         )
 
 
+new_info = tuple.__new__  # (Info, (version, …)): a third of the cost of Info(...), for every put
+
 GONE = Info(0, 0, 0, 0, 0)  # in place of an object that a batch has deleted
 
 

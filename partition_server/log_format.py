@@ -14,9 +14,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 
 from neve.partition_server.entry import DELETE, PART_BYTES, PUT, Entry, Parts, decode_parts, encode_parts
-from neve.proto.crc import Buffer
+from neve.proto.crc import Buffer, crc32c_bytes
 from neve.proto.errors import UnsupportedVersion
 
 FORMAT = 1
@@ -94,6 +95,38 @@ def encode_put(
     data = b"".join((header, key, value))
     value_at = HEADER_BYTES + len(key)
     return data, Entry(key, PUT, seq, seq, modified_ms, expires_ms, crc, size_bytes, data, value_at, None)
+
+
+def encode_puts(
+    keys: Sequence[bytes],
+    values: Sequence[Buffer],
+    *,
+    seq: int,
+    client_id: int,
+    call_ids: Sequence[int],
+    completed_below: int,
+    modified_ms: int,
+    ttls_ms: Sequence[int],
+) -> tuple[list[bytes], list[Entry]]:
+    """The same for many puts of one client, whose seqs count from `seq`. No `ttls_ms`: for ever."""
+    pack, join, checksum = _HEADER.pack, b"".join, crc32c_bytes
+    records: list[bytes] = []
+    entries: list[Entry] = []
+    for key, value, call_id, ttl_ms in zip(keys, values, call_ids, ttls_ms or repeat(0, len(keys)), strict=True):
+        if type(value) is not bytes:
+            value = bytes(value)
+        crc, size_bytes, key_bytes = checksum(value), len(value), len(key)
+        expires_ms = modified_ms + ttl_ms if ttl_ms else 0
+        header = pack(
+            FORMAT, 1, key_bytes, crc, seq, client_id, call_id, completed_below, modified_ms, expires_ms, size_bytes
+        )
+        data = join((header, key, value))
+        records.append(data)
+        entries.append(
+            Entry(key, 1, seq, seq, modified_ms, expires_ms, crc, size_bytes, data, HEADER_BYTES + key_bytes, None)
+        )
+        seq += 1
+    return records, entries
 
 
 def encode_put_parts(

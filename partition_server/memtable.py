@@ -9,7 +9,7 @@ Neighbours: writes.py and replay.py fill it; flusher.py makes a table of it; loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from neve.client.types import Position
 from neve.partition_server.entry import Entry
@@ -74,6 +74,15 @@ class Memtable:
         self.entries[key] = entry
         self.memory_bytes += size_bytes
         return size_bytes
+
+    def apply_all(
+        self, entries: Sequence[Entry], positions: Iterable[Position], applied: int, *, snapshot_applied: int
+    ) -> int:
+        """Entries that were acknowledged together."""
+        grown_bytes = 0
+        for entry, position in zip(entries, positions, strict=True):
+            grown_bytes += self.apply(entry, position, applied, snapshot_applied=snapshot_applied)
+        return grown_bytes
 
     def _unref(self, entry: Entry) -> None:
         if entry.parts is not None:

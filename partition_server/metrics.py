@@ -19,7 +19,7 @@ CALL_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 
 class ServerMetrics(CallTimes):
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Time from having the partition of a call to its answer; of Multi, from receiving it."
+        text = "Time from having the partition of a call to its answer; of Multi and PutMany, from receiving it."
         super().__init__(registry, "neve_partition_call_seconds", text, buckets_s=CALL_BUCKETS_S)
         self._operations = 0
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,9 @@ class ServerMetrics(CallTimes):
 
     def collect(self) -> Iterator[Metric]:
         yield from super().collect()
-        yield CounterMetricFamily("neve_partition_multi_operations", "Operations in Multi frames.", self._operations)
+        yield CounterMetricFamily(
+            "neve_partition_multi_operations", "Operations in Multi and PutMany frames.", self._operations
+        )
 
 
 class ServerCollector(Collector):

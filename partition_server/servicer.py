@@ -16,6 +16,7 @@ from neve.partition_server.engine_face import Engine
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.metrics import ServerMetrics
 from neve.partition_server.multi import Multi
+from neve.partition_server.put_many import PutMany
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import InvalidArgument
 from neve.rpc.service import Buffer, Call, eager
@@ -29,6 +30,7 @@ class PartitionServerServicer:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._multi = Multi(host, metrics, reply_bytes_max=multi_reply_bytes_max)
+        self._put_many = PutMany(host, metrics)
 
     async def _partition(self, key: bytes, call: Call, *, version: int = 0, write: bool) -> Engine:
         found = self._host.find(key, regions_version=version, write=write)
@@ -102,6 +104,11 @@ class PartitionServerServicer:
     async def multi(self, request: ps.MultiRequest, call: Call) -> ps.MultiReply:
         with self._metrics.timed("Multi"):
             return await self._multi.run(request, call)
+
+    @eager
+    async def put_many(self, request: ps.PutManyRequest, call: Call) -> ps.PutManyReply:
+        with self._metrics.timed("PutMany"):
+            return await self._put_many.run(request, call)
 
     # --- uploads ---------------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neve.partition_server.log_format import Caller
-from neve.partition_server.write import Outcome, Write
+from neve.partition_server.write import Outcome, PutGroup, Write
 from neve.proto.errors import InvalidArgument, NeveError, Overloaded
 
 
@@ -35,13 +35,14 @@ class Session:
             return 0
         self.floor = floor
         results = self.results
-        before = len(results)
-        while results:
-            first = next(iter(results))
-            if first >= floor:
+        over = []
+        for call_id in results:
+            if call_id >= floor:
                 break  # one that came out of order may lie behind it: it goes with a later floor
-            del results[first]
-        return before - len(results)
+            over.append(call_id)
+        for call_id in over:
+            del results[call_id]
+        return len(over)
 
     def forget_all(self) -> int:
         """The same, for every call that was answered."""
@@ -84,11 +85,57 @@ class Sessions:
             return write, False
         running = session.running.get(call_id)
         if running is not None:
-            return running, False
+            return running.member(call_id) if isinstance(running, PutGroup) else running, False
         if len(session.running) >= self._results_max:
             raise Overloaded(what="session", detail=f"{len(session.running)} calls of one client are under way")
         write = session.running[call_id] = Write(caller)
         return write, True
+
+    def enter_group(self, group: PutGroup, now_ms: int) -> bool:
+        """All its calls are under way from now on; False, and nothing done, unless every one of them is new."""
+        client_id, call_ids = group.caller.client_id, group.call_ids
+        session = self._session(client_id, now_ms)
+        self.results -= session.raise_floor(group.caller.completed_below)
+        running = session.running
+        if (
+            min(call_ids) < session.floor
+            or len(running) + len(call_ids) > self._results_max
+            or not session.results.keys().isdisjoint(call_ids)
+            or not running.keys().isdisjoint(call_ids)
+            or (self._refused and any((client_id, call_id) in self._refused for call_id in call_ids))
+        ):
+            return False
+        before = len(running)
+        running.update(dict.fromkeys(call_ids, group))
+        if len(running) - before == len(call_ids):
+            return True
+        for call_id in set(call_ids):  # the same call twice
+            del running[call_id]
+        return False
+
+    def leave_group(self, group: PutGroup) -> None:
+        """It came to nothing."""
+        session = self._clients.get(group.caller.client_id)
+        if session is not None:
+            for call_id in group.call_ids:
+                if session.running.get(call_id) is group:
+                    del session.running[call_id]
+
+    def group_acknowledged(self, group: PutGroup) -> None:
+        self.leave_group(group)
+        caller, call_ids = group.caller, group.call_ids
+        if not call_ids:
+            return
+        session = self._session(caller.client_id, 0)
+        if min(call_ids) >= session.floor and len(session.results) + len(call_ids) <= self._results_max:
+            before = len(session.results)
+            session.results.update(zip(call_ids, ((info,) for info in group.outcome), strict=True))
+            self.results += len(session.results) - before
+            if self.results > self._results_total_max:
+                self._make_room()
+        else:
+            for call_id, info in zip(call_ids, group.outcome, strict=True):
+                self.remember(replace(caller, call_id=call_id), (info,), 0)
 
     def known(self, caller: Caller, now_ms: int) -> Write | None:
         """The write of a call that was here before, if it was."""

@@ -2,12 +2,15 @@
 
 Invariants: it is answered once, when its record is acknowledged and what its condition rested on is, too;
             a caller that goes away takes nothing with it: the record stays in the log.
-Neighbours: writes.py makes them, sessions.py finds repeated ones.
+            many puts of one caller that came together are one group: acknowledged as one, each with its own answer.
+Neighbours: writes.py and puts.py make them, sessions.py finds repeated ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 from neve.partition_server.entry import Entry, Info
 from neve.partition_server.log_format import Caller
@@ -58,3 +61,29 @@ class Write:
             # A copy for each: tracebacks would mix.
             future.set_exception(type(self.error)(**self.error.facts()))  # type: ignore[arg-type]
             future.exception()  # seen: a caller that has gone away need not hear of it
+
+
+class PutGroup(Write):
+    """Puts that are under way together: the outcome has one Info for each, in their order."""
+
+    __slots__ = ("_members", "call_ids")
+
+    def __init__(self, caller: Caller, call_ids: Sequence[int]) -> None:
+        super().__init__(caller)
+        self.call_ids = call_ids  # of the caller's client; empty: nobody's that is to be remembered
+        self._members: dict[int, Write] = {}
+
+    def member(self, call_id: int) -> Write:
+        """One of them alone, for a call that came again."""
+        found = self._members.get(call_id)
+        if found is None:
+            found = self._members[call_id] = Write(replace(self.caller, call_id=call_id))
+        return found
+
+    def finish(self, error: NeveError | None = None) -> None:
+        super().finish(error)
+        for call_id, write in self._members.items():
+            if error is None:
+                write.outcome = (self.outcome[self.call_ids.index(call_id)],)
+            write.finish(error)
+        self._members.clear()

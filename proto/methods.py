@@ -452,6 +452,15 @@ PARTITION_SERVER_MULTI: Final = Method(
     reply=partition_server_pb2.MultiReply,
 )
 
+PARTITION_SERVER_PUT_MANY: Final = Method(
+    service="neve.PartitionServer",
+    name="PutMany",
+    handler="put_many",
+    method_id=0x0408,
+    request=partition_server_pb2.PutManyRequest,
+    reply=partition_server_pb2.PutManyReply,
+)
+
 PARTITION_SERVER_BEGIN_UPLOAD: Final = Method(
     service="neve.PartitionServer",
     name="BeginUpload",
@@ -550,6 +559,7 @@ PARTITION_SERVER: Final = (
     PARTITION_SERVER_BATCH,
     PARTITION_SERVER_SCAN,
     PARTITION_SERVER_MULTI,
+    PARTITION_SERVER_PUT_MANY,
     PARTITION_SERVER_BEGIN_UPLOAD,
     PARTITION_SERVER_UPLOAD_PART,
     PARTITION_SERVER_COMPLETE_UPLOAD,
@@ -591,6 +601,10 @@ class PartitionServerServicer(Protocol[CallT_contra]):
     async def multi(
         self, request: partition_server_pb2.MultiRequest, call: CallT_contra, /
     ) -> partition_server_pb2.MultiReply: ...
+
+    async def put_many(
+        self, request: partition_server_pb2.PutManyRequest, call: CallT_contra, /
+    ) -> partition_server_pb2.PutManyReply: ...
 
     async def begin_upload(
         self, request: partition_server_pb2.BeginUploadRequest, call: CallT_contra, /

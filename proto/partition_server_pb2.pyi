@@ -370,6 +370,44 @@ class MultiReply(_message.Message):
     payload: bytes
     def __init__(self, results: _Optional[_Iterable[_Union[MultiResult, _Mapping]]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
+class PutManyRequest(_message.Message):
+    __slots__ = ("call", "regions_version", "keys", "call_ids", "value_bytes", "ttl_ms", "payload")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CALL_IDS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    regions_version: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    call_ids: _containers.RepeatedScalarFieldContainer[int]
+    value_bytes: _containers.RepeatedScalarFieldContainer[int]
+    ttl_ms: _containers.RepeatedScalarFieldContainer[int]
+    payload: bytes
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., regions_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., call_ids: _Optional[_Iterable[int]] = ..., value_bytes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class PutManyReply(_message.Message):
+    __slots__ = ("versions", "modified_ms", "value_crc32c", "failures")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_MS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    modified_ms: _containers.RepeatedScalarFieldContainer[int]
+    value_crc32c: _containers.RepeatedScalarFieldContainer[int]
+    failures: _containers.RepeatedCompositeFieldContainer[PutFailure]
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., modified_ms: _Optional[_Iterable[int]] = ..., value_crc32c: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[PutFailure, _Mapping]]] = ...) -> None: ...
+
+class PutFailure(_message.Message):
+    __slots__ = ("index", "error")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    error: _common_pb2.Error
+    def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
 class PartitionState(_message.Message):
     __slots__ = ("partition_id", "start", "end", "keys", "size_bytes", "memtable_bytes", "tables", "log_replay_from", "discardable_bytes")
     class DiscardableBytesEntry(_message.Message):

@@ -121,6 +121,7 @@ def test_the_twin_has_the_methods_of_the_original(twin: type, original: type) ->
         "committed",
         "drain",
         # What servers need, which are asyncio throughout.
+        "submit_many",
         "writer_group",
         "metadata",
         "lease",

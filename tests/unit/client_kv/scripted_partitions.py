@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ SERVER_METHODS: list[Method[Any, Any]] = [
     methods.PARTITION_SERVER_BATCH,
     methods.PARTITION_SERVER_SCAN,
     methods.PARTITION_SERVER_MULTI,
+    methods.PARTITION_SERVER_PUT_MANY,
     methods.PARTITION_SERVER_BEGIN_UPLOAD,
     methods.PARTITION_SERVER_UPLOAD_PART,
     methods.PARTITION_SERVER_COMPLETE_UPLOAD,
@@ -200,6 +202,7 @@ class Server:
         self.fail_before: list[errors.NeveError | None] = []  # for the next calls, before they are executed
         self.fail_after: list[errors.NeveError | None] = []  # the same, after they were executed
         self.frames: list[ps.MultiRequest] = []
+        self.put_frames: list[ps.PutManyRequest] = []
         self.calls: list[str] = []
         self.scan_limit_max = 1000
         self.delay_s = 0.0
@@ -362,6 +365,29 @@ class Server:
         reply = ps.BatchReply(
             infos=self._once(partition, request.call.client_id, request.call.call_id, request.call.completed_below, do)
         )
+        self._end()
+        return reply
+
+    async def put_many(self, request: ps.PutManyRequest, call: Call) -> ps.PutManyReply:
+        await self._begin("put_many")
+        self.put_frames.append(request)
+        reply = ps.PutManyReply()
+        at = 0
+        for number, key in enumerate(request.keys):
+            value = bytes(call.attachment[at : at + request.value_bytes[number]])
+            at += len(value)
+            ttl_ms = request.ttl_ms[number] if request.ttl_ms else 0
+            call_id, below = request.call_ids[number], request.call.completed_below
+            info = ps.ObjectInfo()
+            try:
+                partition = self._find(key)
+                do = functools.partial(self._put, partition, key, value, ps.Condition(), ttl_ms)
+                info = self._once(partition, request.call.client_id, call_id, below, do)
+            except errors.NeveError as error:
+                reply.failures.add(index=number, error=errors.to_message(error))
+            reply.versions.append(info.version)
+            reply.modified_ms.append(info.modified_ms)
+            reply.value_crc32c.append(info.value_crc32c)
         self._end()
         return reply
 

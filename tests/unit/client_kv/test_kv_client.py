@@ -113,14 +113,16 @@ def test_operations_of_one_turn_travel_together_and_reads_apart_from_writes() ->
     async def story(rig: Rig) -> None:
         async with rig.client() as kv:
             await asyncio.gather(*(kv.put(b"%d" % n, b"v") for n in range(100)))
-            frames = rig.cluster.servers[1].frames
-            assert len(frames) == 1
-            assert len(frames[0].operations) == 100
+            server = rig.cluster.servers[1]
+            assert [len(frame.keys) for frame in server.put_frames] == [100]
             got = await asyncio.gather(
-                *(kv.get(b"%d" % n) for n in range(100)), *(kv.put(b"%d" % n, b"w") for n in range(50))
+                *(kv.get(b"%d" % n) for n in range(100)),
+                *(kv.put(b"%d" % n, b"w") for n in range(50)),
+                *(kv.put(b"new %d" % n, b"w", if_absent=True) for n in range(20)),
             )
-            assert len(got) == 150
-            assert [len(frame.operations) for frame in frames] == [100, 100, 50]
+            assert len(got) == 170
+            assert sorted(len(frame.operations) for frame in server.frames) == [20, 100]
+            assert [len(frame.keys) for frame in server.put_frames] == [100, 50]
 
     run(story, servers=1)
 
@@ -132,9 +134,9 @@ def test_frames_are_bounded_in_bytes_operations_and_number() -> None:
         async with rig.client(frame_operations_max=10, frames_in_flight_max=3) as kv:
             puts = [asyncio.ensure_future(kv.put(b"%d" % n, b"x" * 1000)) for n in range(100)]
             await asyncio.sleep(0.5)
-            assert server.calls == ["multi"] * 3
+            assert server.calls == ["put_many"] * 3
             await asyncio.gather(*puts)
-            assert max(len(frame.operations) for frame in server.frames) <= 3  # 4000 bytes a frame
+            assert max(len(frame.keys) for frame in server.put_frames) <= 3  # 4000 bytes a frame
             gets = [asyncio.ensure_future(kv.get(b"%d" % n)) for n in range(100)]
             await asyncio.gather(*gets)
             assert max(len(frame.operations) for frame in server.frames[-5:]) == 10
@@ -149,7 +151,7 @@ def test_what_finds_no_room_waits_and_a_cancelled_operation_gives_its_room_back(
         async with rig.client(buffer_bytes_max=4000, operation_cost_bytes=100) as kv:
             puts = [asyncio.ensure_future(kv.put(b"%d" % n, b"x" * 1000)) for n in range(10)]
             await asyncio.sleep(0.5)
-            assert sum(len(frame.operations) for frame in server.frames) == 0  # they are being held
+            assert sum(len(frame.keys) for frame in server.put_frames) == 0  # they are being held
             for put in puts[:5]:
                 put.cancel()
             await asyncio.gather(*puts[5:])
@@ -169,10 +171,10 @@ def test_writes_wait_while_an_old_one_is_out_for_too_many_others() -> None:
             await asyncio.sleep(0.1)
             others = [asyncio.ensure_future(kv.put(b"x%d" % n, b"1")) for n in range(20)]
             await asyncio.sleep(0.5)
-            assert sum(len(frame.operations) for frame in two.frames) == 4
+            assert sum(len(frame.keys) for frame in two.put_frames) == 4
             await old
             await asyncio.gather(*others)
-            assert all(frame.call.completed_below > 1 for frame in two.frames[1:])
+            assert all(frame.call.completed_below > 1 for frame in two.put_frames[1:])
 
     run(story, servers=2, split_keys=(b"m",))
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from neve.partition_server.engine import Operation, Partition
+from neve.partition_server.engine import Info, Operation, Partition, Puts
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import ConditionFailed, NeveError, NotFound
@@ -33,6 +33,7 @@ STEPS = st.one_of(
     PUT,
     PUT,
     st.tuples(st.just("puts"), st.lists(st.tuples(KEY, st.sampled_from(SIZES)), min_size=5, max_size=40)),
+    st.tuples(st.just("group"), st.lists(st.tuples(KEY, st.sampled_from(SIZES)), min_size=1, max_size=20)),
     st.tuples(st.just("delete"), KEY),
     st.tuples(st.just("conditional"), KEY, st.booleans()),
     st.tuples(st.just("batch"), st.lists(st.tuples(KEY, st.sampled_from((None, *SIZES))), min_size=1, max_size=5)),
@@ -73,6 +74,16 @@ class Story:
         values = [(key, self.value(size_bytes)) for key, size_bytes in items]
         infos = await asyncio.gather(*(self.partition.put(key, value) for key, value in values))
         for (key, value), info in zip(values, infos, strict=True):
+            if info.version > self.versions.get(key, 0):
+                self.model[key], self.versions[key] = value, info.version
+
+    async def step_group(self, items: list[tuple[bytes, int]]) -> None:
+        """As one call. It may go the way of single puts, where a large value comes later than a small one."""
+        values = [(key, self.value(size_bytes)) for key, size_bytes in items]
+        calls = range(self.written - len(items) + 1, self.written + 1)
+        puts = Puts([key for key, _ in values], [value for _, value in values], (), 1, 0, calls)
+        for (key, value), info in zip(values, await self.partition.start_puts(puts), strict=True):
+            assert isinstance(info, Info), info
             if info.version > self.versions.get(key, 0):
                 self.model[key], self.versions[key] = value, info.version
 

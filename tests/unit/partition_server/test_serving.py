@@ -88,6 +88,74 @@ async def test_each_operation_of_a_frame_has_its_own_answer(cluster: PartitionCl
         await multi(channel, put(b"a", b"123", 7), attachment=[b"12"])
 
 
+async def put_many(channel: Channel, first_call: int, items: dict[bytes, bytes], **fields: Any) -> ps.PutManyReply:
+    request = ps.PutManyRequest(
+        call=common_pb2.CallId(client_id=77, completed_below=1),
+        keys=list(items),
+        call_ids=range(first_call, first_call + len(items)),
+        value_bytes=map(len, items.values()),
+    )
+    for name, value in fields.items():
+        request.ClearField(name)
+        request.MergeFrom(ps.PutManyRequest(**{name: value}))
+    reply = await channel.call(
+        methods.PARTITION_SERVER_PUT_MANY, request, timeout_s=20.0, attachment=list(items.values())
+    )
+    return reply.message
+
+
+@partitioned(seed=47, servers=2)
+async def test_puts_in_columns_are_answered_each_for_itself(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap(b"c", b"m")
+    here = cluster.region(b"a").server_id
+    channel = channel_to(cluster, here)
+    ours = {key for key in (b"a", b"b", b"d", b"z") if cluster.region(key).server_id == here}
+    items = {b"a": b"one", b"d": b"", b"z": b"three", b"b": b"four" * 100}
+    reply = await put_many(channel, 1, items, ttl_ms=[0, 0, 0, 5000])
+    kv = await cluster.kv()
+    failed = {failure.index: from_message(failure.error) for failure in reply.failures}
+    for number, (key, value) in enumerate(items.items()):
+        if key not in ours:
+            assert isinstance(failed[number], WrongServer), key
+            assert not reply.versions[number]
+            continue
+        found = await kv.get(key)
+        assert found.value == value
+        assert found.info.version == reply.versions[number] > 0
+        assert found.info.crc32c == reply.value_crc32c[number]
+        assert found.info.modified_ms == reply.modified_ms[number]
+    assert (await kv.head(b"b")).expires_ms == reply.modified_ms[3] + 5000
+    again = await put_many(channel, 1, items, ttl_ms=[0, 0, 0, 5000])
+    assert list(again.versions) == list(reply.versions), "once (T50)"
+    wrong: list[dict[str, Any]] = [
+        {"keys": []},
+        {"call_ids": [1]},
+        {"ttl_ms": [1]},
+        {"value_bytes": [1, 2, 3, 4]},
+        {"value_bytes": [1]},
+    ]
+    for fields in wrong:
+        with pytest.raises(InvalidArgument):
+            await put_many(channel, 9, items, **fields)
+
+
+@partitioned(seed=48, server={"serving": Serving(hold_s=30.0, frozen_ms=3000)})
+async def test_puts_to_a_frozen_partition_are_held_until_it_is_served_again(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap()
+    region = cluster.region(b"a")
+    channel = channel_to(cluster, region.server_id)
+    prepare = ps.PreparePartitionSplitRequest(partition_id=region.partition_id, middle_key=b"m")
+    await channel.call(methods.PARTITION_SERVER_PREPARE_PARTITION_SPLIT, prepare, timeout_s=10.0)
+    putting = asyncio.ensure_future(put_many(channel, 1, {b"a": b"1", b"z": b"2"}))
+    await asyncio.sleep(1)
+    assert not putting.done()
+    reply = await putting
+    assert all(reply.versions)
+    assert not reply.failures
+    kv = await cluster.kv()
+    assert (await kv.get(b"z")).value == b"2"
+
+
 @partitioned(seed=42)
 async def test_a_repeated_write_in_another_frame_is_executed_once(cluster: PartitionCluster) -> None:
     await cluster.bootstrap()
