@@ -24,6 +24,8 @@ from neve.proto.crc import Buffer
 
 # Above this payload, a CRC over a slice of the array is cheaper than over a copy as an object.
 _OBJECT_BYTES_MAX = 8 << 10
+# Of such objects at a time: they and what they are made of stay in the processor's cache.
+OBJECTS_BYTES = 256 << 10
 
 Offsets = npt.NDArray[np.int64]
 
@@ -79,10 +81,16 @@ def _crcs_of_rows(bodies: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint32
     if size == 0:
         return np.array(_word_crcs(expected), dtype=np.uint32)
     bounded = size <= _OBJECT_BYTES_MAX
-    payloads = bodies.view(f"V{size}").ravel().tolist() if bounded else list(bodies)
     same = bool((expected == expected[0]).all())
-    befores = repeat(_word_crcs(expected[:1])[0]) if same else iter(_word_crcs(expected))
-    return np.fromiter(map(google_crc32c.extend, befores, payloads), dtype=np.uint32, count=count)
+    before = _word_crcs(expected[:1])[0]
+    found = np.empty(count, dtype=np.uint32)
+    some = max(1, OBJECTS_BYTES // size)
+    for at in range(0, count, some):
+        rows = bodies[at : at + some]
+        befores = repeat(before, len(rows)) if same else _word_crcs(expected[at : at + some])
+        payloads = rows.view(f"V{size}").ravel().tolist() if bounded else list(rows)
+        found[at : at + some] = np.fromiter(map(google_crc32c.extend, befores, payloads), np.uint32, count=len(rows))
+    return found
 
 
 def _crcs_one_by_one(

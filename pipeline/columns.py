@@ -111,6 +111,7 @@ SCHEMAS: dict[str, dict[str, Column]] = {
 METADATA_COLUMNS = ("revision", "stream_id", "extent_id", "offset", "type", "length")
 PAYLOAD_COLUMNS = (*METADATA_COLUMNS, "node_id", "crc_ok", "payload")
 KEY_COLUMNS = ("log_kind", "key", "seq", "value_bytes")
+BYTES_COLUMNS = frozenset({"crc_ok", "payload", *KEY_COLUMNS})  # of blocks: an index does not have them
 
 
 def arrow_schema(rows: str, names: tuple[str, ...]) -> pa.Schema:

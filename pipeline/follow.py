@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
-from neve.pipeline import planning, snapshot, tasks
+from neve.pipeline import planning, snapshot, tasks, worker
 from neve.pipeline.core_filters import Filters
 from neve.pipeline.core_follow import advance
 from neve.pipeline.core_slices import ScanExtent, Slice, cut, pack
@@ -73,6 +73,7 @@ class NeveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         revision, extents = self._now()
         listed = {extent.extent_id: extent for extent in extents}
         slices: list[Slice] = []
+        slice_bytes = self.parsed.task_bytes(self.names)
         for extent_id, stop in until.items():
             begin = before.get(extent_id, 0)
             if stop <= begin:
@@ -81,11 +82,12 @@ class NeveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if extent is None or extent.end < stop:
                 raise NotFound(kind="position", name=f"{extent_id}:{begin}", detail="it has left the stream")
             part = ScanExtent(extent_id, extent.stream_id, stop, extent.sealed, extent.info)
-            slices += cut(part, slice_bytes=self.parsed.slice_bytes, filters=Filters(), start=begin)
-        packs = pack(slices, slice_bytes=self.parsed.slice_bytes)
+            slices += cut(part, slice_bytes=slice_bytes, filters=Filters(), start=begin)
+        packs = pack(slices, slice_bytes=slice_bytes)
         return [ScanPartition(ScanTask(self.parsed, self.names, revision, slices=some)) for some in packs]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        worker.settle()
         if partition.value is None:
             return iter(())
         return tasks.read(partition.value, first_attempt=first_attempt())

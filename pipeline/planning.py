@@ -48,13 +48,14 @@ async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], f
     extents = await fix_ends(link, taken, chosen, options, strict=options.rows == columns.BLOCKS)
     if options.rows == columns.REPLICAS:
         return list(_replica_tasks(taken, extents, options, names))
+    slice_bytes = options.task_bytes(names)
     slices = [
         piece
         for extent in extents
         for node_id in _node_ids(extent, options)
-        for piece in cut(extent, slice_bytes=options.slice_bytes, filters=filters, node_id=node_id)
+        for piece in cut(extent, slice_bytes=slice_bytes, filters=filters, node_id=node_id)
     ]
-    packs = pack(slices, slice_bytes=options.slice_bytes)
+    packs = pack(slices, slice_bytes=slice_bytes)
     return [ScanTask(options, names, taken.revision, filters, slices=slices) for slices in packs]
 
 
@@ -84,7 +85,7 @@ def _replica_tasks(
             rack = node.rack if node is not None else ""
             if not (options.verify and may_be_read(extent, each)):
                 rows.append(replica_row(taken.revision, extent, info, each, rack))
-            elif checks and waiting_bytes + extent.end > options.slice_bytes:
+            elif checks and waiting_bytes + extent.end > options.task_bytes(names):
                 yield ScanTask(options, names, taken.revision, checks=tuple(checks))
                 checks, waiting_bytes = [ReplicaToCheck(taken.revision, extent, node_id, rack)], extent.end
             else:

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from neve.pipeline import columns, core_filters, options, planning, tasks
+from neve.pipeline import columns, core_filters, options, planning, tasks, worker
 from neve.pipeline.core_filters import Condition, Filters
 from neve.pipeline.link import link_for
 from neve.pipeline.options import ScanOptions
@@ -99,6 +99,7 @@ class NeveReader(DataSourceReader):
         return [ScanPartition(task) for task in plan]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        worker.settle()
         if partition.value is None:  # nothing to read: Spark wants a partition all the same
             return iter(())
         return tasks.read(partition.value, first_attempt=first_attempt())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neve.pipeline import block_arrays
 from neve.pipeline.block_arrays import check
 from neve.proto.blocks import HEADER_BYTES, BlockType, encode_block, verify_block
 
@@ -31,7 +34,9 @@ def test_crcs_and_payloads_are_those_of_each_block(chosen: list[bytes], data: st
         and len(view[offset : offset + size]) == HEADER_BYTES + int.from_bytes(view[offset + 4 : offset + 7], "little")
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)
     ]
-    found = check(memoryview(view), offsets, sizes, np.array(types, dtype=np.uint8), payload=True)
+    at_a_time = data.draw(st.sampled_from([1, 64, block_arrays.OBJECTS_BYTES]))
+    with mock.patch.object(block_arrays, "OBJECTS_BYTES", at_a_time):
+        found = check(memoryview(view), offsets, sizes, np.array(types, dtype=np.uint8), payload=True)
     assert found.crc_ok.tolist() == sound
     assert found.payloads is not None
     assert found.payloads.to_pylist() == [p if ok else None for p, ok in zip(chosen, sound, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neve.pipeline import options
-from neve.pipeline.columns import PAYLOAD_COLUMNS
+from neve.pipeline.columns import METADATA_COLUMNS, PAYLOAD_COLUMNS
 from neve.proto.errors import InvalidArgument
 
 
@@ -20,6 +20,15 @@ def test_options_are_found_in_any_case_and_in_the_environment() -> None:
     assert options.parse({"stream": "12", "replica": "3"}, {}).stream_key == 12
     assert options.parse({"replica": "3"}, {}).replica_node_id == 3
     assert options.parse({"extents": "3, 4"}, {}).extents == (3, 4)
+
+
+def test_a_task_has_more_of_extents_where_it_reads_their_indexes_alone() -> None:
+    parsed = options.parse({}, {})
+    assert parsed.task_bytes(PAYLOAD_COLUMNS) == options.SLICE_BYTES
+    assert parsed.task_bytes(("offset", "key")) == options.SLICE_BYTES
+    assert parsed.task_bytes(METADATA_COLUMNS) == options.SLICE_BYTES_INDEX > options.SLICE_BYTES
+    assert options.parse({"rows": "replicas"}, {}).task_bytes(("extent_id",)) == options.SLICE_BYTES
+    assert options.parse({"sliceBytes": "1KiB"}, {}).task_bytes(METADATA_COLUMNS) == 1 << 10
 
 
 @pytest.mark.parametrize(
