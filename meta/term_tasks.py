@@ -12,11 +12,32 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from neve.meta.prompt import Prompt
 from neve.meta.resumed import Resumed
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Steps:
+    """Takes the steps of work that has no task yet. A task costs more than many a step."""
+
+    __slots__ = ("_tasks", "_work")
+
+    def __init__(self, tasks: TermTasks, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks = tasks
+        self._work = work
+
+    def take(self) -> None:
+        try:
+            waits_for = self._work.send(None)
+        except StopIteration:
+            return
+        if isinstance(waits_for, Prompt):
+            waits_for.go_on = self.take
+        else:
+            self._tasks.go_on(self._work, waits_for)
 
 
 class TermTasks:
@@ -44,11 +65,13 @@ class TermTasks:
         return task
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """The same for work that tells of its failures itself: its first step is taken here, the rest is a task."""
-        try:
-            waits_for = work.send(None)
-        except StopIteration:
-            return
+        """The same for work that tells of its failures itself, and that has no task before it waits for anything but a
+        `Prompt`: up to then it must not use asyncio.timeout or current_task, and whoever settles what it waits for must
+        do so when the term ends."""
+        _Steps(self, work).take()
+
+    def go_on(self, work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        """As a task with work that has taken its first steps and waits."""
         task = asyncio.get_running_loop().create_task(Resumed(work, waits_for))
         if self.ended:
             task.cancel()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -92,7 +92,30 @@ class Reply(NamedTuple, Generic[Rep]):
     attachment: memoryview = EMPTY
 
 
-Handler = Callable[[Any, Call], Coroutine[Any, Any, Message]]
+class Encoded(NamedTuple):
+    """A reply whose bytes are known already: a transport that sends bytes need not build the message."""
+
+    cls: type[Message]
+    data: bytes
+
+    def message(self) -> Message:
+        return self.cls.FromString(self.data)
+
+
+class Answer(ABC, Generic[Rep]):
+    """A reply that comes later, for which no task needs to wait. Any transport may await it; see `answers`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def then(self, on_done: Callable[[Rep | Encoded | None, BaseException | None], None]) -> None:
+        """Have it called once, with the reply or with what was raised: at once, if that is there already."""
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, Any, Rep]: ...
+
+
+Handler = Callable[[Any, Call], Awaitable[Message]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +124,12 @@ class Route:
 
     method: Method[Any, Any]
     handler: Handler
-    eager: bool  # see the decorator of that name
+    eager: bool  # see the decorators of these names
+    answers: bool
 
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Message]])
+A = TypeVar("A", bound=Callable[..., Answer[Any]])
 
 
 def eager(handler: F) -> F:
@@ -117,6 +142,16 @@ def eager(handler: F) -> F:
     return handler
 
 
+def answers(handler: A) -> A:
+    """Marks a handler that is a plain function: it takes the request at once, raises, or returns an `Answer`.
+
+    For hot methods that always wait, for something that outlives the call. It has no task at all, and when its caller
+    gives up nothing is cancelled: what goes on is the servicer's own.
+    """
+    handler.__neve_answers__ = True  # type: ignore[attr-defined]
+    return handler
+
+
 class Service:
     """A servicer bound to the methods that it answers. Methods may be of several services."""
 
@@ -124,11 +159,12 @@ class Service:
         self.routes: dict[int, Route] = {}
         for method in methods:
             handler = getattr(servicer, method.handler, None)
-            if not inspect.iscoroutinefunction(handler):
+            answering = bool(getattr(handler, "__neve_answers__", False))
+            if handler is None or not (answering or inspect.iscoroutinefunction(handler)):
                 name = f"{type(servicer).__name__}.{method.handler}"
                 raise TypeError(f"{name} must be an `async def`, to answer {method.path}")
             eagerly = bool(getattr(handler, "__neve_eager__", False))
-            self.routes[method.method_id] = Route(method, handler, eagerly)
+            self.routes[method.method_id] = Route(method, handler, eagerly, answering)
 
 
 def merge_routes(services: Sequence[Service]) -> dict[int, Route]:

@@ -24,6 +24,7 @@ from neve.proto.errors import (
     VersionConflict,
 )
 from neve.rpc.service import Call
+from neve.stream_manager.confirm import record_heard
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_seal import check_accepted
 from neve.stream_manager.describe import alloc_reply, extent_info
@@ -194,6 +195,7 @@ class Allocator(StateListener):
                 raise InvalidArgument(what="extent_id", detail="this extent is open: there is nothing to confirm")
             if extent.all_confirmed:
                 break
+            record_heard(ctx, extent)
             await self._changed(request.extent_id, deadline_s)
         await ctx.owners.verify(request.owner.lock, request.owner.token)
         return sm.WaitConfirmedReply(extent=extent_info(ctx.state, extent))

@@ -24,8 +24,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from neve.meta.election import Leadership
+from neve.meta.prompt import Prompt
 from neve.meta.store import MetaStore
 from neve.meta.txn import (
     ITEM_BYTES,
@@ -75,22 +77,15 @@ class Counters:
 OnDone = Callable[[int, NeveError | None], None]  # the revision, or 0 and why there is none
 
 
-class _Pending:
-    """`wanted` is None if it is wanted whoever waits for it; a future that is done: its flow was cancelled."""
+class _Pending(Prompt[int]):
+    """Settled before it is sent: its flow was cancelled, and it is not wanted any more."""
 
-    __slots__ = ("_on_done", "changes", "items", "told", "wanted")
+    __slots__ = ("changes", "items")
 
-    def __init__(self, changes: Changes, items: int, on_done: OnDone, wanted: asyncio.Future[int] | None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, changes: Changes, items: int) -> None:
+        super().__init__(loop)
         self.changes = changes
         self.items = items
-        self.wanted = wanted
-        self.told = False
-        self._on_done = on_done
-
-    def tell(self, revision: int, error: NeveError | None) -> None:
-        """Once."""
-        self.told = True
-        self._on_done(revision, error)
 
 
 class _Batch:
@@ -145,22 +140,14 @@ class Batcher:
 
     async def commit(self, changes: Changes) -> int:
         """See `context.Commit`."""
-        done: asyncio.Future[int] = self._loop.create_future()
+        return await self._enqueue(changes)
 
-        def on_done(revision: int, error: NeveError | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(revision)
-            else:
-                done.set_exception(error)
-                done.exception()  # whoever waited may be gone with the term: that is no unhandled error
-
-        self.submit(changes, on_done, wanted=done)
-        return await done
-
-    def submit(self, changes: Changes, on_done: OnDone, *, wanted: asyncio.Future[int] | None = None) -> None:
+    def submit(self, changes: Changes, on_done: OnDone) -> None:
         """The same without waiting: `on_done`, which must not raise, is called once, later. Raises if it is refused."""
+        pending = self._enqueue(changes)
+        pending.go_on = lambda: on_done(pending.value or 0, cast("NeveError | None", pending.error))
+
+    def _enqueue(self, changes: Changes) -> _Pending:
         if self._ended is not None:
             raise self._fresh_end()
         changes.finish()
@@ -170,11 +157,13 @@ class Batcher:
             raise TooLarge(what=f"transaction with {items} items", size_bytes=changes.size_bytes, limit_bytes=BYTES_MAX)
         if len(self._queue) >= QUEUE_MAX:
             raise MetaUnavailable(detail=f"{QUEUE_MAX} changes wait already")
-        self._queue.append(_Pending(changes, items, on_done, wanted))
+        pending = _Pending(self._loop, changes, items)
+        self._queue.append(pending)
         self._queued_items += items
         if not self._pumping:  # at the end of this step of the loop: all that come in it share a batch
             self._pumping = True
             self._loop.call_soon(self._pump)
+        return pending
 
     async def settled(self) -> None:
         """Wait until the outcome of all that is in flight now is known: memory has no gaps below that then."""
@@ -236,7 +225,7 @@ class Batcher:
                     break
             queue.popleft()
             self._queued_items -= pending.items
-            if pending.wanted is not None and pending.wanted.done():  # cancelled before anything was sent
+            if pending.done:  # cancelled before anything was sent
                 continue
             batch.pending.append(pending)
             revisions.update(changes.revisions)
@@ -273,7 +262,7 @@ class Batcher:
                 self._apply(pending.changes, revision)
             self.counters.committed += len(batch.pending)
             for pending in batch.pending:
-                pending.tell(revision, None)
+                pending.settle(revision, None)
         elif len(batch.pending) == 1:
             self._fail(batch.pending[0], revision)
         else:
@@ -387,9 +376,9 @@ class Batcher:
             self._fail(pending, error)
 
     def _fail(self, pending: _Pending, error: NeveError) -> None:
-        if not pending.told:
+        if not pending.done:
             self.counters.failed += 1
-            pending.tell(0, error)
+            pending.settle(None, error)
 
 
 def _reason(batch: _Batch, result: TxnResult) -> NeveError:

@@ -5,7 +5,8 @@ Invariants: only what a transaction decided is told; a replica counts as confirm
             of first confirmations that came together, what most of them say counts; after a conflict none counts before
             all that can be reached were compared (7, core_digest.py);
             a replica that is slow does not hold up the record of the others;
-            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before.
+            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before;
+            what waits to be recorded with its stream's next write (heard.py) is recorded soon, also without one.
 Neighbours: allocate.py starts it once behind every seal; reconcile.py repeats it until all have confirmed, and fills
             those that are too short.
 """
@@ -19,11 +20,10 @@ from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaDeleted, ReplicaMissing, WrongReplica
-from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_digest import choose_digest, compares_first
 from neve.stream_manager.fan_out import Started
-from neve.stream_manager.locks import LockKind
+from neve.stream_manager.heard import KEPT_S, Heard
 from neve.stream_manager.records import Extent, ReplicaAt
 
 log = logging.getLogger(__name__)
@@ -87,10 +87,7 @@ async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked
             confirmed = _sort(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:
-                async with ctx.locks.hold(extents=[extent_id]):
-                    changes = _judge(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
-                    if changes is not None:
-                        await ctx.commit(changes)
+                await _record(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
     finally:
         for task in asking:
             task.cancel()
@@ -123,22 +120,38 @@ def _without(outcome: SealOutcome) -> frozenset[int]:
     return frozenset([*outcome.short, *absent])
 
 
-def _judge(
+async def _record(
     ctx: LeaderContext,
     extent_id: int,
     confirmed: dict[ReplicaAt, bytes],
     asked_at: int,
     *,
     without: frozenset[int] = frozenset(),
-) -> Changes | None:
-    """Whom to believe, with the extent's lock held. `asked_at`: the last condemnation before the orders were sent;
-    `without`: nodes that have nothing to tell."""
-    old = ctx.state.extents.get(extent_id)
+) -> None:
+    async with ctx.locks.hold(extents=[extent_id]):
+        old = ctx.state.extents.get(extent_id)
+        new = believed(ctx, old, confirmed, asked_at, without=without)
+        if new is not None:
+            changes = ctx.changes()
+            changes.put_extent(old, new)
+            await ctx.commit(changes)
+
+
+def believed(
+    ctx: LeaderContext,
+    old: Extent | None,
+    confirmed: dict[ReplicaAt, bytes],
+    asked_at: int,
+    *,
+    without: frozenset[int] = frozenset(),
+) -> Extent | None:
+    """The extent with the bits of those to believe, with its lock held; None: nothing new. `asked_at`: the last
+    condemnation before the orders were sent; `without`: nodes that have nothing to tell."""
     if old is None or old.seal is None:
         return None
-    digest = old.seal.digest
+    extent_id, digest = old.extent_id, old.seal.digest
     if not digest:
-        told = {replica.node_id: found for replica, found in confirmed.items()}
+        told = {replica[0]: found for replica, found in confirmed.items()}
         chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)
         if chosen is None:
             log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(told))
@@ -156,11 +169,7 @@ def _judge(
         else:
             log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
             ctx.part.note_bad_replica(extent_id, replica.node_id, "it confirmed the seal with another digest")
-    if not good:
-        return None
-    changes = ctx.changes()
-    changes.put_extent(old, old.with_confirmed(good, digest))
-    return changes
+    return old.with_confirmed(good, digest) if good else None
 
 
 # --- the first round, behind the answer to whoever sealed --------------------------------------------------------
@@ -176,9 +185,17 @@ def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
         return
     asked_at = ctx.condemned.number
     begun = _ask(ctx, extent)
-    if not _record_at_once(ctx, extent, begun, asked_at):
+    confirmed = _confirmed_at_once(extent, begun)
+    if confirmed is None or not extent.all_took_part:  # its writer waits for what is not acknowledged (16)
         ctx.seals_in_flight += 1
         ctx.spawn(_first_round(ctx, extent, begun, asked_at), name="seal")
+        return
+    left_over = ctx.heard.add(extent.stream_id, Heard(extent_id, confirmed, asked_at, ctx.clock()))
+    if left_over is not None:
+        _record_behind(ctx, left_over)
+    if not ctx.heard.recording:
+        ctx.heard.recording = True
+        ctx.spawn(_record_heard(ctx), name="confirmations")
 
 
 async def _first_round(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> None:
@@ -193,34 +210,60 @@ async def _first_round(ctx: LeaderContext, extent: Extent, begun: Begun, asked_a
         ctx.part.note_unconfirmed(extent.extent_id)
 
 
-def _record_at_once(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> bool:
-    """The shortest way, without a task: all have answered already, all confirmed, and nobody holds the extent's lock.
-    False if it is not so; nothing is done then."""
+def _confirmed_at_once(extent: Extent, begun: Begun) -> dict[ReplicaAt, bytes] | None:
+    """The digests, if every replica has confirmed already: the shortest way, without a task."""
     assert extent.seal is not None, extent
-    if len(begun) < len(extent.replicas) or any(one.task is not None for _, one in begun):
-        return False
-    confirmed = _sort([(replica, one.value) for replica, one in begun], extent.seal.length, SealOutcome(False, {}, {}))
-    extent_id = extent.extent_id
-    key = (int(LockKind.EXTENT), extent_id)
-    if len(confirmed) < len(begun) or not ctx.locks.try_take(key):
-        return False
+    length = extent.seal.length
+    confirmed: dict[ReplicaAt, bytes] = {}
+    for replica, one in begun:
+        if one.task is not None or isinstance(one.value, NeveError):
+            return None
+        seal = one.value.seal
+        if not one.value.confirmed or seal.length != length:
+            return None
+        confirmed[replica] = seal.digest
+    return confirmed if len(confirmed) == len(extent.replicas) else None
 
-    def on_done(revision: int, error: NeveError | None) -> None:
-        ctx.locks.release(key)
-        ctx.seals_in_flight -= 1
-        if error is not None:
-            log.warning("seal_round_failed extent_id=%d error=%s", extent_id, error)
-        now = ctx.state.extents.get(extent_id)
-        if now is None or not now.all_confirmed:
-            ctx.part.note_unconfirmed(extent_id)
 
-    ctx.seals_in_flight += 1
+# --- what was heard and waits for its stream's next write -------------------------------------------------------
+
+
+def heard_end(ctx: LeaderContext, heard: Heard) -> None:
+    """The transaction that took it along has come to its end."""
+    now = ctx.state.extents.get(heard.extent_id)
+    if now is not None and not now.all_confirmed:
+        ctx.part.note_unconfirmed(heard.extent_id)
+
+
+def record_heard(ctx: LeaderContext, extent: Extent) -> None:
+    """Somebody waits for the confirmation of this extent: if it was heard, record it now."""
+    if ctx.heard.has(extent):
+        heard = ctx.heard.take(extent.stream_id)
+        assert heard is not None, extent
+        _record_behind(ctx, heard)
+
+
+async def _record_heard(ctx: LeaderContext) -> None:
+    """Record what no write of its stream has taken along in time."""
     try:
-        changes = _judge(ctx, extent_id, confirmed, asked_at)
-        if changes is None:
-            on_done(0, None)
-        else:
-            ctx.submit(changes, on_done)
+        while len(ctx.heard):
+            await asyncio.sleep(KEPT_S)
+            for heard in ctx.heard.take_older(ctx.clock() - KEPT_S):
+                _record_behind(ctx, heard)
+    finally:
+        ctx.heard.recording = False
+
+
+def _record_behind(ctx: LeaderContext, heard: Heard) -> None:
+    ctx.tasks.begin(_record_one(ctx, heard))
+
+
+async def _record_one(ctx: LeaderContext, heard: Heard) -> None:
+    try:
+        await _record(ctx, heard.extent_id, heard.confirmed, heard.asked_at)
     except NeveError as error:
-        on_done(0, error)
-    return True
+        log.warning("seal_round_failed extent_id=%d error=%s", heard.extent_id, error)
+    except Exception:
+        log.exception("confirmation_failed extent_id=%d", heard.extent_id)
+    finally:
+        heard_end(ctx, heard)

@@ -30,6 +30,7 @@ from neve.proto.errors import NeveError
 from neve.rpc.service import Call
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.condemned import Condemned
+from neve.stream_manager.heard import HeardTable
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.records import Extent, NodeEntry, Replay, StreamCall
 from neve.stream_manager.state import State
@@ -219,6 +220,7 @@ class LeaderContext:
         self.clock = asyncio.get_running_loop().time  # monotonic seconds
         self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
         self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
+        self.heard = HeardTable()  # confirmations that are not recorded yet
         # Extents that a transaction is about to link, or, while its outcome is unknown, may be linking.
         self.linking: dict[int, None] = {}
         # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).

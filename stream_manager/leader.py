@@ -34,7 +34,7 @@ from neve.stream_manager.ids import IdSource
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.owner_checks import OwnerChecks
-from neve.stream_manager.pipeline import Authoriser, Pipeline
+from neve.stream_manager.pipeline import Authoriser, Observe, Pipeline
 from neve.stream_manager.quota import QuotaTable
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.replay import ReplayCache
@@ -129,6 +129,7 @@ class Term:
         make_part: MakeNodesPart,
         authoriser: Authoriser,
         not_leader: Callable[[], NotLeader],
+        observe: Observe,
     ) -> None:
         self._store = store
         self._leadership = leadership
@@ -170,7 +171,7 @@ class Term:
             self.state, lambda: self.ctx.part, self.ctx.clock, default=config.defaults.placement
         )
         self.allocator = Allocator(self.ctx)
-        self.pipeline = Pipeline(self.ctx, self.replay, authoriser=authoriser, not_leader=not_leader)
+        self.pipeline = Pipeline(self.ctx, self.replay, authoriser=authoriser, not_leader=not_leader, observe=observe)
         self.part = self.ctx.part = make_part(self.ctx)
         leadership.lost.add_callback(self.end)
 

@@ -24,7 +24,7 @@ from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.follower import StateFollower
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, adopt, load
-from neve.stream_manager.pipeline import AllowAll, Authoriser
+from neve.stream_manager.pipeline import AllowAll, Authoriser, Observe
 from neve.stream_manager.state import State
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Manager:
         rng: random.Random,
         wall_ms: Callable[[], int],
         authoriser: Authoriser | None = None,
+        observe: Observe = lambda method, duration_s: None,
         on_loaded: Callable[[Loaded], None] = lambda _: None,
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,6 +64,7 @@ class Manager:
         self._rng = rng
         self._wall_ms = wall_ms
         self._authoriser = authoriser or AllowAll()
+        self._observe = observe
         self._on_loaded = on_loaded
         self._on_ended = on_ended
         self._candidate = Candidate(
@@ -152,6 +154,7 @@ class Manager:
                 make_part=self._make_part,
                 authoriser=self._authoriser,
                 not_leader=self.not_leader,
+                observe=self._observe,
             )
             del loaded
             self.terms += 1

@@ -12,16 +12,17 @@ Neighbours: servicer.py brings the calls, the flows run inside; locks, decisions
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from neve.proto import common_pb2
 from neve.proto.crc import crc32c
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, Overloaded
-from neve.rpc.service import Call
+from neve.rpc.service import Answer, Call, Encoded
 from neve.stream_manager.audit import AuditLog, Entry
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.replay import ReplayCache
@@ -31,7 +32,8 @@ Rep = TypeVar("Rep", bound=Message)
 
 log = logging.getLogger(__name__)
 
-Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Rep]]
+Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Any]]  # the reply, or its bytes
+Observe = Callable[[str, float], None]  # a method's name, and how long a call of it took, in seconds
 
 
 class Authoriser(Protocol):
@@ -45,29 +47,49 @@ class AllowAll:
         pass
 
 
-class _Execution:
-    """One call that is being executed, and those who wait for its answer."""
+class Execution(Answer[Any]):
+    """One call that is being executed, and those who wait for its answer: that of one or of several callers."""
 
-    __slots__ = ("checksum", "done", "error", "method_id", "reply", "waiting")
+    __slots__ = ("_pipeline", "_waiting", "begun_s", "checksum", "done", "error", "joined", "method_id", "reply")
 
-    def __init__(self, method_id: int, checksum: int) -> None:
+    def __init__(self, pipeline: Pipeline, method_id: int, checksum: int, begun_s: float) -> None:
+        self._pipeline = pipeline
+        self._waiting: list[Callable[[Any, BaseException | None], None]] = []
         self.method_id = method_id
         self.checksum = checksum
+        self.begun_s = begun_s
+        self.joined = 0  # callers beside the first
         self.done = False
         self.reply: Any = None
         self.error: BaseException | None = None
-        self.waiting: list[asyncio.Future[Any]] = []
+
+    def then(self, on_done: Callable[[Any, BaseException | None], None]) -> None:
+        if self.done:
+            on_done(self.reply, self.error)
+        else:
+            self._waiting.append(on_done)
 
     def answer(self, reply: Any, error: BaseException | None) -> None:
         self.done, self.reply, self.error = True, reply, error
-        for waiter in self.waiting:
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(reply)
-            else:
-                waiter.set_exception(error)
-                waiter.exception()  # its caller may give up in this very moment: that is no unhandled error
+        for on_done in self._waiting:
+            on_done(reply, error)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if not self.done:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.then(functools.partial(_wake, waiter))
+            yield from waiter
+        if self.error is not None:
+            raise self.error
+        self._pipeline.ensure_leading()  # it was answered in time, but a turn of the loop has passed since (25)
+        return self.reply.message() if type(self.reply) is Encoded else self.reply
+
+
+def _wake(waiter: asyncio.Future[None], reply: Any, error: BaseException | None) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+    elif error is not None and not isinstance(error, NeveError):  # a bug that nobody hears of otherwise
+        log.error("mutation_failed", exc_info=error)
 
 
 class Pipeline:
@@ -80,52 +102,59 @@ class Pipeline:
         *,
         authoriser: Authoriser,
         not_leader: Callable[[], NotLeader],
+        observe: Observe = lambda method, duration_s: None,
     ) -> None:
         self._ctx = ctx
         self._replay = replay
         self._authoriser = authoriser
         self._not_leader = not_leader  # made when needed: it names who leads by then
-        self._running: dict[tuple[int, int], _Execution] = {}
-        self._loop = asyncio.get_running_loop()
+        self._observe = observe
+        self._running: dict[tuple[int, int], Execution] = {}
         self.audit = AuditLog()
         self.in_flight = 0
 
-    async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep], *, eager: bool = False) -> Rep:
-        """Execute a call that changes something, once. The request has a field `call`.
+    async def mutate(self, request: Req, call: Call, flow: Callable[[Req, Mutation], Coroutine[Any, Any, Rep]]) -> Rep:
+        """Execute a call that changes something, once. The request has a field `call`."""
+        return cast(Rep, await self.begin(request, call, flow))
 
-        `eager`, for hot flows: the flow's first step is taken at once, without a task of its own. Up to its first wait
-        it must not use asyncio.timeout or current_task then.
+    def begin(self, request: Req, call: Call, flow: Flow[Req], *, eager: bool = False) -> Execution:
+        """The same, without waiting.
+
+        `eager`, for hot flows: the flow's first steps are taken without a task, up to its first wait for anything but a
+        commit. Up to then it must not use asyncio.timeout or current_task.
         """
+        begun_s = self._ctx.clock()
         self._admit(request, call)
         call_id: common_pb2.CallId = request.call  # type: ignore[attr-defined]
         key = (call_id.client_id, call_id.call_id)
         checksum = request_checksum(request)
         method_id = call.method.method_id
-        execution = self._running.get(key) if key != (0, 0) else None
-        if execution is not None:
-            if (execution.method_id, execution.checksum) != (method_id, checksum):
-                raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
-            self.in_flight += 1  # those who wait for it are bounded, too
-            try:
-                return await self._result(execution)  # type: ignore[no-any-return]
-            finally:
-                self.in_flight -= 1
         replayed = None
         if key != (0, 0):
+            execution = self._running.get(key)
+            if execution is not None:
+                return self._join(execution, key, method_id, checksum)
             replayed = self._replay.find(*key, method_id=method_id, request_crc32c=checksum)
         mutation = Mutation(key, method_id, checksum, call.principal, self._ctx.wall_ms(), replayed)
-        execution = _Execution(method_id, checksum)
+        execution = Execution(self, method_id, checksum, begun_s)
         if key != (0, 0):
             self._running[key] = execution
         self.in_flight += 1
-        # It goes on as a task of the term, with or without its caller.
+        # It goes on as a part of the term, with or without its caller.
         work = self._execute(request, call.method.name, call.peer, mutation, flow, execution)
         if eager:
             self._ctx.tasks.begin(work)
         else:
             task = self._ctx.tasks.start(work)
             task.add_done_callback(lambda _: self._end_unbegun(key, execution))
-        return await self._result(execution)  # type: ignore[no-any-return]
+        return execution
+
+    def _join(self, execution: Execution, key: tuple[int, int], method_id: int, checksum: int) -> Execution:
+        if (execution.method_id, execution.checksum) != (method_id, checksum):
+            raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
+        execution.joined += 1  # those who wait for it are bounded, too
+        self.in_flight += 1
+        return execution
 
     async def ask(self, request: Req, call: Call, flow: Callable[[Req, Call], Coroutine[Any, Any, Rep]]) -> Rep:
         """Run a call that changes nothing of its own but may wait; it ends with its caller and with the term."""
@@ -153,27 +182,27 @@ class Pipeline:
         if self.in_flight >= limit:
             raise Overloaded(what="stream manager", detail=f"{limit} requests are in flight")
 
-    async def _result(self, execution: _Execution) -> Any:
-        try:
-            if not execution.done:
-                waiter: asyncio.Future[Any] = self._loop.create_future()
-                execution.waiting.append(waiter)
-                result = await waiter
-            elif execution.error is not None:
-                raise execution.error
-            else:
-                result = execution.reply
-        except NotLeader as error:
-            raise self._not_leader() if not error.leader else error from None
-        self._ctx.ensure_leading()  # done in time, but if the term is over nothing is answered any more (25)
-        return result
+    def ensure_leading(self) -> None:
+        """`NotLeader`, which says who leads, if the term is over: then nothing is answered any more (25)."""
+        self._ctx.ensure_leading()
 
-    def _end_unbegun(self, key: tuple[int, int], execution: _Execution) -> None:
+    def _end(self, key: tuple[int, int], execution: Execution, reply: Any, error: BaseException | None) -> None:
+        """Answer. That we lead is proved in the same step."""
+        self.in_flight -= 1 + execution.joined
+        self._running.pop(key, None)
+        if error is None:
+            try:
+                self._ctx.ensure_leading()
+            except NeveError as refusal:
+                reply, error = None, refusal
+        elif isinstance(error, NotLeader) and not error.leader:
+            error = self._not_leader()
+        execution.answer(reply, error)
+
+    def _end_unbegun(self, key: tuple[int, int], execution: Execution) -> None:
         """A task that is cancelled before its first step never runs what it was made for."""
         if not execution.done:
-            self.in_flight -= 1
-            self._running.pop(key, None)
-            execution.answer(None, NotLeader(detail="the term is over"))
+            self._end(key, execution, None, NotLeader(detail="the term is over"))
 
     async def _execute(
         self,
@@ -181,26 +210,23 @@ class Pipeline:
         method: str,
         peer: str,
         mutation: Mutation,
-        flow: Flow[Req, Rep],
-        execution: _Execution,
+        flow: Flow[Req],
+        execution: Execution,
     ) -> None:
-        reply: Rep | None = None
+        reply: Any = None
         error: BaseException | None = None
         outcome = "replayed" if mutation.replayed is not None else "done"
         try:
             reply = await flow(request, mutation)
         except NeveError as refusal:
             error, outcome = refusal, f"{type(refusal).__name__}: {refusal}"
-        except Exception as failure:  # a bug: whoever waits gets it, and its transport logs it
+        except Exception as failure:  # noqa: BLE001 - a bug: whoever waits gets it, and its transport logs it
             error, outcome = failure, f"{type(failure).__name__}: not known to be done"
-            if execution.waiting and all(waiter.done() for waiter in execution.waiting):
-                log.exception("mutation_failed method=%s", method)
         except BaseException as end:
             error, outcome = NotLeader(detail="the term is over"), f"{type(end).__name__}: not known to be done"
             raise
         finally:
-            self.in_flight -= 1
-            self._running.pop((mutation.client_id, mutation.call_id), None)
+            self._observe(method, self._ctx.clock() - execution.begun_s)
             self.audit.note(
                 Entry(
                     method,
@@ -212,7 +238,7 @@ class Pipeline:
                     outcome,
                 )
             )
-            execution.answer(reply, error)
+            self._end((mutation.client_id, mutation.call_id), execution, reply, error)
 
 
 def request_checksum(request: Message) -> int:

@@ -75,7 +75,7 @@ class Reconciler:
         for extent_id in state.unconfirmed_extents:
             if len(self._asking) >= self._config.reconcile_max:
                 return
-            if extent_id in state.tasks or extent_id in self._asking:
+            if extent_id in state.tasks or extent_id in self._asking or self._ctx.heard.has(state.extents[extent_id]):
                 continue
             if self._tries.get(extent_id, (0, now_s))[1] > now_s:
                 continue

@@ -19,9 +19,10 @@ from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import LockedByOther, NeveError, NotLeader, NotOwner, VersionConflict
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
-from neve.stream_manager.confirm import seal_behind
+from neve.stream_manager.confirm import believed, heard_end, seal_behind
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_seal import choose_length
+from neve.stream_manager.heard import Heard
 from neve.stream_manager.locks import LockKind
 from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
 
@@ -110,35 +111,12 @@ async def commit_seal(
     ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder, *, length: int, all_took_part: bool
 ) -> tuple[Stream, Extent]:
     """The transaction of rule 19, then the orders of rule 20 behind it."""
-    leaving = leaving_window(ctx, stream) if order.successor is not None else []
-    async with ctx.locks.hold(extents=[tail.extent_id, *leaving]):
-        if ctx.state.extents.get(tail.extent_id) != tail:
-            # Only the stream's lock holder seals, and recovery does not touch open extents (8).
-            raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
-        changes = ctx.changes()
-        # Told by its writer, though the node itself may be silent, or restarted and know nothing of it any more (7).
-        order.conflict = order.conflict or tail.extent_id in ctx.conflicts
-        if order.conflict:
-            # Equal lengths say nothing of equal bytes: what is not acknowledged waits until all have confirmed (16).
-            log.error("extent_sealed_after_conflict extent_id=%d stream_id=%d", tail.extent_id, stream.stream_id)
-            all_took_part = False
-        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part, conflict=order.conflict))
-        sealed_stream = stream.sealed or order.seal_stream
-        if order.successor is not None:
-            _link(changes, stream, order, order.successor, leaving, sealed=sealed_stream)
-        else:
-            changes.put_stream(stream, stream.changed(stream.extent_ids, sealed=sealed_stream))
-        if order.owner is not None:
-            changes.require_owner(order.owner.lock, order.owner.token)
-        elif order.unowned:
-            changes.require_unowned(stream.lock)
-        if order.record is not None:
-            order.record(changes)
-        _check_age(ctx, order)
-        if order.successor is not None:
-            await ctx.commit_link(changes, order.successor.extent_id)
-        else:
-            await ctx.commit(changes)
+    heard = ctx.heard.take(stream.stream_id) if order.successor is not None else None
+    try:
+        all_took_part = await _commit_seal(ctx, stream, tail, order, heard, length=length, all_took_part=all_took_part)
+    finally:
+        if heard is not None:
+            heard_end(ctx, heard)
     if order.owner is not None:
         ctx.owners.note_held(order.owner.lock, order.owner.token)
     # A writer's roll is in the audit log; what the manager or a new owner seals, or with replicas missing, is news.
@@ -154,12 +132,55 @@ async def commit_seal(
     return ctx.state.streams[stream.stream_id], ctx.state.extents[tail.extent_id]
 
 
+async def _commit_seal(
+    ctx: LeaderContext,
+    stream: Stream,
+    tail: Extent,
+    order: SealOrder,
+    heard: Heard | None,
+    *,
+    length: int,
+    all_took_part: bool,
+) -> bool:
+    """The transaction; it takes along what was heard of the stream's other extents. Whether all took part after all."""
+    leaving = leaving_window(ctx, stream, heard) if order.successor is not None else []
+    async with ctx.locks.hold(extents=[tail.extent_id, *leaving]):
+        if ctx.state.extents.get(tail.extent_id) != tail:
+            # Only the stream's lock holder seals, and recovery does not touch open extents (8).
+            raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
+        changes = ctx.changes()
+        # Told by its writer, though the node itself may be silent, or restarted and know nothing of it any more (7).
+        order.conflict = order.conflict or tail.extent_id in ctx.conflicts
+        if order.conflict:
+            # Equal lengths say nothing of equal bytes: what is not acknowledged waits until all have confirmed (16).
+            log.error("extent_sealed_after_conflict extent_id=%d stream_id=%d", tail.extent_id, stream.stream_id)
+            all_took_part = False
+        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part, conflict=order.conflict))
+        sealed_stream = stream.sealed or order.seal_stream
+        if order.successor is not None:
+            _link(ctx, changes, stream, order, order.successor, leaving, heard, sealed=sealed_stream)
+        else:
+            changes.put_stream(stream, stream.changed(stream.extent_ids, sealed=sealed_stream))
+        if order.owner is not None:
+            changes.require_owner(order.owner.lock, order.owner.token)
+        elif order.unowned:
+            changes.require_unowned(stream.lock)
+        if order.record is not None:
+            order.record(changes)
+        _check_age(ctx, order)
+        if order.successor is not None:
+            await ctx.commit_link(changes, order.successor.extent_id)
+        else:
+            await ctx.commit(changes)
+    return all_took_part
+
+
 async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: SealOrder) -> Stream:
     """Give a stream whose last extent is sealed, or which has none, a new tail."""
     leaving = leaving_window(ctx, stream)
     async with ctx.locks.hold(extents=leaving):
         changes = ctx.changes()
-        _link(changes, stream, order, extent, leaving, sealed=stream.sealed)
+        _link(ctx, changes, stream, order, extent, leaving, None, sealed=stream.sealed)
         if order.owner is not None:
             changes.require_owner(order.owner.lock, order.owner.token)
         if order.record is not None:
@@ -169,27 +190,44 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
     return ctx.state.streams[stream.stream_id]
 
 
-def leaving_window(ctx: LeaderContext, stream: Stream) -> list[int]:
-    """The young extent, if there is one, that is too far from the end of the list when one more is linked."""
-    if len(stream.extent_ids) < YOUNG_WINDOW:
-        return []
-    extent_id = stream.extent_ids[-YOUNG_WINDOW]
-    return [extent_id] if ctx.state.extents[extent_id].young else []
+def leaving_window(ctx: LeaderContext, stream: Stream, heard: Heard | None = None) -> list[int]:
+    """Extents that get a key of their own when one more is linked: the young one, if there is one, that is too far from
+    the end of the list then, and the one whose confirmation is taken along."""
+    leaving: list[int] = []
+    if len(stream.extent_ids) >= YOUNG_WINDOW:
+        extent_id = stream.extent_ids[-YOUNG_WINDOW]
+        if not ctx.state.extents[extent_id].mod_revision:
+            leaving.append(extent_id)
+    if heard is not None and heard.extent_id not in leaving:
+        leaving.append(heard.extent_id)
+    return leaving
 
 
 def _link(
-    changes: Changes, stream: Stream, order: SealOrder, extent: Extent, leaving: Sequence[int], *, sealed: bool
+    ctx: LeaderContext,
+    changes: Changes,
+    stream: Stream,
+    order: SealOrder,
+    extent: Extent,
+    leaving: Sequence[int],
+    heard: Heard | None,
+    *,
+    sealed: bool,
 ) -> None:
     """Put the stream with one more extent. The locks of those in `leaving` are held."""
-    assert changes.state is not None
     for extent_id in leaving:
-        old = changes.state.extents[extent_id]
-        if old.young:  # it may have got a key while its lock was waited for
-            changes.put_extent(old, old)
+        old = ctx.state.extents.get(extent_id)
+        new: Extent | None = None
+        if heard is not None and extent_id == heard.extent_id:
+            new = believed(ctx, old, heard.confirmed, heard.asked_at)
+        if new is None and old is not None and old.young:  # it may have got a key while its lock was waited for
+            new = old
+        if new is not None:
+            changes.put_extent(old, new)
     changes.put_young(extent)
-    new = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
+    new_stream = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
     call = order.stream_call(changes) if order.stream_call is not None else None
-    changes.put_stream(stream, new if call is None else new.linked(call))
+    changes.put_stream(stream, new_stream if call is None else new_stream.linked(call))
 
 
 def _check_age(ctx: LeaderContext, order: SealOrder) -> None:

@@ -85,6 +85,7 @@ class StreamManager:
             self._exit.push_async_callback(store.close)
         channels = ChannelPool(self._channel)
         self._exit.push_async_callback(channels.close)
+        registry = CollectorRegistry()
         self.manager = Manager(
             config,
             store,
@@ -92,13 +93,13 @@ class StreamManager:
             make_part=self._make_part,
             rng=self._rng,
             wall_ms=wall_clock_ms,
+            observe=ManagerMetrics(registry).observe,
             on_loaded=_freeze,
             on_ended=_unfreeze,
         )
-        registry = CollectorRegistry()
         registry.register(ManagerCollector(self.manager))
         services = [
-            Service(methods.STREAM_MANAGER, StreamManagerServicer(self.manager, ManagerMetrics(registry))),
+            Service(methods.STREAM_MANAGER, StreamManagerServicer(self.manager)),
             diagnostics_service(kind="stream_manager", cluster=config.cluster),
         ]
         self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)

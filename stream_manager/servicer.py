@@ -8,7 +8,6 @@ Neighbours: manager.py has the term and the follower; the flows are in streams, 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -18,13 +17,12 @@ from google.protobuf.message import Message
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import MIB
-from neve.rpc.service import Call
+from neve.rpc.service import Answer, Call, answers
 from neve.stream_manager import open_stream, quota_flows, reads, split_merge, streams
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import node_record
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.metrics import ManagerMetrics
 from neve.stream_manager.reads import NodeRecordOf
 from neve.stream_manager.state import State
 
@@ -38,22 +36,13 @@ CtxFlow = Callable[[LeaderContext, Req, Mutation], Coroutine[Any, Any, Rep]]
 
 
 class StreamManagerServicer:
-    def __init__(self, manager: Manager, metrics: ManagerMetrics) -> None:
+    def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._config = manager.config
-        self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
 
     async def _mutate(self, request: Req, call: Call, flow: CtxFlow[Req, Rep]) -> Rep:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, functools.partial(flow, term.ctx)))
-
-    async def _timed(self, call: Call, work: Coroutine[Any, Any, Rep]) -> Rep:
-        begun_s = self._loop.time()
-        try:
-            return await work
-        finally:
-            self._metrics.observe(call.method.name, self._loop.time() - begun_s)
+        return await term.pipeline.mutate(request, call, functools.partial(flow, term.ctx))
 
     async def _state(self, call: Call, revision_min: int = 0) -> tuple[State, NodeRecordOf, Term | None]:
         """A state to read from, how it tells of nodes, and the term if this manager leads."""
@@ -133,22 +122,24 @@ class StreamManagerServicer:
 
     # --- streams ---------------------------------------------------------------------------------------------
 
-    async def create_stream(self, request: sm.CreateStreamRequest, call: Call) -> sm.CreateStreamReply:
+    @answers
+    def create_stream(self, request: sm.CreateStreamRequest, call: Call) -> Answer[sm.CreateStreamReply]:
         term = self._manager.leading()
-        flow = functools.partial(streams.create_stream, term.ctx)
-        return await self._timed(call, term.pipeline.mutate(request, call, flow, eager=True))
+        return term.pipeline.begin(request, call, functools.partial(streams.create_stream, term.ctx), eager=True)
 
     async def check_commit_length(self, request: sm.CheckCommitLengthRequest, call: Call) -> sm.CheckCommitLengthReply:
         return await self._mutate(request, call, open_stream.check_commit_length)
 
-    async def stream_alloc_extent(self, request: sm.StreamAllocExtentRequest, call: Call) -> sm.StreamAllocExtentReply:
+    @answers
+    def stream_alloc_extent(
+        self, request: sm.StreamAllocExtentRequest, call: Call
+    ) -> Answer[sm.StreamAllocExtentReply]:
         term = self._manager.leading()
-        work = term.pipeline.mutate(request, call, term.allocator.alloc_extent, eager=True)
-        return await self._timed(call, work)
+        return term.pipeline.begin(request, call, term.allocator.alloc_extent, eager=True)
 
     async def prepare_extent(self, request: sm.PrepareExtentRequest, call: Call) -> sm.PrepareExtentReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.allocator.prepare_extent))
+        return await term.pipeline.mutate(request, call, term.allocator.prepare_extent)
 
     async def wait_confirmed(self, request: sm.WaitConfirmedRequest, call: Call) -> sm.WaitConfirmedReply:
         term = self._manager.leading()
@@ -174,7 +165,7 @@ class StreamManagerServicer:
 
     async def accept_length(self, request: sm.AcceptLengthRequest, call: Call) -> sm.AcceptLengthReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.allocator.accept_length))
+        return await term.pipeline.mutate(request, call, term.allocator.accept_length)
 
     async def set_quota(self, request: sm.SetQuotaRequest, call: Call) -> sm.SetQuotaReply:
         return await self._mutate(request, call, quota_flows.set_quota)
@@ -187,7 +178,7 @@ class StreamManagerServicer:
 
     async def register_node(self, request: sm.RegisterNodeRequest, call: Call) -> sm.RegisterNodeReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.part.register_node))
+        return await term.pipeline.mutate(request, call, term.part.register_node)
 
     async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
         return await self._manager.leading().part.heartbeat(request, call)
@@ -203,12 +194,12 @@ class StreamManagerServicer:
 
     async def set_node_mode(self, request: sm.SetNodeModeRequest, call: Call) -> sm.SetNodeModeReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.part.set_node_mode))
+        return await term.pipeline.mutate(request, call, term.part.set_node_mode)
 
     async def set_placement(self, request: sm.SetPlacementRequest, call: Call) -> sm.SetPlacementReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.part.set_placement))
+        return await term.pipeline.mutate(request, call, term.part.set_placement)
 
     async def delete_extents(self, request: sm.DeleteExtentsRequest, call: Call) -> sm.DeleteExtentsReply:
         term = self._manager.leading()
-        return await self._timed(call, term.pipeline.mutate(request, call, term.part.delete_extents))
+        return await term.pipeline.mutate(request, call, term.part.delete_extents)

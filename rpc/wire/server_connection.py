@@ -10,15 +10,16 @@ Neighbours: `server.py` accepts, and keeps what all connections share; `connecti
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Coroutine, Generator
 from types import coroutine as generator_based
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
-from neve.rpc.service import EMPTY, Call, Route, attachment_bytes
+from neve.rpc.service import EMPTY, Answer, Call, Encoded, Route, attachment_bytes
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
@@ -48,6 +49,8 @@ class WireCall(Call):
     cancelled = False
     expired = False
     deadline_bucket = 0
+    answered_later = False  # by what goes on without it: no task
+    ended = False
     task: asyncio.Task[None] | None = None
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
@@ -72,7 +75,9 @@ class WireCall(Call):
         if self.cancelled:
             return
         self.cancelled = True
-        if self.started and self.task is not None:
+        if self.answered_later:
+            self.connection.end_call(self, asyncio.CancelledError())
+        elif self.started and self.task is not None:
             self.task.cancel()
         else:
             self.abandoned = True
@@ -190,7 +195,10 @@ class ServerConnection(Connection):
             return
         call = WireCall(self, route, prelude, attachment)
         self.calls[prelude.call_id] = call
-        coroutine = route.handler(request, call)
+        if route.answers and not self._unstarted:
+            self._await_answer(route, request, call)
+            return
+        coroutine = cast(Handling, _begun(route, request, call) if route.answers else route.handler(request, call))
         if route.eager and not self._unstarted:
             rest = self._first_step(coroutine, call)
             if rest is None:
@@ -205,16 +213,35 @@ class ServerConnection(Connection):
 
     # --- calls -----------------------------------------------------------------------------------------------
 
+    def _await_answer(self, route: Route, request: Any, call: WireCall) -> None:
+        """Let the handler begin, and answer when it calls back."""
+        try:
+            answer = cast(Answer[Any], route.handler(request, call))
+        except BaseException as error:  # noqa: BLE001 - `end_call` sorts them
+            self.end_call(call, error)
+            return
+        call.answered_later = True
+        call.deadline_bucket = self._deadlines.add(call, call.deadline_s)
+        answer.then(functools.partial(self._answered, call))
+        if len(self.calls) >= self._calls_max:
+            self._update_reading()
+
+    def _answered(self, call: WireCall, reply: Message | Encoded | None, error: BaseException | None) -> None:
+        if not call.ended:
+            self.end_call(call, error or reply)
+        elif error is not None and not isinstance(error, errors.NeveError):  # a bug that nobody hears of otherwise
+            log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=error)
+
     def _first_step(self, coroutine: Handling, call: WireCall) -> Handling | None:
         """Run a handler up to its first wait, here and now; returns the rest of it, or None when that was all."""
         call.stepped = True
         try:
             waits_for = coroutine.send(None)
         except StopIteration as returned:
-            self._end_call(call, returned.value)
+            self.end_call(call, returned.value)
             return None
-        except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
-            self._end_call(call, error)
+        except BaseException as error:  # noqa: BLE001 - `end_call` sorts them
+            self.end_call(call, error)
             return None
         return _resumed(coroutine, waits_for, call)
 
@@ -228,13 +255,13 @@ class ServerConnection(Connection):
         else:
             try:
                 outcome = await coroutine
-            except BaseException as error:  # noqa: BLE001 - `_end_call` sorts them
+            except BaseException as error:  # noqa: BLE001 - `end_call` sorts them
                 outcome = error
         if call.task is not None:
             self.server.tasks.discard(call.task)
-        self._end_call(call, outcome)
+        self.end_call(call, outcome)
 
-    def _end_call(self, call: WireCall, outcome: Message | BaseException) -> None:
+    def end_call(self, call: WireCall, outcome: Message | Encoded | BaseException | None) -> None:
         """Answer, and give back all that the call has held."""
         error: BaseException | None = None
         try:
@@ -264,12 +291,15 @@ class ServerConnection(Connection):
         self._send_error(call.call_id, error)
         return error
 
-    def _send_reply(self, call: WireCall, reply: Message) -> None:
-        if not isinstance(reply, call.method.reply):
+    def _send_reply(self, call: WireCall, reply: Message | Encoded | None) -> None:
+        if type(reply) is Encoded and reply.cls is call.method.reply:
+            message = reply.data
+        elif isinstance(reply, call.method.reply):
+            message = reply.SerializeToString()
+        else:
             raise errors.Internal(detail=f"{call.method.path} answered with a {type(reply).__name__}")
         buffers = call.reply_attachment
         size_bytes = attachment_bytes(buffers) if buffers else 0
-        message = reply.SerializeToString()
         if size_bytes > self.limits.attachment_bytes_max or len(message) > self.limits.message_bytes_max:
             limit_bytes = self.limits.attachment_bytes_max if size_bytes else self.limits.message_bytes_max
             what = f"reply of {call.method.path}"
@@ -290,6 +320,7 @@ class ServerConnection(Connection):
 
     def _finish(self, call: WireCall) -> None:
         del self.calls[call.call_id]
+        call.ended = True
         if call.deadline_bucket:
             self._deadlines.remove(call, call.deadline_bucket)
             call.task = None
@@ -396,6 +427,11 @@ class ServerConnection(Connection):
         self.server.held.discard(self)
         if unclaimed:
             self._release_request(unclaimed)
+
+
+async def _begun(route: Route, request: Any, call: WireCall) -> Message:
+    """A handler that answers later, for a task: where others that came before have not taken their first step yet."""
+    return await route.handler(request, call)
 
 
 @generator_based

@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-from prometheus_client import CollectorRegistry
-
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import FaultPlan
 from neve.proto import methods
@@ -25,7 +23,6 @@ from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.metrics import ManagerMetrics
 from neve.stream_manager.node_calls import RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.servicer import StreamManagerServicer
@@ -95,7 +92,7 @@ class SimManager:
             rng=rng,
             wall_ms=self.wall_ms,
         )
-        servicer = StreamManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
+        servicer = StreamManagerServicer(self.manager)
         self._network.serve(self.address, [Service(methods.STREAM_MANAGER, servicer)], cluster=CLUSTER)
         self.manager.start(self.address)
 

@@ -22,8 +22,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from prometheus_client import CollectorRegistry
-
 from neve.meta.lease import Lease
 from neve.meta.lock import Lock, acquire_lock
 from neve.meta.memory import MemoryClient, MemoryStore
@@ -40,7 +38,6 @@ from neve.stream_manager.config import Limits, ManagerConfig
 from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, NodesPart, PlacementRequest
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.metrics import ManagerMetrics
 from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, root_of
@@ -316,7 +313,7 @@ class ManagerProcess:
             rng=random.Random(cluster.network.rng.getrandbits(64)),
             wall_ms=wall_ms,
         )
-        servicer = StreamManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
+        servicer = StreamManagerServicer(self.manager)
         services = [Service(methods.STREAM_MANAGER, servicer)]
         cluster.network.serve(self.address, services, cluster=CLUSTER)
         self.manager.start(self.address)

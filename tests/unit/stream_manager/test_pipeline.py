@@ -221,12 +221,11 @@ async def test_a_call_whose_term_ends_before_its_first_step_is_answered() -> Non
         term, leader = cluster.term, await cluster.leader()
         call = Call(CREATE, deadline_s=float("inf"), principal="", peer="test")
         flow = functools.partial(create_stream, term.ctx)
-        asked = [
-            leader.process.spawn(
-                term.pipeline.mutate(sm.CreateStreamRequest(call=cluster.call_id()), call, flow, eager=eager)
-            )
-            for eager in (False, True)
-        ]
+
+        async def ask(*, eager: bool) -> Any:
+            return await term.pipeline.begin(sm.CreateStreamRequest(call=cluster.call_id()), call, flow, eager=eager)
+
+        asked = [leader.process.spawn(ask(eager=eager)) for eager in (False, True)]
         await asyncio.sleep(0)  # both calls are taken: one execution is a task that has not begun, the other one waits
         term.end("as the story wants it")
         for answer in asked:
