@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from neve.client.types import Extent, Position, Record, Replica
+from neve.client.types import Extent, Position, Record, Replica, new_position
 from neve.proto.blocks import HEADER_BYTES, PAYLOAD_BYTES_MAX, BlockType, Problem, verify_block
 from neve.proto.crc import Buffer
 from neve.proto.errors import NotFound, TooLarge
@@ -113,6 +113,21 @@ class RecordAssembler:
         self._parts.clear()
         self._size_bytes = 0
         return record
+
+    def push_all(self, extent_id: int, blocks: Sequence[Block], *, copy: bool) -> list[Record]:
+        """The records that these blocks complete."""
+        records: list[Record] = []
+        full, new = int(BlockType.FULL), tuple.__new__  # a third of the cost of Record(...)
+        for block in blocks:
+            offset, end, block_type, payload = block
+            if block_type == full and not self._parts:
+                if copy and type(payload) is not bytes:
+                    payload = bytes(payload)
+                position = new_position(Position, (extent_id, offset))
+                records.append(new(Record, (position, payload, new_position(Position, (extent_id, end)))))
+            elif (record := self.push(extent_id, block, copy=copy)) is not None:
+                records.append(record)
+        return records
 
     def begin_anew(self) -> None:
         """What comes now was not written behind what came so far: an extent in between was taken out of the stream."""

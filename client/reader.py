@@ -33,6 +33,16 @@ class Reader:
         self, stream_id: int, *, start: Position | None, follow: bool, end: Position | None, copy: bool
     ) -> AsyncIterator[Record]:
         """Records from `start` on, up to `end` or what there is now; with `follow`, as long as the stream lives."""
+        batches = self.read_batches(stream_id, start=start, follow=follow, end=end, copy=copy)
+        async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
+            async for records in batches:
+                for record in records:
+                    yield record
+
+    async def read_batches(
+        self, stream_id: int, *, start: Position | None, follow: bool, end: Position | None, copy: bool
+    ) -> AsyncIterator[list[Record]]:
+        """The same, in lists of what came at a time; none is empty."""
         stream = await self._catalog.stream(stream_id, with_extents=True)
         if not stream.extent_ids:
             return
@@ -45,12 +55,15 @@ class Reader:
             try:
                 async with aclosing(self._extents.chunks(extent_id, offset, follow=follow)) as chunks:
                     async for chunk in chunks:
-                        for block in chunk.blocks:
-                            if stop is not None and block.offset >= stop:
-                                return
-                            record = assembler.push(extent_id, block, copy=copy)
-                            if record is not None:
-                                yield record
+                        blocks = chunk.blocks
+                        is_end = False
+                        if stop is not None and blocks and blocks[-1].offset >= stop:
+                            is_end, blocks = True, [block for block in blocks if block.offset < stop]
+                        records = assembler.push_all(extent_id, blocks, copy=copy)
+                        if records:
+                            yield records
+                        if is_end:
+                            return
                         offset, sealed = chunk.end, chunk.sealed
             except NotFound as error:
                 raise await self._gone(stream_id, Position(extent_id, offset), error) from error

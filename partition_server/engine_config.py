@@ -14,6 +14,10 @@ from neve.rpc.limits import KIB, MIB
 KEY_BYTES_MAX = 4 * KIB
 VALUE_BYTES_MAX = 32 * MIB  # at once; larger ones are uploaded in parts
 
+# Of a stream, asked for at a time: to check and decode so much of small records takes five milliseconds, and a merge
+# holds two of them for each table.
+READ_BYTES = 512 * KIB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -25,6 +29,7 @@ class EngineConfig:
 
     # --- memtables ---
     memtable_bytes: int = 64 * MIB  # then it is flushed
+    memtable_records: int = 200_000  # of the log, the same: so many take about two seconds to replay
     memtables_closed_max: int = 2  # waiting to be flushed; then writes stall
     flush_after_s: float = 600.0  # what little there is, too: so that the log can be cut and a load stays short
 

@@ -55,8 +55,10 @@ async def load(store: Store, committer: Committer, flusher: Flusher) -> None:
         await committer.commit()
 
     async def make_room() -> None:
+        """Flushing can wait until the partition is served, as long as there is memory."""
         flusher.rotate()
-        await flusher.flush_closed()
+        if store.memory.full or len(store.view.memtables) > store.config.memtables_closed_max + 1:
+            await flusher.flush_closed()
 
     records_replayed = await replay(store, store.log_replay_from, make_room)
     log.info(
@@ -81,10 +83,11 @@ async def _last_manifest(store: Store, committer: Committer) -> records.Manifest
     """The newest one of the partition as it is now."""
     last: records.Manifest | None = None
     streams = store.streams
-    async for position, payload, _ in read_to_end(streams.client, streams.meta, None, manifests.MARKER):
-        manifest = manifests.decode(payload)
-        if manifest is not None and manifests.counts_after(manifest, store.region.merged_at):
-            last, committer.position = manifest, position
+    async for batch in read_to_end(streams.client, streams.meta, None, manifests.MARKER):
+        for position, payload, _ in batch:
+            manifest = manifests.decode(payload)
+            if manifest is not None and manifests.counts_after(manifest, store.region.merged_at):
+                last, committer.position = manifest, position
     return last
 
 

@@ -87,7 +87,7 @@ class Maintenance:
         memtable = store.active
         if not memtable.last_seq or len(store.view.memtables) > store.config.memtables_closed_max:
             return False
-        if memtable.memory_bytes >= store.config.memtable_bytes or store.memory.should_flush(store.share):
+        if memtable.is_full(store.config) or store.memory.should_flush(store.share):
             return True
         return store.loop.time() - store.rotated_s > store.config.flush_after_s
 

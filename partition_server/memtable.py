@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from neve.client.types import Position
+from neve.partition_server.engine_config import EngineConfig
 from neve.partition_server.entry import Entry
 from neve.partition_server.key_index import KeyIndex
 
@@ -30,6 +31,7 @@ class Memtable:
         "number",
         "part_bytes",
         "pending",
+        "records",
     )
 
     def __init__(self, number: int) -> None:
@@ -37,6 +39,7 @@ class Memtable:
         self.entries: dict[bytes, Entry] = {}
         self.index = KeyIndex()
         self.memory_bytes = 0
+        self.records = 0  # of the log, that a load would have to replay for it
         self.pending = 0  # submitted and not acknowledged
         self.closed = False
         self.last_seq = 0  # the highest that was acknowledged here,
@@ -44,13 +47,21 @@ class Memtable:
         self.part_bytes = 0  # of values that are not here, but in parts in the log
         self.log_refs: dict[int, int] = {}  # log extents that values in parts are in, and how often they are named
 
+    def note_record(self, seq_last: int, position: Position) -> None:
+        """A record of the log was acknowledged, whatever it says."""
+        self.records += 1
+        if seq_last >= self.last_seq:
+            self.last_seq, self.last_position = seq_last, position
+
+    def is_full(self, config: EngineConfig) -> bool:
+        """Whether it is to be flushed: for its memory, or because a load would have too much to replay."""
+        return self.memory_bytes >= config.memtable_bytes or self.records >= config.memtable_records
+
     def apply(self, entry: Entry, position: Position, applied: int, *, snapshot_applied: int) -> int:
-        """An acknowledged entry; returns by how many bytes more memory is used. `snapshot_applied`: of the newest
-        snapshot that there is, 0 for none."""
+        """An acknowledged entry of a record that was noted; returns by how many bytes more memory is used.
+        `snapshot_applied`: of the newest snapshot that there is, 0 for none."""
         entry.position = position
         entry.applied = applied
-        if entry.seq >= self.last_seq:
-            self.last_seq, self.last_position = entry.seq, position
         key = entry.key
         before = self.entries.get(key)
         if before is not None and before.seq > entry.seq:
@@ -78,9 +89,10 @@ class Memtable:
     def apply_all(
         self, entries: Sequence[Entry], positions: Iterable[Position], applied: int, *, snapshot_applied: int
     ) -> int:
-        """Entries that were acknowledged together."""
+        """Entries that were acknowledged together, each a record of its own."""
         grown_bytes = 0
         for entry, position in zip(entries, positions, strict=True):
+            self.note_record(entry.seq, position)
             grown_bytes += self.apply(entry, position, applied, snapshot_applied=snapshot_applied)
         return grown_bytes
 

@@ -136,7 +136,7 @@ class GroupedPuts:
         group.outcome = tuple(infos)
         store.sessions.group_acknowledged(group)
         group.finish()
-        if memtable.memory_bytes >= store.config.memtable_bytes or memtable.closed:
+        if memtable.closed or memtable.is_full(store.config):
             store.work.set()
 
     async def _one_by_one(self, puts: Puts) -> Results:

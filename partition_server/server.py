@@ -27,7 +27,9 @@ from neve.meta import keys
 from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.config import PartitionServerConfig, load
 from neve.partition_server.engine import Partition, PartitionStreams
+from neve.partition_server.engine_config import READ_BYTES
 from neve.partition_server.engine_face import Engine
+from neve.partition_server.garbage import Collections, tune
 from neve.partition_server.hosted import Surroundings
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.memory import MemoryBudget
@@ -44,9 +46,6 @@ from neve.rpc.service import Service
 from neve.rpc.wire.client import WireChannel
 
 log = logging.getLogger(__name__)
-
-# Entries stay (memtables, caches), which Python takes for a reason to look for garbage. Cycles are rare here.
-GC_THRESHOLDS = (50_000, 20, 50)
 
 
 def wall_clock_ms() -> int:
@@ -114,7 +113,7 @@ class PartitionServer:
             token=config.token,
             tls=config.listen.tls,
             etcd=config.etcd,
-            options=ClientOptions(lease_ttl_s=config.lease_ttl_s, limits=config.listen.limits),
+            options=ClientOptions(lease_ttl_s=config.lease_ttl_s, limits=config.listen.limits, read_bytes=READ_BYTES),
         )
         await client.open()
         self._exit.push_async_callback(client.close)  # ends the lease, and with it the registration
@@ -148,6 +147,7 @@ class PartitionServer:
         self._tasks = [
             asyncio.ensure_future(self.registration.run()),
             asyncio.ensure_future(self._serve_when_registered()),
+            asyncio.ensure_future(Collections(around.memory).run()),
         ]
         self._exit.push_async_callback(self._stop_serving)
         log.info(
@@ -195,7 +195,7 @@ class PartitionServer:
 
 async def serve(config: PartitionServerConfig) -> None:
     """Run a server until the process is told to stop."""
-    gc.set_threshold(*GC_THRESHOLDS)
+    tune()
     await run_until_told_to_stop(PartitionServer(config, rng=random.SystemRandom()), on_started=gc.freeze)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from neve.partition_server.log_format import Caller
 from neve.partition_server.write import Outcome, PutGroup, Write
@@ -126,16 +126,24 @@ class Sessions:
         caller, call_ids = group.caller, group.call_ids
         if not call_ids:
             return
-        session = self._session(caller.client_id, 0)
-        if min(call_ids) >= session.floor and len(session.results) + len(call_ids) <= self._results_max:
+        outcomes = zip(call_ids, ((info,) for info in group.outcome), strict=True)
+        self.remember_all(caller.client_id, caller.completed_below, dict(outcomes), 0)
+
+    def remember_all(self, client_id: int, completed_below: int, results: dict[int, Outcome], now_ms: int) -> None:
+        """Results of one client, as `remember` does with each."""
+        session = self._session(client_id, now_ms)
+        self.results -= session.raise_floor(completed_below)
+        if min(results) < session.floor:
+            results = {call_id: outcome for call_id, outcome in results.items() if call_id >= session.floor}
+        if len(session.results) + len(results) <= self._results_max:
             before = len(session.results)
-            session.results.update(zip(call_ids, ((info,) for info in group.outcome), strict=True))
+            session.results.update(results)
             self.results += len(session.results) - before
             if self.results > self._results_total_max:
                 self._make_room()
         else:
-            for call_id, info in zip(call_ids, group.outcome, strict=True):
-                self.remember(replace(caller, call_id=call_id), (info,), 0)
+            for call_id, outcome in results.items():
+                self.remember(Caller(client_id, call_id, completed_below), outcome, now_ms)
 
     def known(self, caller: Caller, now_ms: int) -> Write | None:
         """The write of a call that was here before, if it was."""

@@ -25,13 +25,16 @@ DELAY_S_MIN = 0.002
 DELAY_S_MAX = 1.0
 
 
-async def read_to_end(client: Client, writer: Writer, start: Position | None, marker: bytes) -> AsyncIterator[Record]:
-    """All records from `start` on that were acknowledged before. Appends `marker`: whoever reads it has read all."""
+async def read_to_end(
+    client: Client, writer: Writer, start: Position | None, marker: bytes
+) -> AsyncIterator[list[Record]]:
+    """All records from `start` on that were acknowledged before, in lists. Appends `marker`: whoever reads it has read
+    all."""
     end = await writer.append(marker)
-    records = client.read(writer.stream_id, start=start, end=end, follow=True)
-    async with aclosing(records):  # type: ignore[type-var]  # it is a generator
-        async for record in records:
-            yield record
+    batches = client.read_batches(writer.stream_id, start=start, end=end, follow=True)
+    async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
+        async for records in batches:
+            yield records
 
 
 class OwnStream:

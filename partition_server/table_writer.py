@@ -39,6 +39,7 @@ from neve.proto import partition_records_pb2 as records
 FILTER_KEYS = 16_384  # of one filter: it takes a millisecond to make
 ENTRY_OVERHEAD_BYTES = 20  # of an entry in a block beside key and value, about
 BLOCK_ENTRIES_MAX = 4_000
+SLICE_BLOCKS = 4  # made at a time: about two milliseconds
 
 
 class TableWriter:
@@ -94,7 +95,7 @@ class TableWriter:
         sizes = np.fromiter(map(len, rows.keys), dtype=np.int64, count=len(rows))
         sizes += np.fromiter(map(len, rows.values), dtype=np.int64, count=len(rows))
         ends = (sizes + ENTRY_OVERHEAD_BYTES).cumsum()
-        first, done_bytes = 0, 0
+        first, done_bytes, blocks = 0, 0, 0
         while first < len(rows):
             last = int(np.searchsorted(ends, done_bytes + self._config.block_bytes)) + 1
             last = min(last, first + BLOCK_ENTRIES_MAX)
@@ -105,8 +106,11 @@ class TableWriter:
             self._block(rows.slice(first, last))
             done_bytes = int(ends[last - 1])
             first = last
+            blocks += 1
             if self._blocks_bytes >= self._config.append_bytes:
                 await self._send()
+            elif not blocks % SLICE_BLOCKS:
+                await asyncio.sleep(0)
         self._rest = rows.slice(first, len(rows)) if first < len(rows) else None
 
     def _block(self, rows: Rows) -> None:

@@ -379,6 +379,7 @@ class Writes:
         store.applied = applied = store.applied + 1
         pending = store.pending
         grown_bytes = 0
+        memtable.note_record(write.entries[-1].seq, position)
         for entry in write.entries:
             entry.write = None
             grown_bytes += memtable.apply(entry, position, applied, snapshot_applied=store.snapshot_applied)
@@ -390,7 +391,7 @@ class Writes:
             write.finish()
         else:
             self._finish_on_ground(write)
-        if memtable.memory_bytes >= store.config.memtable_bytes or memtable.closed:
+        if memtable.closed or memtable.is_full(store.config):
             store.work.set()
 
     def _finish_on_ground(self, write: Write, _: object = None) -> None:

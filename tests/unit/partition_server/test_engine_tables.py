@@ -98,6 +98,25 @@ async def test_writes_stall_while_memory_is_full_and_go_on_then(rig: PartitionRi
 
 
 @on_cluster()
+async def test_what_a_load_has_to_replay_is_bounded_also_if_one_key_is_written_again_and_again(
+    rig: PartitionRig,
+) -> None:
+    region = await rig.create()
+    config = dataclasses.replace(CONFIG, memtable_records=50, memtables_closed_max=1)
+    partition = await rig.load(region, config=config)
+    for number in range(230):
+        await partition.put(b"key", b"%d" % number)
+    await asyncio.sleep(3)
+    assert partition.state().tables >= 1
+    before = partition.state().log_replay_from
+    partition = await rig.crash_and_load(region, config=config)
+    assert len(partition._store.view.memtables) <= 2
+    assert sum(memtable.records for memtable in partition._store.view.memtables) <= 100
+    assert partition.state().log_replay_from == before, "a load flushes nothing while there is memory"
+    assert await contents(partition) == {b"key": b"229"}
+
+
+@on_cluster()
 async def test_a_merge_of_all_tables_leaves_no_deleted_and_no_expired_object(rig: PartitionRig) -> None:
     region = await rig.create()
     partition = await rig.load(region)
