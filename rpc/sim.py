@@ -32,7 +32,7 @@ from neve.rpc.limits import DEFAULT_LIMITS, Limits
 from neve.rpc.service import Service
 from neve.rpc.sim_channel import SimChannel
 from neve.rpc.sim_connection import Connection, End, Listener, host_of
-from neve.rpc.sim_link import Delay, Link, exponential_delay, fixed_delay
+from neve.rpc.sim_link import Delay, Link, Watcher, exponential_delay, fixed_delay
 from neve.rpc.sim_server import SimServer
 
 __all__ = ["Delay", "SimChannel", "SimNetwork", "SimServer", "exponential_delay", "fixed_delay"]
@@ -57,6 +57,7 @@ class SimNetwork:
     ) -> None:
         self.rng = rng
         self.late_s_mean = late_s_mean
+        self.watcher: Watcher | None = None
         self._trace = trace
         self._delay = delay
         self._links: dict[tuple[str, str], Link] = {}

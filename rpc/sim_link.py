@@ -58,10 +58,15 @@ class Link:
         return self.drop_probability > 0 and rng.random() < self.drop_probability
 
 
+# Told of each frame: "send", "drop" or "deliver", and on which pipe. It looks on: what it changes it changes later.
+Watcher = Callable[[str, "Pipe", Frame], None]
+
+
 class Conditions(Protocol):
     """What a pipe asks of its network."""
 
     rng: random.Random
+    watcher: Watcher | None
 
     def link(self, source: str, target: str) -> Link: ...
 
@@ -86,7 +91,7 @@ class Pipe:
         self.target = target
         self.lost = False  # a frame was lost: the rest is stuck behind it
         self._conditions = conditions
-        self._name = name
+        self.name = name  # of its connection
         self._deliver = deliver
         self._queue: deque[_InFlight] = deque()
         self._last_due_s = 0.0
@@ -187,4 +192,6 @@ class Pipe:
         return self._conditions.link(self.source, self.target)
 
     def _note(self, event: str, frame: Frame) -> None:
-        self._conditions.note(f"{event} {self._name} {self.source}>{self.target} {frame.fingerprint()}")
+        self._conditions.note(f"{event} {self.name} {self.source}>{self.target} {frame.fingerprint()}")
+        if self._conditions.watcher is not None:
+            self._conditions.watcher(event, self, frame)

@@ -136,9 +136,9 @@ class _Session:
         assert frame.kind is Kind.REQUEST, frame
         route = self._server.routes.get(frame.method_id)
         if self._server.draining:
-            self._send_error(frame.call_id, errors.ShuttingDown())
+            self._send_error(frame, errors.ShuttingDown())
         elif route is None:
-            self._send_error(frame.call_id, errors.Unimplemented(method=f"{frame.method_id:#06x}"))
+            self._send_error(frame, errors.Unimplemented(method=f"{frame.method_id:#06x}"))
         else:
             context = self._server.context.copy()
             task = asyncio.get_running_loop().create_task(self._run(route, frame), context=context)
@@ -166,19 +166,19 @@ class _Session:
             request = unpack(route.method.request, frame.message)
             async with scope:
                 reply = await route.handler(request, call)
-            self._send_reply(route, frame.call_id, reply, call)
+            self._send_reply(route, frame, reply, call)
         except errors.NeveError as error:
-            self._send_error(frame.call_id, error)
+            self._send_error(frame, error)
         except asyncio.CancelledError:
-            self._send_error(frame.call_id, errors.Cancelled(detail="the server cancelled the call"))
+            self._send_error(frame, errors.Cancelled(detail="the server cancelled the call"))
         except Exception as error:  # a bug in one handler must not end the server
             if isinstance(error, TimeoutError) and scope.expired():
                 error = errors.DeadlineExceeded(method=path, timeout_ms=int(frame.timeout_s * 1000))
             else:
                 log.exception("handler_failed method=%s peer=%s", path, self.connection.peer)
-            self._send_error(frame.call_id, error)
+            self._send_error(frame, error)
 
-    def _send_reply(self, route: Route, call_id: int, reply: Any, call: Call) -> None:
+    def _send_reply(self, route: Route, request: Frame, reply: Any, call: Call) -> None:
         if not isinstance(reply, route.method.reply):
             raise errors.Internal(detail=f"{route.method.path} answered with a {type(reply).__name__}")
         what = f"reply of {route.method.path}"
@@ -186,12 +186,18 @@ class _Session:
             message, attachment = pack(reply, call.reply_attachment, limits=self._server.limits, what=what)
         except errors.InvalidArgument as error:  # here it is the servicer's mistake, not the caller's
             raise errors.Internal(detail=str(error)) from error
-        self._send(Frame(kind=Kind.REPLY, call_id=call_id, message=message, attachment=attachment))
+        self._send(_answer(Kind.REPLY, request, message, attachment))
 
-    def _send_error(self, call_id: int, error: BaseException) -> None:
-        message = errors.to_message(error).SerializeToString()
-        self._send(Frame(kind=Kind.ERROR, call_id=call_id, message=message))
+    def _send_error(self, request: Frame, error: BaseException) -> None:
+        self._send(_answer(Kind.ERROR, request, errors.to_message(error).SerializeToString()))
 
     def _send(self, frame: Frame) -> None:
         if not self._ended:
             self.connection.send_to_client(frame)
+
+
+def _answer(kind: Kind, request: Frame, message: bytes, attachment: bytes = b"") -> Frame:
+    """The wire's answers do not say which method they are of; here whoever looks on shall know."""
+    return Frame(
+        kind=kind, call_id=request.call_id, method_id=request.method_id, message=message, attachment=attachment
+    )

@@ -42,9 +42,10 @@ from tests.sim.client import OPTIONS, SimClient, SimWriter
 from tests.sim.disk_faults import SimulatedCrash
 from tests.sim.ledger import Attempt, Ledger
 from tests.sim.loop import current
-from tests.sim.manager import SimManager
+from tests.sim.manager import PORT, SimManager
 from tests.sim.node import CLUSTER, SimNode
 from tests.sim.watched_store import WatchedStore
+from tests.sim.wire_watch import WireWatch
 
 ROOT = root_of(CLUSTER)
 REAL_LIMIT_S = 240.0
@@ -102,6 +103,10 @@ class SimCluster:
         self.rng = random.Random(f"cluster {seed}")
         self.network = SimNetwork(random.Random(self.rng.getrandbits(64)), trace=current().note)
         self.etcd = WatchedStore(ROOT)
+        self.wire = WireWatch(
+            self.etcd, {f"manager{number}": f"manager{number}:{PORT}" for number in range(1, managers + 1)}
+        )
+        self.network.watcher = self.wire
         self.config = sim_config(**config)
         self.ledger = Ledger()
         self.managers = {
@@ -283,6 +288,7 @@ class SimCluster:
         """Nothing has gone wrong so far that goes wrong only by a bug."""
         assert not self.etcd.violations, self.etcd.violations
         assert not self.violations, self.violations
+        assert not self.wire.violations, self.wire.violations
         assert not self._unhandled, self._unhandled
         lines = [line for line in self._errors.lines if not any(word in line for word in self.expected_errors)]
         assert not lines, "\n".join(lines)
@@ -301,6 +307,8 @@ class SimCluster:
         if extent is None:
             return
         begins = attempt.payload[:BEGINNING_BYTES]
+        if not self.ledger.sessions[attempt.session - 1].weak:
+            self._note_acknowledged(position.extent_id, position.offset + HEADER_BYTES + len(begins))
         for node_id in extent.node_ids:
             node = self.nodes[node_id]
             if node_id in self.unreliable or node.gone or node.repairs or not (node.running or self.synced):
@@ -308,6 +316,13 @@ class SimCluster:
             if node.peek(position.extent_id, position.offset + HEADER_BYTES, len(begins)) != begins:
                 told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and not on node {node_id} (G1)"
                 self.violations.append(told)
+
+    def _note_acknowledged(self, extent_id: int, end: int) -> None:
+        known = self.etcd.acknowledged
+        known[extent_id] = max(end, known.get(extent_id, 0))
+        sealed = self.etcd.seals.get(extent_id)
+        if sealed is not None and sealed < end:
+            self.violations.append(f"acknowledged up to {end} in extent {extent_id}, which was sealed at {sealed} (G2)")
 
     # --- the end of a story ----------------------------------------------------------------------------------
 

@@ -20,11 +20,13 @@ class Coverage:
     faults: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)  # the first word of a log line is its event's name
     errors: Counter[str] = field(default_factory=Counter)  # by class
+    moments: Counter[str] = field(default_factory=Counter)  # messages for which trouble has waited
 
     def add(self, other: Coverage) -> None:
         self.faults.update(other.faults)
         self.events.update(other.events)
         self.errors.update(other.errors)
+        self.moments.update(other.moments)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ class SimFileSystem:
     def __init__(self, rng: random.Random | None = None) -> None:
         self.rng = rng or random.Random(0)
         self.short_write_chance = 0.0  # of a pwrite that writes only a part and says so
-        self.clock_s: Callable[[], float] = lambda: float(self.steps)
+        self.clock_s: Callable[[], float] = self._steps_made
         self._tree = nodes.Tree()
         self._names = nodes.Names()
         self._inode_last = 1
@@ -417,6 +417,9 @@ class SimFileSystem:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
+    def _steps_made(self) -> float:
+        return float(self.steps)
+
     def _draw_boot_id(self) -> str:
         return str(uuid.UUID(int=self.rng.getrandbits(128)))
 
@@ -461,7 +464,15 @@ class SimFileSystem:
 
     def _free_bytes(self, path: str) -> int:
         disk, capacity_bytes = self._disk(path)
-        files = {id(node): node for node in nodes.reachable(self._tree.node(disk), durable=False)}
+        files: dict[int, Node] = {}
+        folders = [self._tree.node(disk)]
+        while folders:  # not `reachable`: the order does not matter here, and heartbeats ask often
+            folder = folders.pop()
+            for node in folder.entries.values() if isinstance(folder, Folder) else (folder,):
+                if isinstance(node, Folder):
+                    folders.append(node)
+                else:
+                    files[id(node)] = node
         for opened in self._open.values():  # a file without a name lives on while it is open
             if (opened.path + "/").startswith(disk.rstrip("/") + "/"):
                 files[id(opened.file)] = opened.file

@@ -99,6 +99,8 @@ class Faults:
         raise SimulatedCrash(f"stopped at step {self.steps}")
 
     def _next_fault(self, operation: str, path: str, *, changes: bool) -> Fault | None:
+        if not self._faults:
+            return None
         self._faults = [fault for fault in self._faults if fault.left != 0]
         for fault in self._faults:
             is_due = fault.step is None or (changes and fault.step == self.steps)

@@ -1,6 +1,7 @@
 """The names of all kinds of trouble: what a run of many stories must have come to. A test compares it with the code."""
 
 ALL_KINDS = (
+    "answers lost",
     "bits flipped",
     "client killed",
     "client stopped",
@@ -18,6 +19,8 @@ ALL_KINDS = (
     "manager resigns",
     "manager stopped",
     "manager's clock skewed",
+    "messages cut off",
+    "messages held up",
     "metadata compacted",
     "metadata maybe applied",
     "metadata refuses",
@@ -36,5 +39,7 @@ ALL_KINDS = (
     "slow disk",
     "slow host",
     "slow links",
+    "stream sealed",
+    "stream taken over",
     "watches interrupted",
 )

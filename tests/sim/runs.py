@@ -7,6 +7,7 @@ Neighbours: __main__.py is the command; test_random.py runs some in every build.
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import multiprocessing
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from tests.sim.stories import Outcome, play
 PROGRESS_S = 10.0
 COVERAGE_SEEDS_MIN = 150
 CHUNK = 4
+GARBAGE_MAX = 50_000
 
 
 def chosen_seeds(text: str, default: int = 0) -> list[int]:
@@ -30,6 +32,9 @@ def chosen_seeds(text: str, default: int = 0) -> list[int]:
 
 
 def _play(seed: int, short: bool) -> Outcome:
+    if gc.get_freeze_count() == 0:  # the first of this process: what is loaded stays, and rare collections are enough
+        gc.freeze()
+        gc.set_threshold(GARBAGE_MAX)
     outcome = play(seed, short=short)
     if not outcome.error:
         outcome.story = []  # nobody reads it, and it crosses processes
@@ -86,6 +91,7 @@ def show(coverage: Coverage) -> list[str]:
     print(f"troubles: {_counts(coverage.faults)}")
     print(f"events ({len(coverage.events)} kinds): {_counts(coverage.events)}")
     print(f"errors: {_counts(coverage.errors)}")
+    print(f"moments: {_counts(coverage.moments)}")
     never = [name for name in all_errors() if not coverage.errors[name]]
     print(f"errors never met: {', '.join(never) or 'none'}")
     print(f"troubles never met: {', '.join(missing) or 'none'}")

@@ -19,12 +19,13 @@ import asyncio
 import random
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
+from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster, run_story
 from tests.sim.coverage import Coverage
@@ -34,11 +35,15 @@ from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubl
 from tests.sim.troubles_nodes import NodeTroubles
 from tests.sim.uses import Users
 
-PAUSE_S_MEAN = 1.2
+PAUSE_S_MEAN = 0.6
 SCRUB_INTERVAL_S = 10.0
 TROUBLE_S = (0.05, 0.5, 2.0, 5.0, 12.0, 20.0)  # about as long as a retry, a call, a lease, a death
 
+FOCUS_SHARE = 0.8
+AT_ONCE = (1, 1, 1, 2, 3)  # troubles that coincide
+
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Part(Protocol):
@@ -64,7 +69,11 @@ class Story:
             NetworkTroubles(self),
             MetaTroubles(self),
             ClientTroubles(self),
+            MessageTroubles(self),
+            self.users,
         ]
+        self.ambush = Ambush(cluster.wire, self.rng, self.rng.sample(MOMENTS, self.rng.randint(3, 8)))
+        self.focus: frozenset[str] = frozenset()  # hosts that the next trouble rather befalls
         self._seed = seed
         self._say = say
         self._coverage = coverage
@@ -79,6 +88,12 @@ class Story:
     def say(self, line: str) -> None:
         current().note(line)
         self._say(f"{asyncio.get_running_loop().time() - self._begun_s:8.3f} {line}")
+
+    def pick(self, candidates: Sequence[T], host: Callable[[T], str]) -> T:
+        near = [each for each in candidates if host(each) in self.focus]
+        if near and self.rng.random() < FOCUS_SHARE:
+            candidates = near
+        return self.rng.choice(candidates)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.append(asyncio.get_running_loop().create_task(work))
@@ -114,12 +129,16 @@ class Story:
         kinds = [kind for part in self.parts for kind in part.kinds()]
         weights = weights_of(self._seed, [kind.name for kind in kinds])
         self.say("troubles: " + ", ".join(name for name, weight in weights.items() if weight))
+        sharp = [kind for kind in kinds if kind.sharp and weights[kind.name]]
         await self.users.begin()
         for _ in range(self._events_max):
             await asyncio.sleep(self.rng.expovariate(1 / PAUSE_S_MEAN))
-            kind = self.rng.choices(kinds, [weights[each.name] for each in kinds])[0]
-            if kind.cause():
-                self._coverage.faults[kind.name] += 1
+            if self.rng.random() < self.shape.ambushes:
+                self._undoing.append(asyncio.get_running_loop().create_task(self._lie_in_wait(sharp, weights)))
+            else:
+                if self.rng.random() < 0.5:
+                    self.focus = self._cast()
+                self._cause_some(kinds, weights)
             self.check()
         await asyncio.sleep(self.rng.uniform(0.0, 5.0))
         self.say("all trouble ends")
@@ -135,6 +154,44 @@ class Story:
         await self.cluster.settle()
         self.say("all is well")
 
+    def _cause_some(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
+        for _ in range(self.rng.choice(AT_ONCE)):
+            kind = self.rng.choices(kinds, [weights[each.name] for each in kinds])[0]
+            if kind.cause():
+                self._coverage.faults[kind.name] += 1
+        self.focus = frozenset()
+
+    async def _lie_in_wait(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
+        """Trouble when a certain message is seen, rather for those whom it concerns."""
+        wanted = self.ambush.choose()
+        if wanted[0] in OPENING and self.rng.random() < 0.5:
+            self.users.take_over()
+        moment = await self.ambush.wait(wanted)
+        self.say(f"{moment.source} > {moment.target}: {moment.kind} of {moment.method}")
+        self._coverage.moments[f"{moment.method} {moment.kind}"] += 1
+        self.focus = frozenset((moment.source, moment.target))
+        if self.rng.random() < 0.4:
+            self.focus |= self._cast()
+        if kinds:
+            self._cause_some(kinds, weights)
+
+    def _cast(self) -> frozenset[str]:
+        """Who is concerned with one of the streams: its owner, the nodes of its tail, and the leader."""
+        cluster = self.cluster
+        leader = next((each for each in cluster.managers.values() if each.term is not None), None)
+        if leader is None:
+            return frozenset()
+        state = leader.manager.term.state if leader.manager.term is not None else None
+        known = [each for each in cluster.ledger.streams if state is not None and each in state.streams]
+        if state is None or not known:
+            return frozenset((leader.host,))
+        stream_id = self.rng.choice(known)
+        tail_id = state.streams[stream_id].tail_id
+        nodes = state.extents[tail_id].node_ids if tail_id is not None else ()
+        opened = [session for session in cluster.ledger.sessions_of(stream_id) if session.token]
+        owners = [max(opened, key=lambda session: session.token).owner] if opened else []
+        return frozenset((leader.host, *owners, *(f"node{node_id}" for node_id in nodes)))
+
     def check(self) -> None:
         """What can be known to be wrong before the end."""
         self.cluster.check_no_bugs()
@@ -148,6 +205,7 @@ class Story:
         for outcome in await asyncio.gather(*self._undoing, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
                 raise outcome
+        self.cluster.wire.listeners.clear()
         await self.cluster.heal()
 
     async def _end_drain(self, node_id: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 EVENTS_MIN, EVENTS_MAX = 8, 24
-EVENTS_SHORT = (3, 8)
+EVENTS_SHORT = (6, 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,12 @@ class Shape:
     loses: str  # what may become of one node's disks: "" nothing, "wipe", "damage", "vanish", "errors"
     events: int
     extent_bytes: int
+    ambushes: float  # share of the troubles that wait for a message
 
     @classmethod
     def of(cls, seed: int, *, short: bool = False) -> Shape:
         rng = random.Random(f"shape {seed}")
-        sync = rng.random() < 0.8
+        sync = rng.random() < 0.7
         loses = rng.choice(("", "wipe", "damage", "vanish", "errors"))
         if loses in ("wipe", "vanish") and not sync:
             loses = ""
@@ -54,6 +55,7 @@ class Shape:
             loses=loses,
             events=rng.randint(*EVENTS_SHORT) if short else rng.randint(EVENTS_MIN, EVENTS_MAX),
             extent_bytes=rng.choice((4_000, 12_000, 50_000)),
+            ambushes=rng.choice((0.0, 0.5, 0.9, 0.9)),
         )
 
 

@@ -21,10 +21,9 @@ from tests.sim.kinds import ALL_KINDS
 from tests.sim.runs import chosen_seeds, run_many
 from tests.sim.swarm import Shape, weights_of
 
-SHORT_SEEDS_DEFAULT = 180  # about two minutes of one core
+SHORT_SEEDS_DEFAULT = 300  # about two and a half minutes of one core
 LONG_SEEDS = range(1, 7)
 REPEATED_SEED = 9
-FOUND = {116: "a full disk kept an index that could not be written", 146: "the same"}  # short stories that failed once
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,12 +37,6 @@ def test_t53_a_long_story_ends_with_every_guarantee_kept(seed: int) -> None:
     outcome = stories.play(seed)
     told = f"replay it with: python -m tests.sim --seed {seed}"
     assert not outcome.error, "\n".join([*outcome.story, outcome.error, outcome.where, told])
-
-
-@pytest.mark.parametrize("seed", FOUND)
-def test_what_a_short_story_found_once_stays_mended(seed: int) -> None:
-    outcome = stories.play(seed, short=True)
-    assert not outcome.error, "\n".join([*outcome.story, outcome.error, outcome.where])
 
 
 def test_t53_a_seed_is_a_story_whatever_the_process() -> None:

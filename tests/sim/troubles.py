@@ -12,13 +12,16 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from neve.proto.errors import NeveError
 from neve.rpc.sim import DEFAULT_DELAY, exponential_delay
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster
+from tests.sim.manager import SimManager
 from tests.sim.swarm import Shape
+
+T = TypeVar("T")
 
 SKEWS_MS = (-600_000, -5_000, 5_000, 600_000)
 
@@ -27,6 +30,7 @@ SKEWS_MS = (-600_000, -5_000, 5_000, 600_000)
 class Kind:
     name: str
     cause: Callable[[], bool]
+    sharp: bool = False  # it matters at which moment: what ambushes draw from
 
 
 class Scene(Protocol):
@@ -39,6 +43,10 @@ class Scene(Protocol):
     drained: set[int]  # nodes that somebody has asked to drain
 
     def say(self, line: str) -> None: ...
+
+    def pick(self, candidates: Sequence[T], host: Callable[[T], str]) -> T:
+        """One of them, rather one that the story is concerned with at this moment."""
+        ...
 
     def for_a_while(self, undo: Callable[[], Coroutine[Any, Any, None] | None]) -> float: ...
 
@@ -58,12 +66,12 @@ class NetworkTroubles:
 
     def kinds(self) -> Sequence[Kind]:
         return (
-            Kind("links cut", self._partition),
-            Kind("links cut one way", self._partition_one_way),
-            Kind("late frames", self._cut_connections),
-            Kind("lost frames", self._lose_frames),
+            Kind("links cut", self._partition, sharp=True),
+            Kind("links cut one way", self._partition_one_way, sharp=True),
+            Kind("late frames", self._cut_connections, sharp=True),
+            Kind("lost frames", self._lose_frames, sharp=True),
             Kind("losses by chance", self._lose_by_chance),
-            Kind("slow links", self._slow_link),
+            Kind("slow links", self._slow_link, sharp=True),
             Kind("reordering", self._reorder),
             Kind("slow host", self._slow_host),
         )
@@ -75,7 +83,9 @@ class NetworkTroubles:
         return hosts + [client.name for client in running_clients(self._scene)]
 
     def _two(self) -> tuple[str, str]:
-        one, other = self._scene.rng.sample(self._hosts(), 2)
+        hosts = self._hosts()
+        one = self._scene.pick(hosts, str)
+        other = self._scene.pick([host for host in hosts if host != one], str)
         return one, other
 
     def _partition(self) -> bool:
@@ -122,7 +132,7 @@ class NetworkTroubles:
 
     def _reorder(self) -> bool:
         """Delays that differ by far more than the time between messages: hosts and connections overtake each other."""
-        host = self._scene.rng.choice(self._hosts())
+        host = self._scene.pick(self._hosts(), str)
         others = [other for other in self._hosts() if other != host]
         wild = exponential_delay(min_s=0.0, mean_s=self._scene.rng.choice((0.02, 0.2)))
         for other in others:
@@ -136,7 +146,7 @@ class NetworkTroubles:
         return True
 
     def _slow_host(self) -> bool:
-        host = self._scene.rng.choice(self._hosts())
+        host = self._scene.pick(self._hosts(), str)
         factor = self._scene.rng.choice((20, 300))
         others = [other for other in self._hosts() if other != host]
 
@@ -158,13 +168,13 @@ class MetaTroubles:
 
     def kinds(self) -> Sequence[Kind]:
         return (
-            Kind("metadata stalls", self._stall),
-            Kind("metadata refuses", self._refuse),
-            Kind("metadata maybe applied", self._unknown_outcomes),
+            Kind("metadata stalls", self._stall, sharp=True),
+            Kind("metadata refuses", self._refuse, sharp=True),
+            Kind("metadata maybe applied", self._unknown_outcomes, sharp=True),
             Kind("metadata unavailable", self._unavailable),
-            Kind("metadata slow", self._slow),
+            Kind("metadata slow", self._slow, sharp=True),
             Kind("metadata compacted", self._compact),
-            Kind("watches interrupted", self._interrupt),
+            Kind("watches interrupted", self._interrupt, sharp=True),
         )
 
     def _users(self) -> list[Any]:
@@ -172,7 +182,8 @@ class MetaTroubles:
         return users + [(client.name, client.meta) for client in running_clients(self._scene)]
 
     def _user(self) -> Any:
-        return self._scene.rng.choice(self._users()) if self._users() else None
+        users = self._users()
+        return self._scene.pick(users, lambda user: str(user[0])) if users else None
 
     def _stall(self) -> bool:
         if (user := self._user()) is None:
@@ -258,14 +269,17 @@ class ManagerTroubles:
 
     def kinds(self) -> Sequence[Kind]:
         return (
-            Kind("manager killed", self._kill),
-            Kind("manager stopped", self._pause),
+            Kind("manager killed", self._kill, sharp=True),
+            Kind("manager stopped", self._pause, sharp=True),
             Kind("manager resigns", self._resign),
             Kind("manager's clock skewed", self._skew),
         )
 
+    def _one(self) -> SimManager:
+        return self._scene.pick(list(self._scene.cluster.managers.values()), lambda manager: manager.host)
+
     def _kill(self) -> bool:
-        manager = self._scene.rng.choice(list(self._scene.cluster.managers.values()))
+        manager = self._one()
         if not manager.running:
             return False
         leads = manager.term is not None
@@ -280,7 +294,7 @@ class ManagerTroubles:
         return True
 
     def _pause(self) -> bool:
-        manager = self._scene.rng.choice(list(self._scene.cluster.managers.values()))
+        manager = self._one()
         process = manager.process
         if process is None or process.paused:
             return False
@@ -318,7 +332,7 @@ class ManagerTroubles:
         return True
 
     def _skew(self) -> bool:
-        manager = self._scene.rng.choice(list(self._scene.cluster.managers.values()))
+        manager = self._one()
         manager.skew_ms = self._scene.rng.choice(SKEWS_MS)
 
         def end() -> None:
@@ -334,12 +348,12 @@ class ClientTroubles:
         self._scene = scene
 
     def kinds(self) -> Sequence[Kind]:
-        return (Kind("client stopped", self._pause), Kind("client killed", self._kill))
+        return (Kind("client stopped", self._pause, sharp=True), Kind("client killed", self._kill, sharp=True))
 
     def _pause(self) -> bool:
         if not (clients := running_clients(self._scene)):
             return False
-        client = self._scene.rng.choice(clients)
+        client = self._scene.pick(clients, lambda client: client.name)
         client.pause(buffered=self._scene.rng.random() < 0.5)
 
         def resume() -> None:
@@ -352,7 +366,7 @@ class ClientTroubles:
     def _kill(self) -> bool:
         if not (clients := running_clients(self._scene)):
             return False
-        client = self._scene.rng.choice(clients)
+        client = self._scene.pick(clients, lambda client: client.name)
         client.kill()
         self._scene.say(f"{client.name} killed")
         return True

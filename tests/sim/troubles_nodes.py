@@ -35,10 +35,10 @@ class NodeTroubles:
     def kinds(self) -> Sequence[Kind]:
         shape = self._scene.shape
         kinds = [
-            Kind("node killed", self._kill),
-            Kind("node stopped", self._pause),
-            Kind("power cut", self._cut_power),
-            Kind("disk remounted", self._remount),
+            Kind("node killed", self._kill, sharp=True),
+            Kind("node stopped", self._pause, sharp=True),
+            Kind("power cut", self._cut_power, sharp=True),
+            Kind("disk remounted", self._remount, sharp=True),
             Kind("slow disk", self._slow_disk),
             Kind("disk full", self._fill),
             Kind("disks swapped", self._swap),
@@ -47,15 +47,15 @@ class NodeTroubles:
             Kind("node joins", self._join),
         ]
         if shape.sync:
-            kinds.append(Kind("power cut everywhere", self._cut_all_power))
+            kinds.append(Kind("power cut everywhere", self._cut_all_power, sharp=True))
         if shape.loses == "wipe":
-            kinds.append(Kind("disks wiped", self._wipe))
+            kinds.append(Kind("disks wiped", self._wipe, sharp=True))
         elif shape.loses == "damage":
             kinds.append(Kind("bits flipped", self._flip))
         elif shape.loses == "vanish":
             kinds.append(Kind("node vanishes", self._vanish))
         elif shape.loses == "errors":
-            kinds.append(Kind("disk errors", self._fail_disk))
+            kinds.append(Kind("disk errors", self._fail_disk, sharp=True))
         return kinds
 
     # --- processes and power ---------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class NodeTroubles:
 
     def _one(self, *, may_lose_cache: bool = False) -> SimNode | None:
         running = [node for node in self._running() if not may_lose_cache or self._may_lose_cache(node)]
-        return self._scene.rng.choice(running) if running else None
+        return self._scene.pick(running, lambda node: node.host) if running else None
 
     def _down(self, node: SimNode, how: str) -> None:
         async def restart() -> None:
@@ -254,17 +254,21 @@ class NodeTroubles:
         folder = self._scene.rng.choice([self._folder(node), "/journal"])
         calls = self._scene.rng.choice((READS, WRITES, SYNCS, READS | WRITES | SYNCS))
         times = self._scene.rng.choice((1, 3, None))
+        cold = self._scene.rng.random() < 0.5
         self._scene.cluster.unreliable.add(node.node_id)
         fault = node.fs.fail(
             errno.EIO, match=lambda call, path: call in calls and path.startswith(folder + "/"), times=times
         )
 
         async def replug() -> None:
-            """A disk that failed is used again after a restart only."""
+            """A disk that failed is used again after a restart only, of the process or of the machine."""
             if replug in node.repairs:
                 node.repairs.remove(replug)
             fault.clear()
-            node.kill()
+            if cold:
+                node.power_cut(self._scene.rng.choice(POWER_CUT_MODES))
+            else:
+                node.kill()
             await self._start(node)
 
         node.repairs.append(replug)

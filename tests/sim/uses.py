@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 from neve.client.types import Position, Stream
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import NeveError
+from neve.proto.errors import NeveError, StreamSealed
 from tests.sim import raw
 from tests.sim.client import Killed, SimClient, SimWriter
-from tests.sim.troubles import Scene
+from tests.sim.troubles import Kind, Scene
 
 SPLIT_TIMEOUT_S = 30.0
 
@@ -30,6 +31,8 @@ class Users:
     def __init__(self, scene: Scene) -> None:
         self.over = False
         self._scene = scene
+        self._used: list[int] = []  # streams that have writers
+        self._sealed = False  # one of them
 
     @property
     def _rng(self) -> random.Random:
@@ -45,7 +48,77 @@ class Users:
         for _ in range(shape.operators):
             self._scene.spawn(self._operate())
 
+    def kinds(self) -> Sequence[Kind]:
+        return (
+            Kind("stream taken over", self.take_over, sharp=True),
+            Kind("stream sealed", self.seal, sharp=True),
+        )
+
+    def seal(self) -> bool:
+        """An operator seals a stream that is in use; its users go on with another one."""
+        if self.over or self._sealed or not self._used:
+            return False
+        self._sealed = True
+        stream_id = self._used.pop(self._rng.randrange(len(self._used)))
+        self._scene.say(f"stream {stream_id} is sealed for ever")
+        self._scene.spawn(self._seal(stream_id))
+        return True
+
+    async def _seal(self, stream_id: int) -> None:
+        client = await self._scene.new_client("operator")
+        if client is None:
+            return
+        try:
+            await client.run(client.neve.seal(stream_id))
+            self._use((await self._new_stream(client)).id)
+        except (NeveError, Killed) as error:
+            self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+        client.kill()
+
+    def take_over(self) -> bool:
+        """Somebody opens a stream at once, whoever has it."""
+        ledger = self._scene.cluster.ledger
+        streams = [stream_id for stream_id in ledger.streams if stream_id not in ledger.deleted]
+        if self.over or not streams:
+            return False
+        stream_id = self._rng.choice(streams)
+        self._scene.say(f"stream {stream_id} is taken over {self._make_silent(stream_id)}")
+        self._scene.spawn(self._rival(stream_id))
+        return True
+
+    def _make_silent(self, stream_id: int) -> str:
+        """Why somebody takes it over: its owner does not answer, or hears nothing, or there is no reason."""
+        scene = self._scene
+        opened = [session for session in scene.cluster.ledger.sessions_of(stream_id) if session.token]
+        owner = scene.cluster.clients[max(opened, key=lambda each: each.token).owner] if opened else None
+        if owner is None or not owner.running or owner.process.paused:
+            return "from nobody"
+        how = self._rng.choice(("stopped", "deaf", "well"))
+        if how == "stopped":
+            owner.pause(buffered=self._rng.random() < 0.5)
+            scene.for_a_while(lambda: owner.resume() if owner.running and owner.process.paused else None)
+        elif how == "deaf":
+            owner.meta.interrupt_watches(self._rng.choice((0.5, 3.0)))
+        return f"from {owner.name}, which is {how}"
+
+    async def _rival(self, stream_id: int) -> None:
+        client = await self._scene.new_client("rival")
+        if client is None:
+            return
+        try:
+            writer = await client.writer(stream_id, takeover=True, lock_timeout_s=10.0)
+            self._scene.say(f"{client.name} has taken stream {stream_id} over token={writer.session.token}")
+            for _ in range(self._rng.choice((0, 1, 5, 15))):
+                await self._append(writer)
+            if self._rng.random() < 0.5:
+                await writer.close()
+        except (NeveError, Killed) as error:
+            self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+        if client.running and self._rng.random() < 0.5:
+            client.kill()
+
     def _use(self, stream_id: int) -> None:
+        self._used.append(stream_id)
         for _ in range(self._scene.shape.writers):
             self._scene.spawn(self._write(stream_id))
         for _ in range(self._scene.shape.readers):
@@ -60,12 +133,16 @@ class Users:
         while not self._is_over(stream_id):
             client = await self._scene.new_client("writer")
             if client is not None:
-                try:
-                    await self._write_as(client, stream_id)
-                    if client.running and self._rng.random() < 0.2:  # the same process opens it again
+                for _ in range(self._rng.choice((1, 1, 2))):  # the same process may open it again, whatever happened
+                    if not client.running or client.process.paused or self._is_over(stream_id):
+                        break
+                    try:
                         await self._write_as(client, stream_id)
-                except (NeveError, Killed) as error:
-                    self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+                    except StreamSealed:
+                        client.kill()
+                        return
+                    except (NeveError, Killed) as error:
+                        self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
                 if client.running and self._rng.random() < 0.7:  # others stay, and do not know that they are over
                     client.kill()
             await asyncio.sleep(self._rng.uniform(0.0, 2.0))

@@ -2,13 +2,14 @@
 
 Invariants: what breaks a rule is noted when it is committed, with its revision, and is never forgotten:
             G7: keys of the managers change only by transactions that compare the key of whoever leads then;
-            G3: a seal, once written, never changes: not its length, nor a digest that was there.
+            G3: a seal, once written, never changes: not its length, nor a digest that was there;
+            G2: a seal keeps what was acknowledged before.
 Neighbours: cluster.py uses it and fails when there are violations; checkers.py looks at the whole once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from neve.meta.memory import MemoryStore
 from neve.meta.txn import Compare, Delete, KeyRange, KeyValue, Operation, Put, Relation, Target, TxnResult, as_range
@@ -25,12 +26,18 @@ class WatchedStore(MemoryStore):
         self.root = root
         self.violations: list[str] = []
         self.seals: dict[int, int] = {}  # lengths by extent id, as they were first written
+        self.acknowledged: dict[int, int] = {}  # by extent id, how far writers were told that it is safe
+        self.leaders: list[bytes] = []  # values of the election's keys, in the order in which they led
+        self.nodes_of: dict[int, tuple[int, ...]] = {}  # by extent id, as last written
+        self.on_linked: Callable[[int], None] = lambda _: None
+        self._lists: dict[bytes, tuple[int, ...]] = {}  # extents, by the key of their stream
 
     def all_keys(self) -> tuple[KeyValue, ...]:
         return self.key_space.read(KeyRange.prefix(self.root)).kvs
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
         leader = self._leader()
+        self._note_leader(leader)
         puts = [op for op in success if isinstance(op, Put)]
         old = {op.key: self.at(op.key) for op in puts if self._is_extent(op.key)}
         result = super().txn(compares, success, failure)
@@ -43,7 +50,23 @@ class WatchedStore(MemoryStore):
             for op in puts:
                 if op.key.startswith(self.root + r.STREAMS):
                     self._check_young(op, result.revision)
+            for op in success:
+                if isinstance(op, Delete):
+                    self._lists.pop(as_range(op.keys).start, None)
+        self._note_leader(self._leader())
         return result
+
+    def end_lease(self, lease_id: int) -> None:
+        super().end_lease(lease_id)
+        self._note_leader(self._leader())
+
+    def _note_leader(self, leader: KeyValue | None) -> None:
+        value = b"" if leader is None else leader.value
+        if not self.leaders or self.leaders[-1] != value:
+            self.leaders.append(value)
+
+    def is_listed(self, extent_id: int) -> bool:
+        return any(extent_id in listed for listed in self._lists.values())
 
     # --- G7 --------------------------------------------------------------------------------------------------
 
@@ -82,8 +105,14 @@ class WatchedStore(MemoryStore):
 
     def _check_young(self, op: Put, revision: int) -> None:
         """Those in a stream's record that have no key of their own: what their keys say counts more."""
-        _, young = codec.decode_stream(op.value, revision)
+        stream, young = codec.decode_stream(op.value, revision)
+        before = self._lists.get(op.key, ())
+        self._lists[op.key] = stream.extent_ids
+        for extent_id in stream.extent_ids[-2:]:
+            if extent_id not in before:
+                self.on_linked(extent_id)
         for extent in young:
+            self.nodes_of[extent.extent_id] = extent.node_ids
             if self.at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
                 self._check_seal(extent, revision)
 
@@ -94,12 +123,18 @@ class WatchedStore(MemoryStore):
             self.violations.append(f"revision {revision}: extent {new.extent_id} sealed at {known}, now {length} (G3)")
         if length is not None:
             self.seals.setdefault(new.extent_id, length)
+            told = self.acknowledged.get(new.extent_id, 0)
+            if length < told:
+                self.violations.append(
+                    f"revision {revision}: extent {new.extent_id} sealed at {length}, acknowledged up to {told} (G2)"
+                )
 
     def _check_extent(self, before: KeyValue | None, after: KeyValue | None, revision: int) -> None:
         if after is None:
             return
         new = codec.decode_extent(after.value, after.mod_revision)
         self._check_seal(new, revision)
+        self.nodes_of[new.extent_id] = new.node_ids
         if before is None:
             return
         old = codec.decode_extent(before.value, before.mod_revision)

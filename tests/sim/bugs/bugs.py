@@ -148,8 +148,8 @@ def _bits_at_once(change: Any) -> None:
     """The transaction of a seal lists all replicas as good."""
     sealed_at = Extent.sealed_at
 
-    def wrong(self: Extent, length: int, *, all_took_part: bool) -> Extent:
-        sealed = sealed_at(self, length, all_took_part=all_took_part)
+    def wrong(self: Extent, length: int, **how: Any) -> Extent:
+        sealed = sealed_at(self, length, **how)
         return sealed._replace(confirmed=self.node_ids)
 
     change(Extent, "sealed_at", wrong)
@@ -272,7 +272,7 @@ def _old_tail(change: Any) -> None:
     commit = Batcher.commit
 
     async def unproved(self: Any, changes: Any) -> Any:
-        if not changes.operations():
+        if not changes.writes:
             return 0
         return await commit(self, changes)
 

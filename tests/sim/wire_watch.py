@@ -1,0 +1,186 @@
+"""Looks at every message of a story: what a process has promised once, it must never go back on.
+
+    Nodes     a length that a node has answered for is never answered shorter, unless it says that it is in doubt
+              (rules 5, 12, 14); what it has fenced, or raised to a token, grows no more by older ones, whatever
+              happened to its power in between (4, 14)
+    Managers  a seal has one length, whoever asks (16); an owner who was replaced before he asked is told none (3); a
+              manager that did not lead while a call was under way answers none that needs a leader (25); what was
+              ordered deleted because metadata did not know it is never linked (24)
+
+Invariants: it judges what a process says at the moment it is said, by what was said before: nobody's memory is asked;
+            it changes nothing.
+Neighbours: `rpc.sim` tells of frames; cluster.py fails when there are violations; ambush.py waits for messages here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neve.meta.lock import lock_key
+from neve.proto import extent_node_pb2 as pb
+from neve.proto import methods
+from neve.proto.errors import Gap
+from neve.rpc.sim_frame import Frame, Kind
+from neve.rpc.sim_link import Pipe
+from tests.sim.watched_store import WatchedStore
+
+ALL_METHODS = {method.method_id: method for method in (*methods.EXTENT_NODE, *methods.STREAM_MANAGER)}
+OWNERS_CALLS = frozenset(
+    method.method_id
+    for method in (
+        methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH,
+        methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT,
+        methods.STREAM_MANAGER_WAIT_CONFIRMED,
+    )
+)
+CALLS_KEPT_MAX = 10_000
+
+Listener = Callable[[str, str, str, str], None]  # method, "request" or "reply", source, target
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A call that a server has begun."""
+
+    request: Frame
+    deposed: bool = False
+    leaders: int = 0  # how many there had been until then
+
+
+@dataclass(slots=True)
+class _Promise:
+    """What a node has said of one replica."""
+
+    length: int = 0  # that it has, for certain
+    token: int = 0  # below which it takes nothing more
+    token_length: int = 0  # when it said so
+    fenced_length: int | None = None
+
+
+class WireWatch:
+    def __init__(self, etcd: WatchedStore, hosts: dict[str, str]) -> None:
+        self.violations: list[str] = []
+        self.listeners: dict[Listener, None] = {}
+        self._etcd = etcd
+        self._addresses = hosts  # of the managers, by host
+        self._asked: dict[tuple[str, int], _Asked] = {}
+        self._promises: dict[tuple[str, int], _Promise] = {}
+        self._deleted: set[int] = set()  # extents that were ordered deleted while metadata did not know them
+        self._judges: dict[int, Callable[[str, _Asked, Any, Any], None]] = {
+            methods.EXTENT_NODE_APPEND_BLOCK.method_id: self._on_append,
+            methods.EXTENT_NODE_RAISE_TOKEN.method_id: self._on_length,
+            methods.EXTENT_NODE_FENCE.method_id: self._on_length,
+            methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH.method_id: self._on_owner,
+            methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT.method_id: self._on_alloc,
+            methods.STREAM_MANAGER_WAIT_CONFIRMED.method_id: self._on_owner,
+        }
+        etcd.on_linked = self._on_linked
+
+    def __call__(self, event: str, pipe: Pipe, frame: Frame) -> None:
+        kind = frame.kind
+        if kind is Kind.REQUEST:
+            if event == "deliver":
+                self._begun(pipe, frame)
+            elif event == "send" and self.listeners:
+                self._tell(frame, "request", pipe)
+        elif event == "send" and kind in (Kind.REPLY, Kind.ERROR):
+            asked = self._asked.pop((pipe.name, frame.call_id), None)
+            if asked is not None and kind is Kind.REPLY:
+                method = ALL_METHODS[frame.method_id]
+                request = method.request.FromString(asked.request.message)
+                reply = method.reply.FromString(frame.message)
+                self._judges[frame.method_id](pipe.source, asked, request, reply)
+            if self.listeners and kind is Kind.REPLY:
+                self._tell(frame, "reply", pipe)
+
+    def _tell(self, frame: Frame, kind: str, pipe: Pipe) -> None:
+        for listener in [*self.listeners]:
+            listener(ALL_METHODS[frame.method_id].name, kind, pipe.source, pipe.target)
+
+    def _begun(self, pipe: Pipe, frame: Frame) -> None:
+        if frame.method_id == methods.EXTENT_NODE_DELETE_EXTENT.method_id:
+            self._on_delete(pb.DeleteExtentRequest.FromString(frame.message))
+        if frame.method_id not in self._judges:
+            return
+        asked = _Asked(frame)
+        if frame.method_id in OWNERS_CALLS:
+            owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner  # type: ignore[attr-defined]
+            held = self._etcd.at(lock_key(self._etcd.root, owner.lock))
+            asked.deposed = held is None or held.mod_revision != owner.token
+            asked.leaders = len(self._etcd.leaders)
+        if len(self._asked) >= CALLS_KEPT_MAX:
+            self._asked.clear()
+        self._asked[pipe.name, frame.call_id] = asked
+
+    def _wrong(self, what: str) -> None:
+        self.violations.append(f"{asyncio.get_running_loop().time():.3f} {what}")
+
+    # --- nodes -----------------------------------------------------------------------------------------------
+
+    def _promise(self, node: str, extent_id: int) -> _Promise:
+        return self._promises.setdefault((node, extent_id), _Promise())
+
+    def _on_append(self, node: str, asked: _Asked, request: pb.AppendBlockRequest, reply: pb.AppendBlockReply) -> None:
+        for segment, result in zip(request.segments, reply.results, strict=True):
+            promise = self._promise(node, segment.extent_id)
+            if (not result.HasField("error") or result.error.code == Gap.code) and result.HasField("length"):
+                self._check_length(node, segment.extent_id, result.length)
+            if result.HasField("error") or not segment.block_sizes:
+                continue
+            what = f"{node} took an append to extent {segment.extent_id} up to {result.end}, token {segment.token}"
+            if promise.fenced_length is not None and result.end > promise.fenced_length:
+                self._wrong(f"{what}, and had fenced it at {promise.fenced_length} (14)")
+            if segment.token < promise.token and result.end > promise.token_length:
+                self._wrong(f"{what}, and had promised {promise.token} at {promise.token_length} (4, 14)")
+            promise.length = max(promise.length, result.end)
+            if segment.token > promise.token:
+                promise.token, promise.token_length = segment.token, result.end
+
+    def _on_length(
+        self, node: str, asked: _Asked, request: pb.RaiseTokenRequest | pb.FenceRequest, reply: pb.LengthAnswer
+    ) -> None:
+        if reply.kind != pb.LengthAnswer.LENGTH or reply.HasField("seal"):
+            return
+        self._check_length(node, request.extent_id, reply.length)
+        promise = self._promise(node, request.extent_id)
+        promise.length = max(promise.length, reply.length)
+        if reply.token > promise.token:
+            promise.token, promise.token_length = reply.token, reply.length
+        if reply.fenced:
+            promise.fenced_length = reply.length
+
+    def _check_length(self, node: str, extent_id: int, length: int) -> None:
+        had = self._promise(node, extent_id).length
+        if length < had:
+            self._wrong(f"{node} answers {length} for extent {extent_id}, and had answered {had} (4, 5, 12, 14)")
+
+    # --- managers --------------------------------------------------------------------------------------------
+
+    def _on_owner(self, manager: str, asked: _Asked, request: Any, reply: Any) -> None:
+        name = ALL_METHODS[asked.request.method_id].name
+        if asked.deposed:
+            self._wrong(f"{manager} answered {name} to token {request.owner.token}, which was over before (3)")
+        leaders: Sequence[bytes] = self._etcd.leaders[max(0, asked.leaders - 1) :]
+        if not any(self._addresses[manager].encode() in each for each in leaders):
+            self._wrong(f"{manager} answered {name}, and did not lead: {leaders} (25)")
+
+    def _on_alloc(self, manager: str, asked: _Asked, request: Any, reply: Any) -> None:
+        self._on_owner(manager, asked, request, reply)
+        extent_id, length = reply.sealed.extent_id, reply.sealed.seal.length
+        decided = self._etcd.seals.get(extent_id)
+        if decided is not None and length != decided:
+            self._wrong(f"{manager} says that extent {extent_id} ends at {length}, sealed is {decided} (16)")
+
+    def _on_delete(self, request: pb.DeleteExtentRequest) -> None:
+        extent_id, node_id = request.extent_id, request.replica.node_id
+        if not self._etcd.is_listed(extent_id):
+            self._deleted.add(extent_id)
+        elif node_id in self._etcd.nodes_of[extent_id]:
+            self._wrong(f"node {node_id} is to delete extent {extent_id}, and is to have it (24)")
+
+    def _on_linked(self, extent_id: int) -> None:
+        if extent_id in self._deleted:
+            self._wrong(f"extent {extent_id} is linked, and was ordered deleted (24)")
