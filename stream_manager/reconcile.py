@@ -8,6 +8,7 @@
     contradicts the seal                an alarm: a person must look
 
 Invariants: what a manager did not finish before it died is found again in the state: nothing is kept for it;
+            a task that has failed keeps nobody from being asked: it may lack a source that is back by now;
             each extent is asked with a growing delay, at most `reconcile_max` at a time, and a part of them for one
             node: a node that hangs until its time is over holds up nobody's confirmations but its own (T46).
 Neighbours: confirm.py asks and records; recovery.py repairs and makes anew; dead nodes' replicas are recovery's alone.
@@ -75,7 +76,10 @@ class Reconciler:
         for extent_id in state.unconfirmed_extents:
             if len(self._asking) >= self._config.reconcile_max:
                 return
-            if extent_id in state.tasks or extent_id in self._asking or self._ctx.heard.has(state.extents[extent_id]):
+            task = state.tasks.get(extent_id)
+            if extent_id in self._asking or (task is not None and not task.attempts):
+                continue
+            if self._ctx.heard.has(state.extents[extent_id]):
                 continue
             if self._tries.get(extent_id, (0, now_s))[1] > now_s:
                 continue

@@ -308,3 +308,32 @@ async def test_t47_a_slow_replica_bounds_what_a_client_holds(cluster: SimCluster
     assert appended > 200
     assert writer.writer.stats.rolls == 0, "slow is no reason to leave it"
     await cluster.settle()
+
+
+@simulated(nodes=5, node_options={"disks": 2})
+async def test_replicas_that_come_back_are_asked_while_a_task_finds_no_source(cluster: SimCluster) -> None:
+    """One replica is lost for ever, and two are out of reach just then: the copy begins without a source. When those
+    are back with all bytes, they confirm, and the copy goes on. Found by a story with swapped and wiped disks."""
+    stream, _, _ = await sealed_stream(cluster, extents=1)
+    extent_id = cluster.state.streams[stream.id].extent_ids[0]
+    wiped, *away = (cluster.nodes[node_id] for node_id in cluster.state.extents[extent_id].node_ids)
+    others = [node for node in cluster.nodes.values() if node not in (wiped, *away)]
+    folders = [f"/disk{n}" for node in away for n in (0, 1) if node.fs.stat(node.extent_path(extent_id, n)) is not None]
+
+    async def swap() -> None:
+        for node, other, folder in zip(away, others, folders, strict=True):
+            node.kill()
+            other.kill()
+            node.fs.swap_disk(other.fs, folder)
+            await node.start()
+            await other.start()
+
+    wiped.kill()
+    wiped.wipe()
+    await swap()
+    await cluster.until(lambda: cluster.state.extents[extent_id].confirmed == (wiped.node_id,), "two are not found")
+    await cluster.until(lambda: extent_id in cluster.state.tasks, "a copy is begun")
+    await wiped.start()
+    await cluster.until(lambda: cluster.state.tasks[extent_id].attempts > 0, "it has failed")
+    await swap()
+    await cluster.settle()

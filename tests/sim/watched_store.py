@@ -37,7 +37,6 @@ class WatchedStore(MemoryStore):
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
         leader = self._leader()
-        self._note_leader(leader)
         puts = [op for op in success if isinstance(op, Put)]
         old = {op.key: self.at(op.key) for op in puts if self._is_extent(op.key)}
         result = super().txn(compares, success, failure)
@@ -53,12 +52,12 @@ class WatchedStore(MemoryStore):
             for op in success:
                 if isinstance(op, Delete):
                     self._lists.pop(as_range(op.keys).start, None)
-        self._note_leader(self._leader())
         return result
 
-    def end_lease(self, lease_id: int) -> None:
-        super().end_lease(lease_id)
+    def _wake(self) -> None:
+        """Something has changed, by a transaction or by the end of a lease."""
         self._note_leader(self._leader())
+        super()._wake()
 
     def _note_leader(self, leader: KeyValue | None) -> None:
         value = b"" if leader is None else leader.value
