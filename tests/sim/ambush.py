@@ -104,7 +104,11 @@ class MessageTroubles:
                 loop.call_soon(hit, source, target, context=NOBODY)  # it must be on its way
 
         listeners[look] = None
-        length_s = scene.for_a_while(lambda: listeners.pop(look, None) and None)
+
+        def end() -> None:
+            listeners.pop(look, None)
+
+        length_s = scene.for_a_while(end)
         scene.say(f"{share:.0%} of {wanted[0]}, {wanted[1]}, {how} for {length_s:.2f} s")
         return True
 

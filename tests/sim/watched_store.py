@@ -49,9 +49,9 @@ class WatchedStore(MemoryStore):
             for op in puts:
                 if op.key.startswith(self.root + r.STREAMS):
                     self._check_young(op, result.revision)
-            for op in success:
-                if isinstance(op, Delete):
-                    self._lists.pop(as_range(op.keys).start, None)
+            for each in success:
+                if isinstance(each, Delete):
+                    self._lists.pop(as_range(each.keys).start, None)
         return result
 
     def _wake(self) -> None:

@@ -27,7 +27,7 @@ from neve.rpc.sim_frame import Frame, Kind
 from neve.rpc.sim_link import Pipe
 from tests.sim.watched_store import WatchedStore
 
-ALL_METHODS = {method.method_id: method for method in (*methods.EXTENT_NODE, *methods.STREAM_MANAGER)}
+ALL_METHODS: dict[int, Any] = {each.method_id: each for each in (*methods.EXTENT_NODE, *methods.STREAM_MANAGER)}
 OWNERS_CALLS = frozenset(
     method.method_id
     for method in (
@@ -107,7 +107,7 @@ class WireWatch:
             return
         asked = _Asked(frame)
         if frame.method_id in OWNERS_CALLS:
-            owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner  # type: ignore[attr-defined]
+            owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner
             held = self._etcd.at(lock_key(self._etcd.root, owner.lock))
             asked.deposed = held is None or held.mod_revision != owner.token
             asked.leaders = len(self._etcd.leaders)
