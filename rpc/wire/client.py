@@ -42,6 +42,7 @@ from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, REQUEST,
 from neve.rpc.wire.pending import Pending
 from neve.rpc.wire.receiver import violation_of_kind
 from neve.rpc.wire.sockets import split_address, tune
+from neve.rpc.wire.spin import LoneCall
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class ClientConnection(Connection):
         self.going_away = False
         self.welcome: asyncio.Future[wire_pb2.Welcome] = self.loop.create_future()
         self._hello = hello
+        self._lone = LoneCall(self.loop)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -82,11 +84,14 @@ class ClientConnection(Connection):
             attachment_crc=pending.attachment_crc,
         )
         self.send(head, pending.attachment, pending.attachment_bytes, at_once=idle)
+        if idle:
+            self._lone.sent()
 
     def forget(self, pending: Pending) -> None:
         """The caller has given up: tell the server."""
         if self.calls.pop(pending.call_id, None) is not None:
             self.inflight_bytes -= pending.cost_bytes
+            self._lone.ended()
             self.send(encode(Kind.CANCEL, call_id=pending.call_id))
             self.channel.pump()
 
@@ -98,6 +103,7 @@ class ClientConnection(Connection):
             if pending is None:
                 return  # answered after its caller gave up
             self.inflight_bytes -= pending.cost_bytes
+            self._lone.ended()
             self._settle(pending, kind, message, attachment)
             if self.channel.has_queued:
                 self.channel.pump()
@@ -129,6 +135,7 @@ class ClientConnection(Connection):
         if not self.welcome.done():
             self.welcome.set_exception(reason)
             self.welcome.exception()  # it may be that nobody asks
+        self._lone.ended()
         calls, self.calls = self.calls, {}
         self.channel.connection_ended(self)  # first: whoever is told below may begin another call at once
         for pending in calls.values():

@@ -134,7 +134,8 @@ def _appends(
     rows.derive("appends of 1 KiB, no sync", "appends/s", lambda rate: rate * 1e6 / SMALL_BYTES, small)
     rows.compare(large, machine.tcp, at_least(0.11), name=f"{large} (target of 3 replicas)")
     rows.compare(large, moved, name=f"{large}, against both copies it takes")
-    rows.compare(large, cached, at_least(0.8), name=f"{large}, fresh against cached pages (target of 3 replicas)")
+    # Its target is of three replicas, which share what the machine can move: tests.bench.stream has it.
+    rows.compare(large, cached, name=f"{large}, fresh against cached pages")
     rows.compare(small, large, at_least(0.65))
 
 

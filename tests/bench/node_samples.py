@@ -25,7 +25,7 @@ WINDOW = 16  # frames
 # Of how many extents a frame carries an append. One frame of 512 leaves the node idle while the next one is made.
 FRAME_EXTENTS = 64
 
-READ_BYTES = 8 * MIB  # of one ReadBlock call
+READ_BYTES = 2 * MIB  # of one ReadBlock call, as the client asks for them
 RANDOM_READ_BYTES = 4 * KIB
 
 # A thousand writers offer 250 MiB together, more than the node's bound: so that the bound is what counts.

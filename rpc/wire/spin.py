@@ -1,0 +1,85 @@
+"""Waiting awake for an answer that is due at once.
+
+To sleep until a reply comes costs more than the reply: the processor halts, and the server pays for waking it up. So
+while a lone call is in flight whose like was answered quickly, the loop looks at its sockets again instead of sleeping.
+Measured on two cores, one append of 1 KiB at a time to one node: 3.0 times a ping-pong of C asleep, 2.0 times awake.
+
+Invariants: a loop stays awake for at most SPIN_S after a call was sent, and only after one was answered within it: a
+            slow server, an idle client and a busy one cost nothing;
+            whatever else becomes ready meanwhile is served as ever.
+Neighbours: client.py tells when a connection's lone call is sent, and when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+from weakref import WeakKeyDictionary
+
+SPIN_S = 0.0003
+
+
+class Spinner:
+    """Keeps one loop awake while it is worth it. `now_s`: a loop's own clock stands still during a turn."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_s: Callable[[], float] = perf_counter) -> None:
+        self._call_soon = loop.call_soon
+        self.now_s = now_s
+        self._waiting = 0  # lone calls in flight, of all connections
+        self._until_s = 0.0
+        self._turning = False
+
+    def sent(self) -> None:
+        self._waiting += 1
+        self._until_s = self.now_s() + SPIN_S
+        if not self._turning:
+            self._turning = True
+            self._call_soon(self._turn)
+
+    def ended(self) -> None:
+        self._waiting -= 1
+
+    def _turn(self) -> None:
+        if self._waiting and self.now_s() < self._until_s:
+            self._call_soon(self._turn)
+        else:
+            self._turning = False
+
+
+class LoneCall:
+    """What one connection knows of its calls that have no other beside them: since when, and how quick they are."""
+
+    __slots__ = ("_awake", "_quick", "_sent_s", "_spinner")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._spinner = spinner_of(loop)
+        self._sent_s = 0.0  # 0: none is in flight
+        self._awake = False  # the spinner waits for it
+        self._quick = False  # the last one was answered within SPIN_S
+
+    def sent(self) -> None:
+        self.ended()
+        self._sent_s = self._spinner.now_s()
+        if self._quick:
+            self._awake = True
+            self._spinner.sent()
+
+    def ended(self) -> None:
+        """Answered, given up, or lost; nothing if there was none."""
+        if self._sent_s:
+            self._quick = self._spinner.now_s() - self._sent_s < SPIN_S
+            self._sent_s = 0.0
+            if self._awake:
+                self._awake = False
+                self._spinner.ended()
+
+
+_spinners: WeakKeyDictionary[asyncio.AbstractEventLoop, Spinner] = WeakKeyDictionary()
+
+
+def spinner_of(loop: asyncio.AbstractEventLoop) -> Spinner:
+    spinner = _spinners.get(loop)
+    if spinner is None:
+        spinner = _spinners[loop] = Spinner(loop)
+    return spinner

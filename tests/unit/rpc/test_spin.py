@@ -1,0 +1,129 @@
+"""Waiting awake: for how long a loop turns, and when it sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from neve.proto import methods
+from neve.proto.diagnostics_pb2 import EchoRequest
+from neve.rpc.diagnostics import diagnostics_service
+from neve.rpc.wire import spin
+from neve.rpc.wire.client import WireChannel
+from neve.rpc.wire.server import WireServer
+from neve.rpc.wire.spin import SPIN_S, LoneCall, Spinner
+
+
+class ManualLoop:
+    """Runs what was asked for, one turn at a time."""
+
+    def __init__(self) -> None:
+        self.now_s = 1.0
+        self._soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def turn(self) -> None:
+        due, self._soon = self._soon, []
+        for callback in due:
+            callback()
+
+    @property
+    def awake(self) -> bool:
+        return bool(self._soon)
+
+
+@pytest.fixture
+def loop() -> ManualLoop:
+    return ManualLoop()
+
+
+@pytest.fixture
+def lone(loop: ManualLoop, monkeypatch: pytest.MonkeyPatch) -> LoneCall:
+    spinner = Spinner(cast(Any, loop), now_s=lambda: loop.now_s)
+    monkeypatch.setattr(spin, "spinner_of", lambda loop: spinner)
+    return LoneCall(cast(Any, loop))
+
+
+def call(loop: ManualLoop, lone: LoneCall, took_s: float) -> None:
+    lone.sent()
+    loop.now_s += took_s
+    lone.ended()
+    loop.turn()
+
+
+def test_the_first_call_sleeps(loop: ManualLoop, lone: LoneCall) -> None:
+    lone.sent()
+    assert not loop.awake
+
+
+def test_after_a_quick_answer_the_next_call_is_awaited_awake(loop: ManualLoop, lone: LoneCall) -> None:
+    call(loop, lone, SPIN_S / 2)
+    lone.sent()
+    for _ in range(5):
+        assert loop.awake
+        loop.turn()
+    lone.ended()
+    loop.turn()
+    assert not loop.awake
+
+
+def test_no_call_is_awaited_awake_for_longer_than_the_bound(loop: ManualLoop, lone: LoneCall) -> None:
+    call(loop, lone, SPIN_S / 2)
+    lone.sent()
+    loop.turn()
+    assert loop.awake
+    loop.now_s += SPIN_S
+    loop.turn()
+    assert not loop.awake
+
+
+def test_after_a_slow_answer_the_next_call_sleeps(loop: ManualLoop, lone: LoneCall) -> None:
+    call(loop, lone, SPIN_S / 2)
+    call(loop, lone, SPIN_S * 2)
+    lone.sent()
+    assert not loop.awake
+
+
+def test_one_turn_at_a_time_however_many_calls(loop: ManualLoop, lone: LoneCall) -> None:
+    call(loop, lone, SPIN_S / 2)
+    for _ in range(3):
+        lone.sent()
+        lone.ended()
+    lone.sent()
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+
+    loop.call_soon(count)
+    loop.turn()
+    lone.ended()
+    loop.turn()
+    assert turns == 1
+    assert not loop.awake
+
+
+async def test_a_connection_that_ends_leaves_nothing_awake() -> None:
+    server = WireServer([diagnostics_service(kind="test", cluster="c")], cluster="c")
+    address = await server.start("127.0.0.1", 0)
+    channel = WireChannel(address, cluster="c")
+    try:
+        for _ in range(3):
+            await channel.call(methods.DIAGNOSTICS_ECHO, EchoRequest(text="x"), timeout_s=10)
+        given_up = asyncio.ensure_future(channel.call(methods.DIAGNOSTICS_ECHO, EchoRequest(text="y"), timeout_s=10))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        lost = asyncio.ensure_future(channel.call(methods.DIAGNOSTICS_ECHO, EchoRequest(text="z"), timeout_s=10))
+        await asyncio.sleep(0)
+    finally:
+        await channel.close()
+        await server.stop(grace_s=0)
+    await asyncio.gather(lost, return_exceptions=True)
+    assert spin.spinner_of(asyncio.get_running_loop())._waiting == 0
