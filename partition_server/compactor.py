@@ -76,6 +76,7 @@ class Compactor:
                         dropped += merged.dropped
                         await asyncio.sleep(0)
                         await writer.add(merged.rows)
+                        store.pace.merged(len(merged.rows))
                         await asyncio.sleep(0)
                 added: list[Table] = []
                 if writer.entries:

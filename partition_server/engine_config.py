@@ -41,6 +41,7 @@ class EngineConfig:
 
     # --- compaction ---
     tables_max: int = 8  # of similar size: then they are merged
+    tables_slow: int = 24  # merges are behind: puts wait for them
     size_ratio: float = 1.5  # tables join a merge while they are not larger than this times those before them
     space_waste_max: float = 1.0  # newer tables together, in relation to the oldest: then all are merged
     slice_s: float = 0.003  # how long background work holds the loop

@@ -2,6 +2,7 @@
 
 Invariants: as in writes.py: one put is one log record, seqs are in the order of the log, each call is executed once;
             a group is appended whole or not at all, and answered when all of it is acknowledged;
+            while merges are behind, groups are let in at their pace (pace.py);
             whatever is not plain (a repeated call, no room, a large value) goes the way of single puts.
 Neighbours: writes.py does single ones; put_many.py, the rpc, has groups; sessions.py knows calls.
 """
@@ -49,7 +50,18 @@ class GroupedPuts:
         """Under way when this returns, in their order; the future has their results, or what ended them all."""
         store = self._store
         store.check_writable()
-        plain = not store.must_wait() and all(puts.call_ids) and self._fit(puts)
+        if store.is_behind() or store.pace:
+            return self._loop.create_task(self._start_later(puts))
+        return self._start(puts)
+
+    async def _start_later(self, puts: Puts) -> Results:
+        """When merges allow it. The caller may be told to come again then: the partition may be frozen by now."""
+        await self._store.pace.wait(len(puts.keys))
+        self._store.check_writable()
+        return await self._start(puts)
+
+    def _start(self, puts: Puts) -> asyncio.Future[Results]:
+        plain = not self._store.must_wait() and all(puts.call_ids) and self._fit(puts)
         if plain and (future := self._submit(puts)) is not None:
             return future
         return self._loop.create_task(self._one_by_one(puts))

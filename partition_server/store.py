@@ -25,6 +25,7 @@ from neve.partition_server.engine_config import KEY_BYTES_MAX, EngineConfig
 from neve.partition_server.entry import Entry
 from neve.partition_server.memory import MemoryBudget
 from neve.partition_server.memtable import Memtable
+from neve.partition_server.pace import Pace
 from neve.partition_server.sessions import Sessions
 from neve.partition_server.stream_io import OwnStream
 from neve.partition_server.table import Table
@@ -153,6 +154,7 @@ class Store:
         self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is of no use
         self.work = asyncio.Event()  # there may be something for the background to do
         self._stalled: list[asyncio.Future[None]] = []
+        self.pace = Pace(self.loop)
 
     def new_memtable(self) -> Memtable:
         self.memtables_made += 1
@@ -204,6 +206,10 @@ class Store:
         config = self.config
         return memtables[0].memory_bytes >= config.memtable_bytes and len(memtables) > config.memtables_closed_max
 
+    def is_behind(self) -> bool:
+        """Whether there are more tables than merges should leave."""
+        return len(self.view.tables) >= self.config.tables_slow
+
     async def until_room(self) -> None:
         """Wait for memory; ends without an await if there is some."""
         self.check_writable()
@@ -219,6 +225,8 @@ class Store:
 
     def unstall(self) -> None:
         """A memtable was flushed, or the partition is over: those who wait look again."""
+        if not self.is_behind() or self.error is not None or self.frozen:
+            self.pace.end()
         stalled, self._stalled = self._stalled, []
         for future in stalled:
             if not future.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from neve.client.types import Position
 from neve.partition_server.engine import Info, Partition, Puts
+from neve.partition_server.pace import Pace
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c
 from neve.proto.errors import (
@@ -23,7 +25,7 @@ from neve.proto.errors import (
     TooLarge,
     WrongServer,
 )
-from tests.unit.partition_server.rig import PartitionRig, call, on_cluster
+from tests.unit.partition_server.rig import CONFIG, PartitionRig, call, on_cluster
 from tests.unit.partition_server.test_engine import value_of
 
 
@@ -179,3 +181,50 @@ async def test_a_writer_takes_a_list_whole_or_not_at_all(rig: PartitionRig) -> N
         assert [len(await each) for each in held] == [10] * len(held)
     with pytest.raises(ShuttingDown):
         writer.submit_many([b"late"])
+
+
+@on_cluster()
+async def test_groups_wait_for_merges_that_are_behind_and_go_on_without_them(rig: PartitionRig) -> None:
+    region = await rig.create()
+    config = dataclasses.replace(CONFIG, tables_max=3, tables_slow=4, memtable_bytes=8000)
+    partition = await rig.load(region, config=config)
+    await partition._maintenance.stop()  # merges are in trouble
+    while not partition._store.is_behind():
+        await infos_of(partition, ITEMS, 10_000 + partition._store.seq)
+        await partition.flush()
+    begun_s = asyncio.get_running_loop().time()
+    late = partition.start_puts(puts_of(ITEMS, 20_000))
+    await asyncio.sleep(0.1)
+    assert not late.done(), "it waits for merges"
+    assert all(isinstance(each, Info) for each in await late)
+    assert asyncio.get_running_loop().time() - begun_s < 2, "but not for ever"
+
+
+def test_a_merge_lets_in_what_it_has_paid_for() -> None:
+    async def story() -> None:
+        pace = Pace(asyncio.get_running_loop())
+        waiting = [asyncio.ensure_future(pace.wait(100)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert len(pace) == 3
+        for merged, left in ((399, [0, 0, 0]), (4, [1, 0, 0]), (800, [1, 1, 1])):
+            pace.merged(merged)
+            await asyncio.sleep(0)
+            assert [each.done() for each in waiting] == [bool(each) for each in left]
+        large = asyncio.ensure_future(pace.wait(100_000))
+        await asyncio.sleep(0)
+        pace.merged(1_000_000)
+        await large
+        given_up = asyncio.ensure_future(pace.wait(100))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        behind = asyncio.ensure_future(pace.wait(1))
+        await asyncio.sleep(0)
+        pace.merged(4)
+        await behind
+        ended = asyncio.ensure_future(pace.wait(100))
+        await asyncio.sleep(0)
+        pace.end()
+        await ended
+        assert not len(pace)
+
+    asyncio.run(story())
