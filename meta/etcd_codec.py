@@ -27,7 +27,7 @@ from neve.meta.txn import (
     Target,
     as_range,
 )
-from neve.proto.fields import sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
 
 _RELATIONS = {
     Relation.EQUAL: pb.Compare.EQUAL,
@@ -65,16 +65,24 @@ def write_request(
 ) -> bytes:
     """A `TxnRequest` for `MetaStore.write`, by hand: for a hundred keys the message would take four times as long."""
     parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
+    small, small_max = SMALL, SMALL_MAX  # most lengths are small: looked up in place
     for key, revision in revisions.items():
-        compare = b"\x10\x02\x1a" + varint(len(key)) + key + b"\x30" + varint(revision)
-        parts += (b"\x0a", varint(len(compare)), compare)
+        size = len(key)
+        compare = (
+            b"\x10\x02\x1a" + (small[size] if size <= small_max else varint(size)) + key + b"\x30" + varint(revision)
+        )
+        size = len(compare)
+        parts += (b"\x0a", small[size] if size <= small_max else varint(size), compare)
     for key, value in values.items():
         if value is None:
             operation = b"\x1a" + sized(b"\x0a" + sized(key))
+        elif len(key) + len(value) < small_max - 16:
+            put = b"".join((b"\x0a", small[len(key)], key, b"\x12", small[len(value)], value))
+            operation = b"\x12" + small[len(put)] + put
         else:
-            put = b"".join((b"\x0a", varint(len(key)), key, b"\x12", varint(len(value)), value))
-            operation = b"\x12" + varint(len(put)) + put
-        parts += (b"\x12", varint(len(operation)), operation)
+            operation = b"\x12" + sized(b"\x0a" + sized(key) + b"\x12" + sized(value))
+        size = len(operation)
+        parts += (b"\x12", small[size] if size <= small_max else varint(size), operation)
     for key in reads:
         parts += (b"\x1a", sized(b"\x0a" + sized(b"\x0a" + sized(key))))
     return b"".join(parts)

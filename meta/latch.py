@@ -19,18 +19,18 @@ class Latch:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._is_set = False
+        self.reached = False  # what `is_set` says, for who cannot afford the call
         self._event = asyncio.Event()
         self._callbacks: list[Callable[[str], None]] = []
 
     def is_set(self) -> bool:
-        return self._is_set
+        return self.reached
 
     def set(self, reason: str) -> None:
-        if self._is_set:
+        if self.reached:
             return
         self.reason = reason
-        self._is_set = True
+        self.reached = True
         self._event.set()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -41,7 +41,7 @@ class Latch:
 
     def add_callback(self, callback: Callable[[str], None]) -> None:
         """Call it with the reason when the latch is set; at once if it is."""
-        if self._is_set:
+        if self.reached:
             callback(self.reason)
         else:
             self._callbacks.append(callback)

@@ -64,7 +64,7 @@ class Lease:
 
     def ensure_alive(self) -> None:
         """Raise `LeaseLost` unless the lease is certain to live now. Call it before acting on the lease."""
-        if self._clock() < self._deadline_s and not self.lost.is_set():  # mostly: this is asked several times a call
+        if self._clock() < self._deadline_s and not self.lost.reached:  # mostly: this is asked several times a call
             return
         if not self.alive():
             raise LeaseLost(lease_id=self.lease_id, detail=self.lost.reason)

@@ -64,7 +64,7 @@ class OwnedKey(ABC):
     def ensure(self) -> None:
         """Raise unless, for all we can know without asking, the key is still ours. Never waits."""
         self.lease.ensure_alive()
-        if self.lost.is_set():
+        if self.lost.reached:
             raise self._not_ours()
 
     async def give_up(self, reason: str) -> None:

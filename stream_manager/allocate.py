@@ -23,7 +23,7 @@ from neve.proto.errors import (
     StreamSealed,
     VersionConflict,
 )
-from neve.rpc.service import Call
+from neve.rpc.service import Call, Encoded
 from neve.stream_manager.confirm import record_heard
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_seal import check_accepted
@@ -62,7 +62,7 @@ class Allocator(StateListener):
 
     # --- allocate --------------------------------------------------------------------------------------------
 
-    async def alloc_extent(self, request: sm.StreamAllocExtentRequest, mutation: Mutation) -> sm.StreamAllocExtentReply:
+    async def alloc_extent(self, request: sm.StreamAllocExtentRequest, mutation: Mutation) -> Encoded:
         ctx = self._ctx
         async with ctx.locks.hold(streams=[request.stream_id]):
             stream = stream_named(ctx.state, request.stream_id)
@@ -74,7 +74,8 @@ class Allocator(StateListener):
             extent = ctx.state.extents[extent_id]
             if extent.seal is not None:
                 return await self._again(stream, extent, request, mutation)
-            await ctx.owners.verify_new(request.owner.lock, request.owner.token)
+            if not ctx.owners.seen(request.owner.lock, request.owner.token):
+                await ctx.owners.verify(request.owner.lock, request.owner.token)
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=_more_bytes(stream, extent, request)):
                 made = await self._next_extent(stream, request)
                 successor = made.extent
@@ -93,13 +94,14 @@ class Allocator(StateListener):
 
     async def _again(
         self, stream: Stream, sealed: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
-    ) -> sm.StreamAllocExtentReply:
+    ) -> Encoded:
         """The extent is sealed already: by this request before, by an operator, or by the manager itself."""
         ctx = self._ctx
         tail = self._successor(stream, sealed, mutation)
         if tail is None and not stream.sealed:
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
-                await ctx.owners.verify_new(request.owner.lock, request.owner.token)
+                if not ctx.owners.seen(request.owner.lock, request.owner.token):
+                    await ctx.owners.verify(request.owner.lock, request.owner.token)
                 made = await self._next_extent(stream, request)
                 ids = (sealed.extent_id, made.extent.extent_id)
                 order = SealOrder(

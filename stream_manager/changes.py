@@ -1,7 +1,8 @@
 """What one mutation writes and what it requires: recorded while it is decided, carried out as part of one transaction.
 
 Invariants: every record that is written is compared, too: by the mod revision of the record it replaces, or as absent;
-            a young extent has no key: it is written with its stream's record, and compared by it;
+            a young extent has no key: it is written with its stream's record, and compared by it, also when it gets its
+            first key in the same transaction: nobody else gives it one without its lock and without being the leader;
             nothing here touches the state: that happens after etcd has it (`State.apply`);
             a key is written once in a mutation.
 Neighbours: flows record into one; batcher.py joins many into a transaction and adds the leader's guard.
@@ -66,6 +67,7 @@ class Changes:
     """Give it to `ctx.commit` once; make another one to try again."""
 
     __slots__ = (
+        "_released",
         "_streams",
         "_young",
         "calls",
@@ -91,6 +93,7 @@ class Changes:
         self.size_bytes = 0  # known when finished
         self._streams: list[tuple[bytes, Stream]] = []
         self._young: dict[int, Extent] = {}
+        self._released: list[int] = []  # ids of their streams
 
     # --- records ---------------------------------------------------------------------------------------------
 
@@ -122,6 +125,13 @@ class Changes:
         key = self.root + r.EXTENTS + r.id_text(new.extent_id)
         self.require(key, 0 if old is None else old.mod_revision)
         self._set(key, codec.encode_extent(new))
+        self.writes.append(Write(EXTENT, new.extent_id, new))
+
+    def release_extent(self, new: Extent) -> None:
+        """A young extent gets a key of its own, in a transaction that puts its stream, too: it is compared by that."""
+        key = self.root + r.EXTENTS + r.id_text(new.extent_id)
+        self._set(key, codec.encode_extent(new))
+        self._released.append(new.stream_id)
         self.writes.append(Write(EXTENT, new.extent_id, new))
 
     def replace_extent(self, old: Extent, new: Extent) -> None:
@@ -217,6 +227,9 @@ class Changes:
         """All is recorded: encode the streams, now that their young extents are known."""
         for key, stream in self._streams:
             self._set(key, codec.encode_stream(stream, self._young_of(stream)))
+        if self._released:
+            put = [stream.stream_id for _, stream in self._streams]
+            assert all(stream_id in put for stream_id in self._released), f"{self._released} is compared by nothing"
         self._streams.clear()
         assert not self._young, f"young extents without their stream: {self._young}"
         self.size_bytes = (
@@ -230,11 +243,12 @@ class Changes:
         found: list[Extent] = []
         known: Mapping[int, Extent] = self.state.extents if self.state is not None else {}
         for extent_id in stream.extent_ids[-YOUNG_WINDOW:]:
-            extent = self._young.pop(extent_id, None)
-            if extent is None:
-                extent = known.get(extent_id)
-                if extent is None or extent.mod_revision or self._has_key(extent_id):
-                    continue
+            extent = known.get(extent_id)
+            if extent is not None and extent.mod_revision:
+                continue  # it has had a key for long
+            extent = self._young.pop(extent_id, extent)
+            if extent is None or (len(self.values) > 0 and self._has_key(extent_id)):
+                continue
             assert extent.stream_id == stream.stream_id, f"{extent} is not in the record of {stream}"
             found.append(extent)
         return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as en
@@ -58,12 +58,14 @@ async def seal_replicas(
 
 def _ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None = None) -> Begun:
     dead = ctx.state.dead_nodes()
-    replicas = [
-        replica
-        for replica in extent.replicas
-        if replica[0] not in extent.confirmed
-        and (replica[0] not in dead if node_ids is None else replica[0] in node_ids)
-    ]
+    replicas: Sequence[ReplicaAt] = extent.replicas
+    if dead or extent.confirmed or node_ids is not None:
+        replicas = [
+            replica
+            for replica in replicas
+            if replica[0] not in extent.confirmed
+            and (replica[0] not in dead if node_ids is None else replica[0] in node_ids)
+        ]
     return list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
 
 
@@ -150,6 +152,10 @@ def believed(
     if old is None or old.seal is None:
         return None
     extent_id, digest = old.extent_id, old.seal.digest
+    if not digest and ctx.condemned.number == asked_at and tuple(confirmed) == old.replicas and not old.confirmed:
+        told_first, *others = confirmed.values()
+        if all(found == told_first for found in others):  # mostly: all have confirmed the same, and nothing else is new
+            return old.with_confirmed(old.node_ids, told_first)
     if not digest:
         told = {replica[0]: found for replica, found in confirmed.items()}
         chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)

@@ -29,6 +29,7 @@ from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import INT64_MAX, InvalidArgument, SealUnavailable
 
 Kind = pb.LengthAnswer.Kind
+_LENGTH = Kind.LENGTH  # looked up once: for every replica of a roll that takes longer than the rest
 
 
 class Counted(enum.Enum):
@@ -79,10 +80,12 @@ def _usual(answers: Mapping[int, pb.LengthAnswer | None], acknowledged_end: int)
     length = INT64_MAX
     committed = acknowledged_end
     for answer in answers.values():
-        if answer is None or answer.kind != Kind.LENGTH or answer.HasField("seal"):
+        if answer is None or answer.kind != _LENGTH or answer.HasField("seal"):
             return None
-        length = min(length, answer.length)
-        committed = max(committed, answer.committed)
+        if answer.length < length:
+            length = answer.length
+        if answer.committed > committed:
+            committed = answer.committed
     if not answers or length < committed:
         return None
     return SealDecision(length, True, dict.fromkeys(answers, Counted.TRUSTWORTHY))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.fields import sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
+from neve.rpc.service import Encoded
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream, Task
 from neve.stream_manager.state import State
@@ -22,20 +23,20 @@ def extent_info(state: State, extent: Extent, *, with_streams: bool = False) -> 
     return info
 
 
-def alloc_reply(state: State, stream: Stream, sealed: Extent, tail: Extent | None) -> sm.StreamAllocExtentReply:
+def alloc_reply(state: State, stream: Stream, sealed: Extent, tail: Extent | None) -> Encoded:
     parts = [b"\x0a", sized(stream_info_bytes(stream)), b"\x12", sized(extent_info_bytes(state, sealed))]
     if tail is not None:
         parts += (b"\x1a", sized(extent_info_bytes(state, tail)))
     if sealed.all_took_part or sealed.all_confirmed:
         parts.append(b"\x20\x01")
-    return sm.StreamAllocExtentReply.FromString(b"".join(parts))
+    return Encoded(sm.StreamAllocExtentReply, b"".join(parts))
 
 
-def create_reply(state: State, stream: Stream, tail: Extent | None) -> sm.CreateStreamReply:
+def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded:
     parts = [b"\x0a", sized(stream_info_bytes(stream))]
     if tail is not None:
         parts += (b"\x12", sized(extent_info_bytes(state, tail)))
-    return sm.CreateStreamReply.FromString(b"".join(parts))
+    return Encoded(sm.CreateStreamReply, b"".join(parts))
 
 
 # These are bytes of the messages, joined from parts that are encoded already: to parse them takes a fifteenth of the
@@ -43,16 +44,24 @@ def create_reply(state: State, stream: Stream, tail: Extent | None) -> sm.Create
 
 
 _stems: dict[int, tuple[object, bytes]] = {}  # by stream id: what never changes of its description
-_fixed: dict[int, tuple[object, bytes]] = {}  # by extent id: the same while nobody has confirmed
+# By extent id: the same while nobody has confirmed and no node has changed.
+_fixed: dict[int, tuple[tuple[ReplicaAt, ...], object, bytes]] = {}
 # By node, disk and whether it has confirmed: a replica, around its incarnation.
 _around: dict[tuple[int, str, bool], tuple[NodeEntry | None, bytes, bytes]] = {}
 
 
 def stream_info_bytes(stream: Stream) -> bytes:
-    parts = [_stem(stream), b"\x40", varint(stream.version), b"\x48", varint(stream.mod_revision)]
+    version = stream.version
+    parts = [
+        _stem(stream),
+        b"\x40",
+        SMALL[version] if version <= SMALL_MAX else varint(version),
+        b"\x48",
+        varint(stream.mod_revision),
+    ]
     if stream.extent_ids:
         ids = codec.packed_ids(stream)
-        parts += (b"\x22", varint(len(ids)), ids)
+        parts += (b"\x22", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
     if stream.sealed:
         parts.append(b"\x28\x01")
     if stream.truncated_before:
@@ -79,20 +88,20 @@ def _stem(stream: Stream) -> bytes:
 
 def extent_info_bytes(state: State, extent: Extent) -> bytes:
     extent_id, eversion, replicas, extent_bytes_max, created_ms, _, seal, confirmed, _, mod_revision, _ = extent
-    nodes = state.nodes
-    made_of = (replicas, [nodes.get(replica[0]) for replica in replicas], extent_bytes_max, created_ms)
     found = _fixed.get(extent_id) if not confirmed else None
-    if found is not None and found[0] == made_of:
-        fixed = found[1]
+    if found is not None and found[0] is replicas and found[1] is state.nodes_as_of:
+        fixed = found[2]
     else:
+        nodes = state.nodes
         parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", varint(created_ms)]
         parts += [_replica_bytes(nodes.get(replica[0]), replica, confirmed) for replica in replicas]
         fixed = b"".join(parts)
         if not confirmed:
-            codec.keep(_fixed, extent_id, (made_of, fixed))
-    parts = [fixed, b"\x10", varint(eversion)]
+            codec.keep(_fixed, extent_id, (replicas, state.nodes_as_of, fixed))
+    parts = [fixed, b"\x10", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
     if seal is not None:
-        parts += (b"\x22", sized(codec.encoded_seal(seal)))
+        encoded = codec.encoded_seal(seal)
+        parts += (b"\x22", SMALL[len(encoded)], encoded)
     if mod_revision:
         parts += (b"\x38", varint(mod_revision))
     return b"".join(parts)

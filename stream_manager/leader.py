@@ -135,6 +135,7 @@ class Term:
         self._leadership = leadership
         self._not_leader = not_leader
         self.ended = asyncio.Event()
+        self.over = False  # the same, for who asks for every call
         self.reason = ""
         self.state = loaded.state
         self.replay = loaded.replay
@@ -181,7 +182,7 @@ class Term:
 
     def ensure_leading(self) -> None:
         """By the lease's clock: a process that was stopped and goes on notices here, before any timer has run."""
-        if self.ended.is_set():
+        if self.over:
             raise self._not_leader()
         try:
             self._leadership.ensure()
@@ -194,6 +195,7 @@ class Term:
         if self.ended.is_set():
             return
         self.reason = reason
+        self.over = True
         self.ended.set()
         log.warning("term_ended create_revision=%d reason=%s", self.leader.create_revision, reason)
         self.ctx.tasks.cancel()

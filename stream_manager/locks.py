@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection, Generator
 from types import TracebackType
 
 
@@ -38,7 +38,7 @@ Key = tuple[int, int | str]
 
 class LockTable:
     def __init__(self) -> None:
-        self._waiters: dict[Key, deque[asyncio.Future[None]]] = {}  # an entry exists while somebody holds the key
+        self.waiters: dict[Key, deque[asyncio.Future[None]]] = {}  # an entry exists while somebody holds the key
 
     def hold(
         self,
@@ -63,19 +63,19 @@ class LockTable:
         return Holding(self, keys)
 
     def held(self, kind: LockKind, ident: int | str) -> bool:
-        return (kind, ident) in self._waiters
+        return (kind, ident) in self.waiters
 
     def try_take(self, key: Key) -> bool:
-        if key in self._waiters:
+        if key in self.waiters:
             return False
-        self._waiters[key] = deque()
+        self.waiters[key] = deque()
         return True
 
     async def take(self, key: Key) -> None:
         if self.try_take(key):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[key].append(turn)
+        self.waiters[key].append(turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -84,13 +84,13 @@ class LockTable:
             raise
 
     def release(self, key: Key) -> None:
-        waiting = self._waiters[key]
+        waiting = self.waiters[key]
         while waiting:
             turn = waiting.popleft()
             if not turn.done():
                 turn.set_result(None)  # it is held by that one now: the entry stays
                 return
-        del self._waiters[key]
+        del self.waiters[key]
 
 
 def _add(keys: list[Key], kind: int, idents: Collection[int] | Collection[str]) -> None:
@@ -99,6 +99,16 @@ def _add(keys: list[Key], kind: int, idents: Collection[int] | Collection[str]) 
         keys += [(kind, ident) for ident in idents]
     elif idents:
         keys += sorted({(kind, ident) for ident in idents})
+
+
+class _Ready:
+    """What nobody needs to wait for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return iter(())  # type: ignore[return-value]
+
+
+_READY = _Ready()
 
 
 class Holding:
@@ -111,21 +121,31 @@ class Holding:
         self._keys = keys
         self._held = 0
 
-    async def __aenter__(self) -> None:
+    def __aenter__(self) -> Awaitable[None]:
+        """Mostly nobody else holds anything of it: then there is nothing to wait for, and no coroutine is made."""
         assert not self._held, "a holding is used once"
+        waiters = self._table.waiters
+        for key in self._keys:
+            if key in waiters:
+                return self._take_rest()
+            waiters[key] = deque()
+            self._held += 1
+        return _READY
+
+    async def _take_rest(self) -> None:
         try:
-            for key in self._keys:
-                if not self._table.try_take(key):
-                    await self._table.take(key)
+            for key in self._keys[self._held :]:
+                await self._table.take(key)
                 self._held += 1
         except BaseException:
             self._let_go()
             raise
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> Awaitable[None]:
         self._let_go()
+        return _READY
 
     def _let_go(self) -> None:
         held, self._held = self._held, 0

@@ -53,10 +53,9 @@ class OwnerChecks:
         await done
         self._leadership.ensure()
 
-    async def verify_new(self, lock: str, token: int) -> None:
-        """The same, but without a question if this very token was found true before in this term."""
-        if self._seen.get(lock) != token:
-            await self.verify(lock, token)
+    def seen(self, lock: str, token: int) -> bool:
+        """Whether this very token was found true before in this term."""
+        return self._seen.get(lock) == token
 
     async def unheld(self, locks: Iterable[str]) -> frozenset[str]:
         """Those of these locks that nobody holds now."""

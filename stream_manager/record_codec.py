@@ -16,7 +16,7 @@ from neve.proto import common_pb2
 from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import UnsupportedVersion
-from neve.proto.fields import SMALL, sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
 from neve.stream_manager.records import (
     Disk,
     Extent,
@@ -67,6 +67,9 @@ PACKED_IDS_MAX = 1_000_000  # extent ids of all lists at hand: some MiB
 
 _places: dict[tuple[int, str], bytes] = {}  # by node and disk: a replica in an extent's record, up to its incarnation
 _bodies: dict[int, tuple[object, bytes]] = {}  # by extent id
+_sizes: dict[int, bytes] = {}  # numbers that many records share
+_times: dict[int, bytes] = {}
+_confirmed: dict[tuple[int, ...], bytes] = {}
 _stems: dict[int, tuple[object, bytes]] = {}  # by stream id
 _policies: dict[Policy, bytes] = {}
 _labels: dict[Labels, tuple[bytes, ...]] = {}
@@ -95,13 +98,21 @@ def place_of(node_id: int, disk_uuid: str) -> bytes:
 
 def _body(extent: Extent) -> bytes:
     """What stays the same of an extent from its making until a replica is replaced: the fields 2, 4, 8, 9 and 10."""
-    extent_id, _, replicas, extent_bytes_max, created_ms, stream_id, *_ = extent
-    made_of = (replicas, extent_bytes_max, created_ms, stream_id)
-    found = _bodies.get(extent_id)
+    made_of = extent[2:6]
+    found = _bodies.get(extent.extent_id)
     if found is not None and found[0] == made_of:
         return found[1]
-    parts = [b"\x08\x01\x10", varint(extent_id), b"\x40", varint(extent_bytes_max), b"\x48", varint(created_ms)]
-    parts += (b"\x50", varint(stream_id))
+    extent_id, _, replicas, extent_bytes_max, created_ms, stream_id, *_ = extent
+    parts = [
+        b"\x08\x01\x10",
+        varint(extent_id),
+        b"\x40",
+        _sizes.get(extent_bytes_max) or keep(_sizes, extent_bytes_max, varint(extent_bytes_max)),
+        b"\x48",
+        _times.get(created_ms) or keep(_times, created_ms, varint(created_ms)),
+        b"\x50",
+        varint(stream_id),
+    ]
     for node_id, disk_uuid, incarnation in replicas:
         place = _places.get((node_id, disk_uuid))
         if place is None:
@@ -112,23 +123,31 @@ def _body(extent: Extent) -> bytes:
 
 
 def encode_extent(extent: Extent) -> bytes:
-    parts = [_body(extent), b"\x18", varint(extent.eversion)]
-    if extent.seal is not None:
-        parts += (b"\x2a", sized(encoded_seal(extent.seal)))
-    if extent.confirmed:
-        parts += (b"\x32", sized(b"".join([varint(node_id) for node_id in extent.confirmed])))
-    if extent.all_took_part:
+    _, eversion, _, _, _, _, seal, confirmed, all_took_part, _, conflict = extent
+    parts = [_body(extent), b"\x18", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
+    if seal is not None:
+        encoded = encoded_seal(seal)
+        parts += (b"\x2a", SMALL[len(encoded)], encoded)
+    if confirmed:
+        parts.append(_confirmed.get(confirmed) or keep(_confirmed, confirmed, _packed_nodes(confirmed)))
+    if all_took_part:
         parts.append(b"\x38\x01")
-    if extent.conflict:
+    if conflict:
         parts.append(b"\x58\x01")
     return b"".join(parts)
 
 
+def _packed_nodes(node_ids: tuple[int, ...]) -> bytes:
+    return b"\x32" + sized(b"".join([varint(node_id) for node_id in node_ids]))
+
+
 def encoded_seal(seal: ExtentSeal) -> bytes:
     length, eversion, digest = seal
-    if not digest:
-        return b"\x08" + varint(length) + b"\x10" + varint(eversion)
-    return b"".join((b"\x08", varint(length), b"\x10", varint(eversion), b"\x1a", varint(len(digest)), digest))
+    if length <= SMALL_MAX and eversion <= SMALL_MAX:
+        head = b"\x08" + SMALL[length] + b"\x10" + SMALL[eversion]
+    else:
+        head = b"\x08" + varint(length) + b"\x10" + varint(eversion)
+    return head + b"\x1a" + SMALL[len(digest)] + digest if digest else head
 
 
 class _PackedIds:
@@ -190,7 +209,8 @@ def _stem(stream: Stream) -> bytes:
         parts += (b"\x1a", sized(stream.name.encode()))
     if stream.lock:
         parts += (b"\x22", sized(stream.lock.encode()))
-    parts += (b"\x3a", sized(encoded_policy(stream.policy)), b"\x50", varint(stream.created_ms))
+    created_ms = _times.get(stream.created_ms) or keep(_times, stream.created_ms, varint(stream.created_ms))
+    parts += (b"\x3a", sized(encoded_policy(stream.policy)), b"\x50", created_ms)
     parts += [b"\x42" + sized(label) for label in encoded_labels(stream.labels)]
     if stream.made_by is not None:
         parts += (b"\x6a", sized(_encode_call(stream.made_by)))
@@ -199,17 +219,18 @@ def _stem(stream: Stream) -> bytes:
 
 def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
     """`young`: those of its extents that have no key of their own."""
-    parts = [_stem(stream), b"\x48", varint(stream.version)]
+    version = stream.version
+    parts = [_stem(stream), b"\x48", SMALL[version] if version <= SMALL_MAX else varint(version)]
     if stream.extent_ids:
         ids = packed_ids(stream)
-        parts += (b"\x2a", varint(len(ids)), ids)
+        parts += (b"\x2a", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
     if stream.sealed:
         parts.append(b"\x30\x01")
     if stream.truncated_before:
         parts += (b"\x58", varint(stream.truncated_before))
     for extent in young:
         encoded = encode_extent(extent)
-        parts += (b"\x62", varint(len(encoded)), encoded)
+        parts += (b"\x62", SMALL[len(encoded)], encoded)
     if stream.linked_by is not None:
         parts += (b"\x72", SMALL[_CALL.size], _encode_call(stream.linked_by))
     if stream.after_hole:

@@ -179,7 +179,7 @@ class Extent(NamedTuple):
 
     @property
     def node_ids(self) -> tuple[int, ...]:
-        return tuple(replica.node_id for replica in self.replicas)
+        return tuple([replica[0] for replica in self.replicas])
 
     @property
     def all_confirmed(self) -> bool:
@@ -233,7 +233,8 @@ class Extent(NamedTuple):
         """As after these nodes confirmed the seal with this digest (20)."""
         assert self.seal is not None, self
         assert self.seal.digest in (b"", digest), self
-        confirmed = tuple([r[0] for r in self.replicas if r[0] in self.confirmed or r[0] in node_ids])
+        before = self.confirmed
+        confirmed = tuple([r[0] for r in self.replicas if r[0] in node_ids or r[0] in before])
         return Extent(
             self.extent_id,
             self.eversion,

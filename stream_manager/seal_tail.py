@@ -223,7 +223,10 @@ def _link(
         if new is None and old is not None and old.young:  # it may have got a key while its lock was waited for
             new = old
         if new is not None:
-            changes.put_extent(old, new)
+            if new.mod_revision:
+                changes.put_extent(old, new)
+            else:
+                changes.release_extent(new)
     changes.put_young(extent)
     new_stream = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
     call = order.stream_call(changes) if order.stream_call is not None else None

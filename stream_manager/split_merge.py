@@ -144,7 +144,8 @@ async def _seal_all(
     ctx: LeaderContext, streams: Iterable[tuple[int, common_pb2.Owner, common_pb2.StreamEnd | None]]
 ) -> None:
     for stream_id, owner, end in streams:
-        await ctx.owners.verify_new(owner.lock, owner.token)
+        if not ctx.owners.seen(owner.lock, owner.token):
+            await ctx.owners.verify(owner.lock, owner.token)
         stream = ctx.state.streams[stream_id]
         tail = open_tail(ctx, stream)
         if tail is not None:

@@ -56,6 +56,7 @@ class State:
         self.streams: dict[int, Stream] = {}
         self.extents: dict[int, Extent] = {}
         self.nodes: dict[int, NodeEntry] = {}
+        self.nodes_as_of: object = object()  # another one whenever a node has changed
         self.tasks: dict[int, Task] = {}  # by extent id
         self.names: dict[str, int] = {}  # stream id by name
         self.quotas: dict[str, Quota] = {}  # by prefix
@@ -204,41 +205,47 @@ class State:
     def _set_extent(self, extent_id: int, new: Extent | None) -> None:
         old = self.extents.get(extent_id)
         if old is not None:
-            self._forget_extent(old, keep_nodes=new is not None and new.replicas == old.replicas)
-        if new is None:
-            if self.extents.pop(extent_id, None) is not None:
-                _remove(self._extent_order, extent_id)
-        else:
+            self._forget_extent(old, keep_nodes=new is not None and new.replicas is old.replicas)
+        if new is not None:
             if old is None:
                 _insert(self._extent_order, extent_id)
             self.extents[extent_id] = new
-            if new.seal is None:
+            replicas, seal = new.replicas, new.seal
+            if seal is None:
                 self.open_extents[extent_id] = None
             else:
-                self.sealed_bytes += new.seal.length
-                if len(new.confirmed) < len(new.replicas):
+                self.sealed_bytes += seal.length
+                if len(new.confirmed) < len(replicas):
                     self.unconfirmed_extents[extent_id] = None
-            if len(new.replicas) == 1:
+            if len(replicas) == 1:
                 self.single_extents[extent_id] = None
-            if old is None or new.replicas != old.replicas:
-                for replica in new.replicas:
-                    self._extents_on.setdefault(replica.node_id, {})[extent_id] = None
+            if old is None or replicas is not old.replicas:
+                extents_on = self._extents_on
+                for node_id, _, _ in replicas:
+                    held = extents_on.get(node_id)
+                    if held is None:
+                        held = extents_on[node_id] = {}
+                    held[extent_id] = None
+        elif old is not None:
+            del self.extents[extent_id]
+            _remove(self._extent_order, extent_id)
         for on_extent in self._on_extent:
             on_extent(old, new)
 
     def _forget_extent(self, old: Extent, *, keep_nodes: bool) -> None:
         """Take an extent out of what is derived from it."""
+        extent_id = old.extent_id
         if old.seal is None:
-            self.open_extents.pop(old.extent_id, None)
+            self.open_extents.pop(extent_id, None)
         else:
             self.sealed_bytes -= old.seal.length
-            self.unconfirmed_extents.pop(old.extent_id, None)
-        self.single_extents.pop(old.extent_id, None)
+            self.unconfirmed_extents.pop(extent_id, None)
         if keep_nodes:
             return
+        self.single_extents.pop(extent_id, None)
         for replica in old.replicas:
             held = self._extents_on[replica.node_id]
-            held.pop(old.extent_id, None)
+            held.pop(extent_id, None)
             if not held:
                 del self._extents_on[replica.node_id]
 
@@ -289,6 +296,7 @@ class State:
 
     def _set_node(self, node_id: int, new: NodeEntry | None) -> None:
         old = self.nodes.get(node_id)
+        self.nodes_as_of = object()
         if new is None:
             self.nodes.pop(node_id, None)
         else:

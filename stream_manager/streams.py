@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument, NotFound, SealUnavailable
+from neve.rpc.service import Encoded
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import create_reply, extent_info, stream_info
@@ -32,9 +33,7 @@ EXTENTS_PER_TXN = 40  # each may be two operations: its record and its recovery 
 # --- create ---------------------------------------------------------------------------------------------------
 
 
-async def create_stream(
-    ctx: LeaderContext, request: sm.CreateStreamRequest, mutation: Mutation
-) -> sm.CreateStreamReply:
+async def create_stream(ctx: LeaderContext, request: sm.CreateStreamRequest, mutation: Mutation) -> Encoded:
     if mutation.replayed is not None:
         stream = stream_named(ctx.state, mutation.replayed.stream_ids[0])
         return _created(ctx, stream)
@@ -74,7 +73,7 @@ def check_free(ctx: LeaderContext, name: str) -> None:
         raise AlreadyExists(kind="stream", name=name)
 
 
-def _created(ctx: LeaderContext, stream: Stream) -> sm.CreateStreamReply:
+def _created(ctx: LeaderContext, stream: Stream) -> Encoded:
     tail_id = stream.tail_id
     return create_reply(ctx.state, stream, None if tail_id is None else ctx.state.extents[tail_id])
 

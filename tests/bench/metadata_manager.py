@@ -40,6 +40,7 @@ class AtOnce(NodeCalls):
 
     def __init__(self, node: Callable[[int], NodeEntry | None]) -> None:
         self._node = node
+        self._disks: dict[int, str] = {}  # every node has one
         self._fenced = en.LengthAnswer(kind=en.LengthAnswer.LENGTH, fenced=True)
         seal = common_pb2.Seal(length=0, eversion=EVERSION_SEALED, digest=DIGEST)
         self._sealed = Done(en.SealExtentReply(confirmed=True, seal=seal))
@@ -47,7 +48,11 @@ class AtOnce(NodeCalls):
     async def create_all(
         self, extent_id: int, choices: Sequence[NodeChoice], *, eversion: int, extent_bytes_max: int, stream_id: int
     ) -> list[ReplicaAt | NeveError]:
-        return [ReplicaAt(choice.node_id, self._disk(choice), extent_id) for choice in choices]
+        disks = self._disks
+        for choice in choices:
+            if choice.node_id not in disks:
+                disks[choice.node_id] = self._disk(choice)
+        return [ReplicaAt(choice.node_id, disks[choice.node_id], extent_id) for choice in choices]
 
     async def fence_all(
         self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int

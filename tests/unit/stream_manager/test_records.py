@@ -125,9 +125,9 @@ def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
     stream = stream.at(77)
     extent = extent._replace(confirmed=extent.node_ids if confirmed else (), mod_revision=5)
     for node_id in extent.node_ids if known else ():
-        state.nodes[node_id] = r.NodeEntry(node_id, f"a:{node_id}", grpc_address="g" * (node_id % 2))
+        state._set_node(node_id, r.NodeEntry(node_id, f"a:{node_id}", grpc_address="g" * (node_id % 2)))
     for _ in range(2):  # its parts are remembered meanwhile
-        reply = describe.alloc_reply(state, stream, extent, extent._replace(extent_id=3))
+        reply = describe.alloc_reply(state, stream, extent, extent._replace(extent_id=3)).message()
         policy = reply.stream.policy
         assert (
             r.Policy(*(policy.replicas, policy.no_sync, policy.extent_bytes_max, policy.placement, policy.strict))
@@ -156,7 +156,8 @@ def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
             assert (sealed.seal.length, sealed.seal.eversion, sealed.seal.digest) == extent.seal
         assert reply.tail.extent_id == 3
         assert reply.all_took_part == (extent.all_took_part or extent.all_confirmed)
-        state.nodes = {node_id: node for node_id, node in state.nodes.items() if not known}
+        for node_id in list(state.nodes):
+            state._set_node(node_id, None)
         known = False
 
 

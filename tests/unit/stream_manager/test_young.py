@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed
-from neve.stream_manager.changes import YOUNG_WINDOW
-from neve.stream_manager.records import EXTENTS, Extent
+from neve.stream_manager.changes import YOUNG_WINDOW, Changes
+from neve.stream_manager.records import EXTENTS, Extent, ReplicaAt
 from neve.stream_manager.state import State
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, simulated
 
@@ -54,6 +56,14 @@ async def test_an_extent_has_a_key_from_its_first_confirmation_on() -> None:
         ids = cluster.term.state.streams[stream_id].extent_ids
         assert await keys(cluster) == list(ids[:-1])
         assert records(await stored(cluster)) == records(cluster.term.state)
+
+
+def test_an_extent_gets_its_first_key_without_a_compare_only_beside_its_stream() -> None:
+    extent = Extent(2, 1, (ReplicaAt(1, "disk", 5),), 1, 1, stream_id=1)
+    changes = Changes(ROOT)
+    changes.release_extent(extent)
+    with pytest.raises(AssertionError, match="compared by nothing"):
+        changes.finish()
 
 
 @simulated
