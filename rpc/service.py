@@ -92,13 +92,13 @@ class Reply(NamedTuple, Generic[Rep]):
     attachment: memoryview = EMPTY
 
 
-class Encoded(NamedTuple):
+class Encoded(NamedTuple, Generic[Rep]):
     """A reply whose bytes are known already: a transport that sends bytes need not build the message."""
 
-    cls: type[Message]
+    cls: type[Rep]
     data: bytes
 
-    def message(self) -> Message:
+    def message(self) -> Rep:
         return self.cls.FromString(self.data)
 
 
@@ -108,7 +108,7 @@ class Answer(ABC, Generic[Rep]):
     __slots__ = ()
 
     @abstractmethod
-    def then(self, on_done: Callable[[Rep | Encoded | None, BaseException | None], None]) -> None:
+    def then(self, on_done: Callable[[Rep | Encoded[Rep] | None, BaseException | None], None]) -> None:
         """Have it called once, with the reply or with what was raised: at once, if that is there already."""
 
     @abstractmethod

@@ -62,7 +62,9 @@ class Allocator(StateListener):
 
     # --- allocate --------------------------------------------------------------------------------------------
 
-    async def alloc_extent(self, request: sm.StreamAllocExtentRequest, mutation: Mutation) -> Encoded:
+    async def alloc_extent(
+        self, request: sm.StreamAllocExtentRequest, mutation: Mutation
+    ) -> Encoded[sm.StreamAllocExtentReply]:
         ctx = self._ctx
         async with ctx.locks.hold(streams=[request.stream_id]):
             stream = stream_named(ctx.state, request.stream_id)
@@ -94,7 +96,7 @@ class Allocator(StateListener):
 
     async def _again(
         self, stream: Stream, sealed: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
-    ) -> Encoded:
+    ) -> Encoded[sm.StreamAllocExtentReply]:
         """The extent is sealed already: by this request before, by an operator, or by the manager itself."""
         ctx = self._ctx
         tail = self._successor(stream, sealed, mutation)

@@ -23,7 +23,9 @@ def extent_info(state: State, extent: Extent, *, with_streams: bool = False) -> 
     return info
 
 
-def alloc_reply(state: State, stream: Stream, sealed: Extent, tail: Extent | None) -> Encoded:
+def alloc_reply(
+    state: State, stream: Stream, sealed: Extent, tail: Extent | None
+) -> Encoded[sm.StreamAllocExtentReply]:
     parts = [b"\x0a", sized(stream_info_bytes(stream)), b"\x12", sized(extent_info_bytes(state, sealed))]
     if tail is not None:
         parts += (b"\x1a", sized(extent_info_bytes(state, tail)))
@@ -32,7 +34,7 @@ def alloc_reply(state: State, stream: Stream, sealed: Extent, tail: Extent | Non
     return Encoded(sm.StreamAllocExtentReply, b"".join(parts))
 
 
-def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded:
+def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded[sm.CreateStreamReply]:
     parts = [b"\x0a", sized(stream_info_bytes(stream))]
     if tail is not None:
         parts += (b"\x12", sized(extent_info_bytes(state, tail)))

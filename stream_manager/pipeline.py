@@ -32,7 +32,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 log = logging.getLogger(__name__)
 
-Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Any]]  # the reply, or its bytes
+Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Rep | Encoded[Rep]]]
 Observe = Callable[[str, float], None]  # a method's name, and how long a call of it took, in seconds
 
 
@@ -113,11 +113,11 @@ class Pipeline:
         self.audit = AuditLog()
         self.in_flight = 0
 
-    async def mutate(self, request: Req, call: Call, flow: Callable[[Req, Mutation], Coroutine[Any, Any, Rep]]) -> Rep:
+    async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep]) -> Rep:
         """Execute a call that changes something, once. The request has a field `call`."""
         return cast(Rep, await self.begin(request, call, flow))
 
-    def begin(self, request: Req, call: Call, flow: Flow[Req], *, eager: bool = False) -> Execution:
+    def begin(self, request: Req, call: Call, flow: Flow[Req, Any], *, eager: bool = False) -> Execution:
         """The same, without waiting.
 
         `eager`, for hot flows: the flow's first steps are taken without a task, up to its first wait for anything but a
@@ -210,7 +210,7 @@ class Pipeline:
         method: str,
         peer: str,
         mutation: Mutation,
-        flow: Flow[Req],
+        flow: Flow[Req, Any],
         execution: Execution,
     ) -> None:
         reply: Any = None

@@ -33,7 +33,9 @@ EXTENTS_PER_TXN = 40  # each may be two operations: its record and its recovery 
 # --- create ---------------------------------------------------------------------------------------------------
 
 
-async def create_stream(ctx: LeaderContext, request: sm.CreateStreamRequest, mutation: Mutation) -> Encoded:
+async def create_stream(
+    ctx: LeaderContext, request: sm.CreateStreamRequest, mutation: Mutation
+) -> Encoded[sm.CreateStreamReply]:
     if mutation.replayed is not None:
         stream = stream_named(ctx.state, mutation.replayed.stream_ids[0])
         return _created(ctx, stream)
@@ -73,7 +75,7 @@ def check_free(ctx: LeaderContext, name: str) -> None:
         raise AlreadyExists(kind="stream", name=name)
 
 
-def _created(ctx: LeaderContext, stream: Stream) -> Encoded:
+def _created(ctx: LeaderContext, stream: Stream) -> Encoded[sm.CreateStreamReply]:
     tail_id = stream.tail_id
     return create_reply(ctx.state, stream, None if tail_id is None else ctx.state.extents[tail_id])
 

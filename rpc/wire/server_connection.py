@@ -226,7 +226,7 @@ class ServerConnection(Connection):
         if len(self.calls) >= self._calls_max:
             self._update_reading()
 
-    def _answered(self, call: WireCall, reply: Message | Encoded | None, error: BaseException | None) -> None:
+    def _answered(self, call: WireCall, reply: Message | Encoded[Any] | None, error: BaseException | None) -> None:
         if not call.ended:
             self.end_call(call, error or reply)
         elif error is not None and not isinstance(error, errors.NeveError):  # a bug that nobody hears of otherwise
@@ -261,7 +261,7 @@ class ServerConnection(Connection):
             self.server.tasks.discard(call.task)
         self.end_call(call, outcome)
 
-    def end_call(self, call: WireCall, outcome: Message | Encoded | BaseException | None) -> None:
+    def end_call(self, call: WireCall, outcome: Message | Encoded[Any] | BaseException | None) -> None:
         """Answer, and give back all that the call has held."""
         error: BaseException | None = None
         try:
@@ -291,7 +291,7 @@ class ServerConnection(Connection):
         self._send_error(call.call_id, error)
         return error
 
-    def _send_reply(self, call: WireCall, reply: Message | Encoded | None) -> None:
+    def _send_reply(self, call: WireCall, reply: Message | Encoded[Any] | None) -> None:
         if type(reply) is Encoded and reply.cls is call.method.reply:
             message = reply.data
         elif isinstance(reply, call.method.reply):

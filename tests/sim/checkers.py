@@ -81,13 +81,13 @@ async def check_no_leaks(cluster: SimCluster) -> None:
     """Nobody asks for anything any more: the leader holds no lock, and no node has a file that was never finished."""
 
     def idle() -> bool:
-        return not cluster.term.ctx.locks._waiters and not any(map(_unfinished_files, cluster.nodes.values()))
+        return not cluster.term.ctx.locks.waiters and not any(map(_unfinished_files, cluster.nodes.values()))
 
     try:
         await cluster.until(idle, "nothing is under way", limit_s=60.0)
     except AssertionError as error:
         files = {node.host: found for node in cluster.nodes.values() if (found := _unfinished_files(node))}
-        raise AssertionError(f"{error}: locks {list(cluster.term.ctx.locks._waiters)}, files {files}") from None
+        raise AssertionError(f"{error}: locks {list(cluster.term.ctx.locks.waiters)}, files {files}") from None
 
 
 def _unfinished_files(node: SimNode) -> list[str]:

@@ -135,7 +135,7 @@ def _another_length(change: Any) -> None:
     again = Allocator._again
 
     async def wrong(self: Any, stream: Any, sealed: Any, request: Any, mutation: Any) -> Any:
-        reply = await again(self, stream, sealed, request, mutation)
+        reply = (await again(self, stream, sealed, request, mutation)).message()
         if request.HasField("acknowledged_end"):
             reply.sealed.seal.length = request.acknowledged_end
         return reply
@@ -252,7 +252,7 @@ def _no_owner_check(change: Any) -> None:
         return None
 
     change(OwnerChecks, "verify", wrong)
-    change(OwnerChecks, "verify_new", wrong)
+    change(OwnerChecks, "seen", lambda self, lock, token: True)
 
 
 @bug("a deposed manager opens an old tail", origin="rule 15", needs=("manager stopped",))
