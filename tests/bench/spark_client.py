@@ -6,12 +6,11 @@ import gc
 import time
 from typing import Any
 
-from neve.client import Client, ClientOptions
+from neve.client import Client
 from tests.bench import orders
 from tests.bench.stream_client import GC_THRESHOLDS
 from tests.bench.stream_reads import until_confirmed
 
-OPTIONS = ClientOptions(cache_bytes_max=1)
 RECORDS_AT_A_TIME = 2_000
 
 
@@ -23,7 +22,7 @@ class Reads:
 
     async def take(self, order: dict[str, Any]) -> float:
         if self._client is None:
-            self._client = await Client([order["manager"]], cluster=order["cluster"], options=OPTIONS).open()
+            self._client = await Client([order["manager"]], cluster=order["cluster"]).open()
         if order["case"] == "fill":
             return await self._fill(self._client, order["size_bytes"], order["record_bytes"], order["extent_bytes"])
         return await self._loop(self._client, int(order["stream_id"]), order["extents"])
@@ -41,12 +40,12 @@ class Reads:
         return float(stream.id)
 
     async def _loop(self, client: Client, stream_id: int, extents: int) -> float:
-        """Rows a second of the first extents of the stream."""
+        """Rows a second of the first extents of the stream, as anybody would read them."""
         stream = await client.stream(stream_id)
         rows = size_bytes = 0
         wanted = set(stream.extent_ids[:extents])
         begun_s = time.perf_counter()
-        async for record in client.read(stream_id, copy=False):
+        async for record in client.read(stream_id):
             if record.position.extent_id not in wanted:
                 break
             rows += 1

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.cluster.etcd import dying_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "ANSWER "
+CALL_TIMEOUT_S = 240.0  # a bound for a very busy machine, not an expectation
 
 
 class FunctionFailed(AssertionError):
@@ -56,19 +58,34 @@ class SparkDriver:
             env=variables,
         )
 
-    def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Run a function of tests.spark.programs on the session; what it returns, as JSON can carry it."""
+    def call(self, function: Callable[..., Any], *, timeout_s: float = CALL_TIMEOUT_S, **arguments: Any) -> Any:
+        """Run a function of tests.spark.programs on the session; what it returns, as JSON can carry it.
+
+        A driver that does not answer in time is killed: what it does by then nobody knows.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"function": function.__name__, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                answer = json.loads(line.removeprefix(MARK))
-                if "error" in answer:
-                    raise FunctionFailed(answer["error"])
-                return answer["value"]
-        raise AssertionError(f"the driver ended\n{self.log()}")
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(timeout_s, give_up)
+        timer.start()
+        try:
+            self._process.stdin.write(json.dumps({"function": function.__name__, "arguments": arguments}) + "\n")
+            self._process.stdin.flush()
+            for line in self._process.stdout:
+                if line.startswith(MARK):
+                    answer = json.loads(line.removeprefix(MARK))
+                    if "error" in answer:
+                        raise FunctionFailed(answer["error"])
+                    return answer["value"]
+        finally:
+            timer.cancel()
+        told = f"the driver did not answer in {timeout_s:.0f} s" if late.is_set() else "the driver ended"
+        raise AssertionError(f"{function.__name__}: {told}\n{self.log()}")
 
     def log(self) -> str:
         self._log.seek(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_a_stream_is_followed_over_restarts_without_loss_or_repetition(
 ) -> None:
     asyncio.run(_fill(cluster, "followed", 0, 5_000))
     options = options_of(cluster, stream="followed", columns="payload")
-    how = {"checkpoint": str(tmp_path), "query": "followed"}
+    how: dict[str, Any] = {"checkpoint": str(tmp_path), "query": "followed"}
     first = spark.call(programs.follow, options=options, maxBytesPerTrigger="100000", **how)
     assert (first["rows"], first["distinct"]) == (5_000, 5_000)
     assert first["batches"] > 1
