@@ -41,6 +41,7 @@ FILL_TIMEOUT_S = 1800.0
 READ_TIMEOUT_S = 1200.0
 MEMORY_EVERY_S = 0.1
 CHUNK_BYTES = 4 * MIB
+FULL_SHARE = 0.9  # of an extent's size: the last one, and one whose writer ended, are left out
 
 LEAST_BYTES = 2_000 * RECORD_BYTES
 
@@ -56,7 +57,9 @@ GROWTH = {
 
 
 class SparkBench:
-    def __init__(self, spark: SparkDriver, client: Child, manager: str, folder: Path, stream_id: int) -> None:
+    def __init__(
+        self, spark: SparkDriver, client: Child, manager: str, folder: Path, stream_id: int, extent_bytes: int
+    ) -> None:
         self._spark = spark
         self._client = client
         self._manager = manager
@@ -65,12 +68,9 @@ class SparkBench:
         self._files = sorted(folder.glob("node*/disk*/extents/*/*.ext"))
         said = {"managers": manager, "cluster": CLUSTER, "disks": str(folder / "node*" / "disk*")}
         self._options = {**said, "stream": str(stream_id)}
-        self._ids: list[int] = [
-            row[0]
-            for row in spark.call(
-                programs.rows, options={**self._options, "rows": "extents"}, columns=["extent_id"], order="extent_id"
-            )
-        ]
+        listed = {**self._options, "rows": "extents"}
+        found = spark.call(programs.rows, options=listed, columns=["extent_id", "length"], order="extent_id")
+        self._ids: list[int] = [extent_id for extent_id, length in found if length > FULL_SHARE * extent_bytes]
 
     def loop(self, extents: int) -> Quantity:
         order = {"case": "loop", "manager": self._manager, "cluster": CLUSTER, "extents": extents}
@@ -184,7 +184,7 @@ def prepare(settings: Settings, *, grow: bool = False) -> Iterator[Plan]:
         stream_id = int(client.ask({**order, **size}, timeout_s=FILL_TIMEOUT_S))
         size["size_bytes"] = LEAST_BYTES
         least_id = int(client.ask({**order, **size}, timeout_s=FILL_TIMEOUT_S))
-        bench = SparkBench(spark, client, cluster.manager, folder, stream_id)
+        bench = SparkBench(spark, client, cluster.manager, folder, stream_id, extent_bytes)
         for payload in (False, True):
             bench.scan(middle, payload=payload)  # Java has compiled it, and its heap is as large as it becomes
         _speed(rows, bench, middle)

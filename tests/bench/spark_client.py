@@ -7,11 +7,13 @@ import time
 from typing import Any
 
 from neve.client import Client
+from neve.proto.errors import AppendOutcomeUnknown
 from tests.bench import orders
 from tests.bench.stream_client import GC_THRESHOLDS
 from tests.bench.stream_reads import until_confirmed
 
 RECORDS_AT_A_TIME = 2_000
+WRITERS_MAX = 20
 
 
 class Reads:
@@ -31,9 +33,17 @@ class Reads:
         """A sealed stream of one replica; its id."""
         stream = await client.create_stream(replicas=1, sync=False, extent_bytes_max=extent_bytes)
         records = [bytes([number % 251]) * record_bytes for number in range(RECORDS_AT_A_TIME)]
-        async with client.writer(stream.id) as writer:
-            for _ in range(size_bytes // (record_bytes * RECORDS_AT_A_TIME)):
-                await writer.append_many(records)
+        left, tries = size_bytes // (record_bytes * RECORDS_AT_A_TIME), 0
+        while left:
+            try:
+                async with client.writer(stream.id) as writer:
+                    while left:
+                        await writer.append_many(records)
+                        left -= 1
+            except AppendOutcomeUnknown:  # a machine that stood still for longer than a lease: records more, none less
+                tries += 1
+                if tries >= WRITERS_MAX:
+                    raise
         await client.seal(stream.id)
         for extent_id in (await client.stream(stream.id)).extent_ids:
             await until_confirmed(client, extent_id)
