@@ -71,12 +71,13 @@ def run_job(name: str, parser: argparse.ArgumentParser, arguments: Sequence[str]
 
     def run() -> int:
         with open_session(args.master, f"neve {name}", settings=dict(args.conf)) as spark:
+            from py4j.protocol import Py4JError
             from pyspark.errors import PySparkException
 
             try:
                 with JobProgress(spark, name) as progress:
                     return job(JobContext(args, spark, progress))
-            except PySparkException as error:
+            except (PySparkException, Py4JError) as error:  # the latter of a worker that is gone, or Java itself
                 raise CommandFailed(sentence(str(error))) from error
 
     return guarded(parser.prog, run, managers=args.managers)

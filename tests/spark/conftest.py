@@ -1,4 +1,4 @@
-"""One Spark session and one cluster of real processes for each module of this folder: both are slow to start."""
+"""One Spark session for all tests of a process, one cluster of processes for each module: both are slow to start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ import pytest
 from tests.cluster.stream_cluster import CLUSTER, StreamCluster
 from tests.spark.driver import SparkDriver
 
+# A task may fail twice. Java compiles little and shuffles are small: the queries are few and short.
+MASTER = "local[2,3]"
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(scope="session")
 def spark() -> Iterator[SparkDriver]:
-    driver = SparkDriver()
+    driver = SparkDriver(MASTER, settings=SETTINGS)
     yield driver
     driver.close()
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from neve.pipeline import source
+from tests.spark import faulty
 
 Options = dict[str, str]
 
@@ -84,6 +89,25 @@ def run_main(spark: SparkSession, module: str, arguments: list[str]) -> dict[str
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = importlib.import_module(f"neve.pipeline.{module}").main(arguments)
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def run_faulty(spark: SparkSession, module: str, arguments: list[str], planted: dict[str, Any]) -> dict[str, Any]:
+    """As `run_main`, with a fault of `tests.spark.faulty` in the scans of the job."""
+    with faults_in_scans(spark, planted):
+        return run_main(spark, module, arguments)
+
+
+@contextlib.contextmanager
+def faults_in_scans(spark: SparkSession, planted: dict[str, Any]) -> Iterator[None]:
+    with mock.patch.object(source, "NeveDataSource", faulty.source_with(planted)):
+        source.register(spark)
+        yield
+    source.register(spark)
+
+
+def faulty_summary(spark: SparkSession, options: Options, planted: dict[str, Any]) -> dict[str, Any]:
+    with faults_in_scans(spark, planted):
+        return summary(spark, options)
 
 
 def parquet(spark: SparkSession, path: str, columns: list[str]) -> list[list[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,8 @@ from neve.rpc.wire.client import WireChannel
 from tests.cluster.local_cluster import SETTINGS, LocalCluster
 from tests.spark import programs
 from tests.spark.driver import SparkDriver
+from tests.spark.faulty import DIE, RAISE, fault
+from tests.spark.held import HeldCall
 
 pytestmark = pytest.mark.slow
 
@@ -127,8 +128,17 @@ def _run(spark: SparkDriver, store: LocalCluster, job: str, *more: str) -> dict[
 
 
 def _try(spark: SparkDriver, store: LocalCluster, job: str, *more: str) -> dict[str, Any]:
-    words = ["--managers", ",".join(store.facts["managers"]), "--cluster", store.facts["cluster"], "--json"]
-    done: dict[str, Any] = spark.call(programs.run_main, module=job, arguments=[*words, *more])
+    done: dict[str, Any] = spark.call(programs.run_main, module=job, arguments=_words(store, *more))
+    return done
+
+
+def _words(store: LocalCluster, *more: str) -> list[str]:
+    return ["--managers", ",".join(store.facts["managers"]), "--cluster", store.facts["cluster"], "--json", *more]
+
+
+def _faulty_gc(spark: SparkDriver, store: LocalCluster, planted: dict[str, Any], *more: str) -> dict[str, Any]:
+    words = _words(store, "--grace", "1ms", *more)
+    done: dict[str, Any] = spark.call(programs.run_faulty, module="gc", arguments=words, planted=planted)
     return done
 
 
@@ -159,7 +169,7 @@ def _extent_files(store: LocalCluster, extent_ids: set[int]) -> list[Path]:
 
 
 def test_gc_proposes_exactly_the_dead_bytes_returns_their_space_and_keeps_every_live_key(
-    spark: SparkDriver, store: LocalCluster
+    spark: SparkDriver, store: LocalCluster, tmp_path: Path
 ) -> None:
     model: Model = {}
     _write(store, model, seed=1)
@@ -192,12 +202,20 @@ def test_gc_proposes_exactly_the_dead_bytes_returns_their_space_and_keeps_every_
     versions = {key.encode("latin-1"): seq for key, seq in sorted(found, key=lambda row: row[1] or 0) if key}
     assert all(versions[key] == version for key, (version, _) in model.items())
 
-    # T37: writes, and a split, while a run looks and applies.
+    # T36: a task over tables or logs that fails for ever means that nothing is proposed; one that is repeated, nothing.
+    failed = _faulty_gc(spark, store, fault("entries", RAISE), "--apply")
+    assert (failed["code"], failed["out"]) == (1, "")
+    assert "a planted fault" in failed["err"]
+    repeated = _faulty_gc(spark, store, fault("entries", DIE, attempts=1))
+    assert json.loads(repeated["out"])["rows"] == said["rows"]
+    assert len(_extent_files(store, proposed)) == 3 * len(proposed)
+
+    # T37: a split while a run reads tables and logs; then it applies what it found.
     busy = max(free, key=lambda row: row["size_bytes"])["partition_id"]
-    splitting = threading.Thread(target=lambda: store.neve("split", str(busy), "--at", "key00110"))
-    splitting.start()
-    during = _try(spark, store, "gc", "--grace", "1ms", "--apply")
-    splitting.join()
+    words = _words(store, "--grace", "1ms", "--apply")
+    with HeldCall(spark, tmp_path / "held", "entries", programs.run_faulty, module="gc", arguments=words) as held:
+        store.neve("split", str(busy), "--at", "key00110")
+    during = held.answer
     # What it looked at may have changed under it: then it proposes nothing at all, and says why (T36).
     assert (during["code"], bool(during["out"])) in ((0, True), (1, False)), during
     runs = [json.loads(during["out"])] if during["out"] else []
