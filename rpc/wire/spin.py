@@ -17,7 +17,7 @@ from collections.abc import Callable
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-SPIN_S = 0.0003
+SPIN_S = 0.0005  # three nodes on two cores answer within it
 
 
 class Spinner:
