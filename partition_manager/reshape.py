@@ -3,7 +3,8 @@
 Invariants: a split or merge is made in the name of the partition's owner, by the token that its server told when it
             froze: once that server has loaded the partition anew, a late transaction finds another token (T20);
             the same transaction changes the region map, comparing what it replaces: once, whatever is repeated (T19);
-            an error leaves the map as it was, and the partition to its server, which goes on when its freeze is over.
+            an error leaves the map as it was, and the partition to its server, which is told, or else goes on when its
+            freeze is over.
 Neighbours: the stream manager's split_merge.py seals and commits; servers freeze, and load what the map says
             (partition_server/lifecycle.py).
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar, cast
 
 from neve.meta.keys import partition_lock
 from neve.partition_manager import core_regions
@@ -21,7 +23,7 @@ from neve.partition_manager.answers import region_now
 from neve.partition_manager.core_regions import Cause, Change, PartitionStreamIds
 from neve.partition_manager.region_store import Snapshot
 from neve.partition_manager.term import Term
-from neve.proto import methods
+from neve.proto import common_pb2, methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto import stream_manager_pb2 as sm
@@ -32,8 +34,11 @@ log = logging.getLogger(__name__)
 
 CONFLICTS_MAX = 10
 LEFT_S_MIN = 0.05
+THAW_TIMEOUT_S = 1.0
 
 T = TypeVar("T")
+
+_Prepared = tuple[ps.PreparePartitionMergeReply, float]  # until when it holds
 
 
 # --- split ------------------------------------------------------------------------------------------------------
@@ -68,10 +73,10 @@ async def _split(term: Term, region: pm.RegionRecord, middle_key: bytes, cause: 
         timeout_s=term.config.timeouts.prepare_split_s,
     )
     until_s = term.clock() + prepared.frozen_ms / 1000
-    core_regions.check_middle_key(region, prepared.middle_key)
 
     def decide(snapshot: Snapshot) -> Change:
         _check_unchanged(snapshot, region)
+        core_regions.check_middle_key(region, prepared.middle_key)
         return core_regions.split(
             snapshot.made,
             region.partition_id,
@@ -94,7 +99,8 @@ async def _split(term: Term, region: pm.RegionRecord, middle_key: bytes, cause: 
             )
         await term.streams.admin.split_streams(request, timeout_s=timeout_s)
 
-    return await _commit(term, decide, send, cause, until_s=until_s)
+    async with _thawing(term, (region, prepared.owner)):
+        return await _commit(term, decide, send, cause, until_s=until_s)
 
 
 # --- merge ------------------------------------------------------------------------------------------------------
@@ -117,9 +123,25 @@ async def merge_regions(term: Term, request: pm.MergeRegionsRequest, cause: Caus
 async def _merge(term: Term, left: pm.RegionRecord, right: pm.RegionRecord, cause: Cause) -> Snapshot:
     # What is in memory is written out first, while both go on, so that little is left to do when they are frozen.
     await asyncio.gather(_flush(term, left, cause), _flush(term, right, cause))
-    (one, one_until_s), (two, two_until_s) = await asyncio.gather(
-        _prepare_merge(term, left, cause), _prepare_merge(term, right, cause)
+    outcomes = await asyncio.gather(
+        _prepare_merge(term, left, cause), _prepare_merge(term, right, cause), return_exceptions=True
     )
+    frozen = [
+        (region, outcome[0].owner)
+        for region, outcome in zip((left, right), outcomes, strict=True)
+        if not isinstance(outcome, BaseException)
+    ]
+    async with _thawing(term, *frozen):
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return await _merge_frozen(term, left, right, cause, cast("list[_Prepared]", outcomes))
+
+
+async def _merge_frozen(
+    term: Term, left: pm.RegionRecord, right: pm.RegionRecord, cause: Cause, prepared: list[_Prepared]
+) -> Snapshot:
+    (one, one_until_s), (two, two_until_s) = prepared
 
     def decide(snapshot: Snapshot) -> Change:
         _check_unchanged(snapshot, left)
@@ -151,9 +173,7 @@ async def _flush(term: Term, region: pm.RegionRecord, cause: Cause) -> None:
     await _ask_server(term, region, methods.PARTITION_SERVER_FLUSH_PARTITION, request, timeout_s=timeout_s)
 
 
-async def _prepare_merge(
-    term: Term, region: pm.RegionRecord, cause: Cause
-) -> tuple[ps.PreparePartitionMergeReply, float]:
+async def _prepare_merge(term: Term, region: pm.RegionRecord, cause: Cause) -> _Prepared:
     """The answer, and until when it holds."""
     request = ps.PreparePartitionMergeRequest(call=cause.call, partition_id=region.partition_id)
     reply = await _ask_server(
@@ -219,6 +239,25 @@ def _check_unchanged(snapshot: Snapshot, region: pm.RegionRecord) -> None:
     now = snapshot.made.get(region.partition_id)
     if now != region:
         raise VersionConflict(what=f"partition {region.partition_id}", version=region.version, version_now=now.version)
+
+
+@asynccontextmanager
+async def _thawing(term: Term, *frozen: tuple[pm.RegionRecord, common_pb2.Owner]) -> AsyncIterator[None]:
+    """Around what partitions were frozen for: if it comes to nothing, they are told, as well as it goes. If it was done
+    after all, or still is, nothing is lost: a server loads what the map says, and its new token ends the old right."""
+    try:
+        yield
+    except NeveError:
+        await asyncio.gather(*(_thaw(term, region, owner) for region, owner in frozen))
+        raise
+
+
+async def _thaw(term: Term, region: pm.RegionRecord, owner: common_pb2.Owner) -> None:
+    request = ps.ThawPartitionRequest(partition_id=region.partition_id, owner=owner)
+    try:
+        await _ask_server(term, region, methods.PARTITION_SERVER_THAW_PARTITION, request, timeout_s=THAW_TIMEOUT_S)
+    except NeveError as error:
+        log.info("partition_not_thawed partition_id=%d error=%s", region.partition_id, error)
 
 
 async def _ask_server(

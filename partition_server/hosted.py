@@ -151,6 +151,13 @@ class Hosted:
             frozen_ms=self._around.config.serving.frozen_ms,
         )
 
+    def thaw(self, owner: common_pb2.Owner) -> None:
+        """What this freeze was for came to nothing: load anew, with a new token, which ends the right to go on."""
+        group = self._group
+        if self.phase is Phase.FROZEN and group is not None and group.token == owner.token:
+            log.info("partition_thawed partition_id=%d", self.partition_id)
+            self._thaw.set()
+
     def _served(self) -> tuple[Engine, WriterGroup, pm.RegionRecord]:
         if self.partition is None or self._group is None or self._wanted is None or self.phase is not Phase.SERVING:
             detail = f"partition {self.partition_id} is {self.phase.value}"

@@ -157,6 +157,10 @@ class PartitionServerServicer:
         await self._host.by_id(request.partition_id, deadline_s=call.deadline_s)
         return await self._host.by_number(request.partition_id).prepare_merge()
 
+    async def thaw_partition(self, request: ps.ThawPartitionRequest, call: Call) -> ps.ThawPartitionReply:
+        self._host.by_number(request.partition_id).thaw(request.owner)
+        return ps.ThawPartitionReply()
+
     async def describe_partitions(
         self, request: ps.DescribePartitionsRequest, call: Call
     ) -> ps.DescribePartitionsReply:

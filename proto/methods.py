@@ -551,6 +551,15 @@ PARTITION_SERVER_PREPARE_PARTITION_MERGE: Final = Method(
     reply=partition_server_pb2.PreparePartitionMergeReply,
 )
 
+PARTITION_SERVER_THAW_PARTITION: Final = Method(
+    service="neve.PartitionServer",
+    name="ThawPartition",
+    handler="thaw_partition",
+    method_id=0x0426,
+    request=partition_server_pb2.ThawPartitionRequest,
+    reply=partition_server_pb2.ThawPartitionReply,
+)
+
 PARTITION_SERVER: Final = (
     PARTITION_SERVER_GET,
     PARTITION_SERVER_PUT,
@@ -570,6 +579,7 @@ PARTITION_SERVER: Final = (
     PARTITION_SERVER_COMPACT_PARTITION,
     PARTITION_SERVER_RECLAIM_LOG_EXTENTS,
     PARTITION_SERVER_PREPARE_PARTITION_MERGE,
+    PARTITION_SERVER_THAW_PARTITION,
 )
 
 
@@ -645,6 +655,10 @@ class PartitionServerServicer(Protocol[CallT_contra]):
     async def prepare_partition_merge(
         self, request: partition_server_pb2.PreparePartitionMergeRequest, call: CallT_contra, /
     ) -> partition_server_pb2.PreparePartitionMergeReply: ...
+
+    async def thaw_partition(
+        self, request: partition_server_pb2.ThawPartitionRequest, call: CallT_contra, /
+    ) -> partition_server_pb2.ThawPartitionReply: ...
 
 
 STREAM_MANAGER_ALLOC_ID: Final = Method(

@@ -310,6 +310,20 @@ class PreparePartitionMergeReply(_message.Message):
     frozen_ms: int
     def __init__(self, owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ..., log: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., row: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., meta: _Optional[_Union[_common_pb2.StreamEnd, _Mapping]] = ..., manifest: _Optional[_Union[_common_pb2.Position, _Mapping]] = ..., frozen_ms: _Optional[int] = ...) -> None: ...
 
+class ThawPartitionRequest(_message.Message):
+    __slots__ = ("call", "partition_id", "owner")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    call: _common_pb2.CallId
+    partition_id: int
+    owner: _common_pb2.Owner
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., partition_id: _Optional[int] = ..., owner: _Optional[_Union[_common_pb2.Owner, _Mapping]] = ...) -> None: ...
+
+class ThawPartitionReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class MultiOperation(_message.Message):
     __slots__ = ("kind", "key", "condition", "ttl_ms", "value_bytes", "call_id")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from neve.client.kv_client import KeyValueClient
 from neve.partition_manager.core_balance import BalanceConfig
+from neve.partition_server.config import Serving
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import InvalidArgument, NeveError, NotFound, VersionConflict
@@ -17,6 +19,7 @@ from tests.history.workload import Journal
 from tests.sim.partitions import PartitionCluster, partitioned
 
 SPLIT = methods.PARTITION_MANAGER_SPLIT_REGION
+MERGE = methods.PARTITION_MANAGER_MERGE_REGIONS
 
 
 @asynccontextmanager
@@ -151,6 +154,38 @@ async def test_t20_a_split_that_fails_midway_leaves_the_partition_served(cluster
     await cluster.split(region.partition_id, b"m")
     await cluster.until_served()
     assert [info.key async for info in kv.scan()] == sorted([*keys, b"q/held"])
+
+
+@partitioned(seed=35, server={"serving": Serving(frozen_ms=60_000, hold_s=60.0)})
+async def test_t20_partitions_are_thawed_when_what_they_were_frozen_for_fails(cluster: PartitionCluster) -> None:
+    """And not when their freeze is over."""
+    await cluster.bootstrap(b"m")
+    kv = await cluster.kv()
+    await fill(kv)
+    left, right = cluster.region(b"a"), cluster.region(b"q")
+    loop = asyncio.get_running_loop()
+    leader = await cluster.leader()
+    requests: list[tuple[Any, Any]] = [
+        (SPLIT, pm.SplitRegionRequest(partition_id=left.partition_id, middle_key=b"c")),
+        (MERGE, pm.MergeRegionsRequest(left_partition_id=left.partition_id, right_partition_id=right.partition_id)),
+    ]
+    for method, request in requests:
+        frozen = [
+            cluster.servers[region.server_id].host_.hosted[region.partition_id]
+            for region in ([left] if method is SPLIT else [left, right])
+        ]
+        reshaping = asyncio.ensure_future(cluster.once(method, request))
+        await cluster.sim.until(lambda: not any(each.writable for each in frozen), "frozen", step_s=0.00002)  # noqa: B023
+        for manager in cluster.sim.managers.values():
+            cluster.sim.network.partition(leader.host, manager.host)
+        with pytest.raises(NeveError):
+            await reshaping
+        failed_s = loop.time()
+        await asyncio.gather(kv.put(b"b", b""), kv.put(b"r", b""))
+        assert loop.time() - failed_s < 10
+        cluster.sim.network.heal_all()
+        await cluster.until_served()
+    assert cluster.map.version == 1
 
 
 @partitioned(seed=26, managers=2)
