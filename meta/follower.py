@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from neve.meta.store import EventKind, MetaStore, Resync
+from neve.meta.store import EventKind, MetaStore, Resync, WatchItem
 from neve.meta.txn import KeyRange, KeyValue
 from neve.proto.errors import MetaUnavailable, NeveError
 
@@ -128,18 +128,27 @@ class Follower(Generic[S]):
         self._publish(state)
         async with self._store.watch(self._watched, start_revision=state.revision + 1) as watch:
             async for item in watch:
-                if isinstance(item, Resync):
-                    state = self._make()
-                    state.load((kv for kv in item.kvs if self._is_listed(kv.key)), item.revision)
-                    log.warning("follower_resynced revision=%d", item.revision)
-                else:
-                    for event in item.events:
-                        if event.kind is EventKind.PUT:
-                            state.put_key(event.kv)
-                        else:
-                            state.delete_key(event.kv.key)
-                    state.revision = item.revision
+                try:
+                    state = self._followed(state, item)
+                except BaseException:
+                    self.state = None  # at once: closing the watch takes its time, and half a revision is no answer
+                    raise
                 self._publish(state)
+
+    def _followed(self, state: S, item: WatchItem) -> S:
+        """The state with one item more. If it raises, `state` is of no revision any more."""
+        if isinstance(item, Resync):
+            state = self._make()
+            state.load((kv for kv in item.kvs if self._is_listed(kv.key)), item.revision)
+            log.warning("follower_resynced revision=%d", item.revision)
+            return state
+        for event in item.events:
+            if event.kind is EventKind.PUT:
+                state.put_key(event.kv)
+            else:
+                state.delete_key(event.kv.key)
+        state.revision = item.revision
+        return state
 
     def _is_listed(self, key: bytes) -> bool:
         return any(keys.contains(key) for keys in self._ranges)

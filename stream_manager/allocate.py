@@ -76,6 +76,7 @@ class Allocator(StateListener):
             extent = ctx.state.extents[extent_id]
             if extent.seal is not None:
                 return await self._again(stream, extent, request, mutation)
+            _check_call_order(stream, mutation)
             if not ctx.owners.seen(request.owner.lock, request.owner.token):
                 await ctx.owners.verify(request.owner.lock, request.owner.token)
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=_more_bytes(stream, extent, request)):
@@ -101,6 +102,7 @@ class Allocator(StateListener):
         ctx = self._ctx
         tail = self._successor(stream, sealed, mutation)
         if tail is None and not stream.sealed:
+            _check_call_order(stream, mutation)
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
                 if not ctx.owners.seen(request.owner.lock, request.owner.token):
                     await ctx.owners.verify(request.owner.lock, request.owner.token)
@@ -273,6 +275,15 @@ class Allocator(StateListener):
             detail = f"sealed at {extent.seal.length}: that is decided"
             raise VersionConflict(what=f"extent {request.extent_id}", detail=detail)
         return sm.AcceptLengthReply(extent=extent_info(self._ctx.state, extent))
+
+
+def _check_call_order(stream: Stream, mutation: Mutation) -> None:
+    """A client's call ids count up, and whoever names the tail has heard of the call that linked it. So an id that is
+    not above that call's, of the same client, was another request before: its record went with an earlier leader."""
+    last = stream.linked_by
+    if last is not None and last.client_id == mutation.client_id and mutation.call_id <= last.call_id:
+        detail = f"{mutation.client_id:x}/{mutation.call_id} is older than the call that made this tail"
+        raise InvalidArgument(what="call", detail=f"{detail}: a call id is used once")
 
 
 def _more_bytes(stream: Stream, tail: Extent, request: sm.StreamAllocExtentRequest) -> int:

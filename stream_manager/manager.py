@@ -2,7 +2,7 @@
 
 Invariants: at most one term at a time; a leader that cannot load its state resigns (T15);
             while it does not lead, a state is kept by a watch; who leads is always watched.
-Neighbours: meta.candidate campaigns; servicer.py answers with it; server.py puts it behind a `Front`, tests behind a
+Neighbours: meta.contender campaigns; servicer.py answers with it; server.py puts it behind a `Front`, tests behind a
             simulated network.
 """
 
@@ -13,12 +13,10 @@ import logging
 import random
 from collections.abc import Callable
 
-from neve.meta.candidate import Candidate
+from neve.meta.contender import Contender
 from neve.meta.election import Leadership
-from neve.meta.roster import Roster
 from neve.meta.store import MetaStore
 from neve.meta.waiting import while_alive
-from neve.proto.errors import NotLeader
 from neve.stream_manager import records as r
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.follower import StateFollower
@@ -32,8 +30,8 @@ log = logging.getLogger(__name__)
 ADOPT_SHARE = 0.4  # of a lease's time, for the watch to deliver what is on its way: then it is loaded instead
 
 
-class Manager:
-    """`start` returns at once; it leads when it wins. `store` is closed by whoever made it."""
+class Manager(Contender[Term]):
+    follower: StateFollower
 
     def __init__(
         self,
@@ -49,15 +47,12 @@ class Manager:
         on_loaded: Callable[[Loaded], None] = lambda _: None,
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        self.root = r.root_of(config.cluster)
+        super().__init__(store, r.election_prefix(self.root), lease_ttl_s=config.lease_ttl_s, rng=rng)
         self.config = config
         self.store = store
-        self.root = r.root_of(config.cluster)
-        self.address = ""
         self.ids = IdSource(store, self.root)
-        self.roster = Roster(store, r.election_prefix(self.root))
         self.follower = StateFollower(store, self.root)
-        self.term: Term | None = None
-        self.terms = 0
         self._terms_told = 0
         self._make_node_calls = make_node_calls
         self._make_part = make_part
@@ -67,43 +62,6 @@ class Manager:
         self._observe = observe
         self._on_loaded = on_loaded
         self._on_ended = on_ended
-        self._candidate = Candidate(
-            store,
-            r.election_prefix(self.root),
-            lease_ttl_s=config.lease_ttl_s,
-            rng=rng,
-            lead=self._lead,
-            resigned=self._after_term,
-        )
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self, address: str) -> None:
-        """`address` is where nodes and clients reach this manager."""
-        self.address = address
-        self.follower.start()
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self.roster.run(), name="roster"),
-            loop.create_task(self._candidate.run(address), name="campaign"),
-        ]
-
-    async def stop(self) -> None:
-        """Resign, if it leads, so that another one need not wait for the lease to end."""
-        for task in reversed(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.follower.stop()
-
-    def leading(self) -> Term:
-        """The current term; `NotLeader` with the leader's address if there is none."""
-        term = self.term
-        if term is None:
-            raise self.not_leader()
-        term.ensure_leading()
-        return term
-
-    def not_leader(self) -> NotLeader:
-        return self.roster.not_leader(own_address=self.address)
 
     # --- terms -----------------------------------------------------------------------------------------------
 

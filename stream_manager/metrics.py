@@ -5,7 +5,9 @@ Counting on the way of a call is an addition; gauges are read from the state whe
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +19,10 @@ from neve.stream_manager import reads
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.state import State
+
+log = logging.getLogger(__name__)
+
+COUNTED_MAX = 10_000  # extents that a scrape looks at itself: some milliseconds
 
 
 class ManagerMetrics(CallTimes):
@@ -30,6 +36,7 @@ class ManagerCollector(Collector):
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._lacking = LackingCount()
 
     def collect(self) -> Iterator[Metric]:
         term = self._manager.term
@@ -51,7 +58,7 @@ class ManagerCollector(Collector):
             yield _gauge(
                 "neve_under_replicated_extents",
                 "Extents with a replica on a dead node or one that has not confirmed its seal.",
-                len(reads.lacking_extents(state)),
+                self._lacking.count(state),
             )
             yield _nodes(state, term)
         if term is not None:
@@ -64,6 +71,35 @@ class ManagerCollector(Collector):
             )
             yield _gauge("neve_manager_requests_in_flight", "Requests in flight.", term.pipeline.in_flight)
             yield _gauge("neve_manager_replay_records", "Calls remembered against repetition.", term.replay.count)
+
+
+class LackingCount:
+    """How many extents are under-replicated. Few are counted on the spot. With many, as when a large node has died, the
+    loop must not be held up by a scrape: they are counted in slices behind it, and the next scrape tells."""
+
+    def __init__(self) -> None:
+        self._state: State | None = None  # that `_known` is of
+        self._known = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def count(self, state: State) -> int:
+        candidates = len(state.unconfirmed_extents) + sum(len(state.extents_on(node)) for node in state.dead_nodes())
+        if candidates <= COUNTED_MAX:
+            return len(reads.lacking_extents(state))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._count(state), name="lacking-count")
+            self._task.add_done_callback(self._counted)
+        # Before the first count it is a bound: an extent with two dead nodes is counted twice in it.
+        return self._known if self._state is state else min(candidates, len(state.extents))
+
+    async def _count(self, state: State) -> None:
+        known, _ = await reads.count_lacking(state)
+        self._state, self._known = state, known
+
+    def _counted(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("lacking_count_failed", exc_info=error)
 
 
 def _nodes(state: State, term: Term | None) -> GaugeMetricFamily:

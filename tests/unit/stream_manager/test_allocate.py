@@ -20,6 +20,7 @@ from neve.proto.errors import (
     SealUnavailable,
     VersionConflict,
 )
+from neve.stream_manager.seal_tail import seal_open_extent
 from tests.unit.stream_manager.manager_rig import Cluster, error_of, simulated
 
 
@@ -419,3 +420,28 @@ async def test_many_writers_roll_side_by_side_through_faults(seed: int) -> None:
         for (stream, _, _), named in zip(writers, lists, strict=True):
             assert (await cluster.describe(stream.stream_id)).streams[0].extent_ids == named
         assert sorted(cluster.term.state.extents) == sorted(number for named in lists for number in named)
+
+
+@simulated
+async def test_after_a_fail_over_an_older_roll_s_call_id_does_not_roll_again() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        stream, tail, owner = await cluster.opened()
+        calls = [cluster.call_id() for _ in range(2)]
+        first = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0, call=calls[0])
+        second = await cluster.alloc(stream.stream_id, first.tail.extent_id, owner, 0, call=calls[1])
+        (await cluster.leader()).kill()
+        await cluster.start_managers(2, nodes=())
+        for call in calls:  # with other content: it names what it cannot have known
+            again = cluster.alloc(stream.stream_id, second.tail.extent_id, owner, 0, call=call)
+            await error_of(again, InvalidArgument)
+        extent_ids = cluster.term.state.streams[stream.stream_id].extent_ids
+        assert extent_ids[-1] == second.tail.extent_id
+        same = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0, call=calls[0])
+        assert (same.sealed.extent_id, same.tail.extent_id) == (tail.extent_id, first.tail.extent_id)
+        await seal_open_extent(cluster.term.ctx, second.tail.extent_id)  # by the manager itself
+        again = cluster.alloc(stream.stream_id, second.tail.extent_id, owner, 0, call=calls[0])
+        await error_of(again, InvalidArgument)
+        assert cluster.term.state.streams[stream.stream_id].extent_ids == extent_ids
+        third = await cluster.alloc(stream.stream_id, second.tail.extent_id, owner, 0)
+        assert third.tail.extent_id == cluster.term.state.streams[stream.stream_id].tail_id

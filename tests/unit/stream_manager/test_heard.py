@@ -7,6 +7,7 @@ import asyncio
 from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.heard import HEARD_MAX, KEPT_S, Heard, HeardTable
 from neve.stream_manager.records import EXTENTS
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, simulated
@@ -113,3 +114,24 @@ async def test_a_roll_that_fails_leaves_its_confirmation_to_the_reconciler() -> 
         )
         assert isinstance(reply[0], Exception)
         assert noted == [tail.extent_id]
+
+
+@simulated
+async def test_a_bug_while_it_is_recorded_leaves_no_lock_behind() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        stream, tail, owner = await cluster.opened()
+        noted: list[int] = []
+        ctx = cluster.term.ctx
+        ctx.part.note_unconfirmed = noted.append  # type: ignore[method-assign, assignment]
+        first = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
+        changes, ctx.changes = ctx.changes, raising  # type: ignore[method-assign]
+        await asyncio.sleep(3 * KEPT_S)
+        assert noted == [tail.extent_id]
+        assert not ctx.locks.waiters
+        ctx.changes = changes  # type: ignore[method-assign]
+        await cluster.alloc(stream.stream_id, first.tail.extent_id, owner, 0)
+
+
+def raising() -> Changes:
+    raise ZeroDivisionError("a bug")

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.call_times import SLOW_CALL_BUCKETS_S as LATENCY_BUCKETS_S
+from neve.stream_manager import metrics, reads
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
 from neve.stream_manager.reads import count_lacking, lacking_extents, under_replicated, usable_replicas
+from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
+from neve.stream_manager.state import State
 from tests.unit.stream_manager.manager_rig import Cluster, simulated
 
 
 def test_a_duration_is_counted_in_its_bucket_and_all_above() -> None:
     registry = CollectorRegistry()
-    metrics = ManagerMetrics(registry)
+    times = ManagerMetrics(registry)
     for duration_s in (0.0001, 0.03, 99.0):
-        metrics.observe("CreateStream", duration_s)
+        times.observe("CreateStream", duration_s)
     (family,) = text_string_to_metric_families(generate_latest(registry).decode())
     assert family.type == "histogram"
     buckets = {sample.labels["le"]: sample.value for sample in family.samples if sample.name.endswith("_bucket")}
@@ -80,3 +87,23 @@ async def test_gauges_tell_what_lacks_a_replica_and_which_nodes_are_down() -> No
         dead = state.dead_nodes()
         endangered = sum(usable_replicas(extent, dead) <= 1 for extent in state.extents.values())
         assert await count_lacking(state) == (len(lacking), endangered)
+
+
+async def test_many_that_lack_a_replica_are_counted_behind_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(b"/x/")
+    for node_id in range(1, 6):
+        health = sm.NODE_HEALTH_DEAD if node_id <= 2 else sm.NODE_HEALTH_ALIVE
+        state._set_node(node_id, NodeEntry(node_id, f"a:{node_id}", health=health))
+    for extent_id in range(1, 11):
+        nodes = (1, 2, 3) if extent_id <= 4 else (3, 4, 5)
+        replicas = tuple(ReplicaAt(node_id, "disk", 1) for node_id in nodes)
+        state._set_extent(extent_id, Extent(extent_id, 1, replicas, 1, 1, stream_id=1))
+    counted = metrics.LackingCount()
+    assert counted.count(state) == 4
+    monkeypatch.setattr(metrics, "COUNTED_MAX", 7)
+    monkeypatch.setattr(reads, "lacking_extents", lambda state: pytest.fail("in one go"))
+    assert counted.count(state) == 8  # until they are counted: each of the four is on two dead nodes
+    await asyncio.sleep(0.05)
+    assert counted.count(state) == 4
+    await asyncio.sleep(0.05)
+    assert counted._task is None

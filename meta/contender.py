@@ -1,0 +1,85 @@
+"""A process that contends for the lead of its kind: follows, campaigns, leads while it has won, and knows who leads.
+
+Invariants: at most one term at a time; who leads is always watched, leading or not;
+            a term that is over is not handed out: whoever asks hears `NotLeader`, with where to ask instead.
+Neighbours: `candidate.Candidate` campaigns, `follower.Follower` keeps the state, `roster.Roster` knows the others;
+            the managers of stream_manager and partition_manager are contenders and say what leading is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol, TypeVar
+
+from neve.meta.candidate import Candidate
+from neve.meta.election import Leadership
+from neve.meta.follower import Follower
+from neve.meta.roster import Roster
+from neve.meta.store import MetaStore
+from neve.proto.errors import NotLeader
+
+
+class LedTerm(Protocol):
+    def ensure_leading(self) -> None:
+        """`NotLeader` once it is over."""
+
+
+T = TypeVar("T", bound=LedTerm)
+
+
+class Contender(ABC, Generic[T]):
+    """`start` returns at once; it leads when it wins. `store` is closed by whoever made it."""
+
+    follower: Follower[Any]  # set by who derives from it, before `start`
+
+    def __init__(self, store: MetaStore, election_prefix: bytes, *, lease_ttl_s: int, rng: random.Random) -> None:
+        self.address = ""
+        self.term: T | None = None
+        self.terms = 0
+        self.roster = Roster(store, election_prefix)
+        self._candidate = Candidate(
+            store,
+            election_prefix,
+            lease_ttl_s=lease_ttl_s,
+            rng=rng,
+            lead=self._lead,
+            resigned=self._after_term,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, address: str) -> None:
+        """`address` is where others reach this one."""
+        self.address = address
+        self.follower.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self.roster.run(), name="roster"),
+            loop.create_task(self._candidate.run(address), name="campaign"),
+        ]
+
+    async def stop(self) -> None:
+        """Resign, if it leads, so that another one need not wait for the lease to end."""
+        for task in reversed(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.follower.stop()
+
+    def leading(self) -> T:
+        """The current term; `NotLeader` with the leader's address if there is none."""
+        term = self.term
+        if term is None:
+            raise self.not_leader()
+        term.ensure_leading()
+        return term
+
+    def not_leader(self) -> NotLeader:
+        return self.roster.not_leader(own_address=self.address)
+
+    @abstractmethod
+    async def _lead(self, leadership: Leadership) -> bool:
+        """One term, to its end; whether it came to serving."""
+
+    def _after_term(self) -> None:
+        """A campaign is over, whether it was won or not."""
