@@ -210,6 +210,10 @@ class Reader:
             if size_total is None or size_total > bounds.serve_end - offset:
                 detail = "no whole block begins here: it is damaged, or this is not a block's offset"
                 raise ReplicaDamaged(extent_id=found.extent_id, offset=offset, detail=detail)
+            if found.gone or found.state.seal is not None:
+                # Meanwhile: an open extent's descriptor is closed, and would stay open if it were opened again.
+                bounds, found = self._bounds(request)
+                return await self._read_sealed(found, request, bounds, max_bytes)
             data = await self._pread(found, offset, size_total)
             end, count = size_total, 1
         if len(data) < end:

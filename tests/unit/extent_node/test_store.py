@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.store import Store
 from neve.extent_node.store_checkpoint import purge_trash
+from neve.extent_node.store_read import Reader
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import (
@@ -398,6 +400,32 @@ def test_a_block_larger_than_the_size_asked_for_comes_whole() -> None:
         await seal(store, 1, len(B + A))
         assert await read_bytes(store, 1, max_bytes=20) == B
         assert await read_bytes(store, 1, max_blocks=1) == B
+
+    Machine().run(work)
+
+
+def test_an_extent_sealed_while_a_large_block_is_read_is_answered_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pread = Reader._pread
+
+    async def pread_then_seal(self: Reader, found: Replica, offset: int, size_bytes: int) -> bytes:
+        data = await pread(self, found, offset, size_bytes)
+        if found.state.seal is None:
+            await seal(store_of[0], 1, len(B + A))
+        return data
+
+    store_of: list[Store] = []
+
+    async def work(store: Store) -> None:
+        store_of.append(store)
+        await create(store, 1)
+        await append(store, 1, 0, B, A)
+        await tell_committed(store, 1, len(B + A))
+        monkeypatch.setattr(Reader, "_pread", pread_then_seal)
+        assert await read_bytes(store, 1, max_bytes=20) == B
+        assert describe(store, 1).HasField("seal")
+        assert store._state.replicas[1].fd == NO_FD
 
     Machine().run(work)
 
