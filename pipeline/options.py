@@ -15,17 +15,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neve.client.command import options as command_options
-from neve.pipeline.columns import BLOCKS, BYTES_COLUMNS, KEY_COLUMNS, METADATA_COLUMNS, PAYLOAD_COLUMNS, ROWS, SCHEMAS
+from neve.pipeline.columns import (
+    BLOCKS,
+    BYTES_COLUMNS,
+    ENTRIES,
+    EXTENTS,
+    FILES,
+    KEY_COLUMNS,
+    METADATA_COLUMNS,
+    PAYLOAD_COLUMNS,
+    REPLICAS,
+    ROWS,
+    SCHEMAS,
+)
 from neve.proto.errors import InvalidArgument
 
 DISKS_VARIABLE = "NEVE_DISKS"
 
 ANY, EACH = "any", "each"
 
+# What each kind of rows can be chosen by: one of these, and none of them means everything.
+_EXTENTS_BY = ("stream", "partition", "node", "extents")
+_CHOICES = {BLOCKS: _EXTENTS_BY, EXTENTS: _EXTENTS_BY, REPLICAS: _EXTENTS_BY, FILES: ("node",), ENTRIES: ("partition",)}
+
 # One task's work: a fraction of a second, so that a lost task costs little, and ten times what Spark does for any task.
 SLICE_BYTES = 128 << 20
 SLICE_BYTES_INDEX = 512 << 20  # where indexes tell all: without the bytes, blocks of 1 KiB cost a fifth
 BATCH_BYTES = 8 << 20  # of payload in one Arrow batch: Java and Python hold a few of them
+BATCH_BYTES_MAX = 1 << 30  # Arrow's binary arrays count their bytes in 31 bits
 BATCH_ROWS = 100_000
 
 
@@ -84,9 +101,12 @@ def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.enviro
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise InvalidArgument(what=name, detail=str(error)) from None
     made = ScanOptions(**values)
-    chosen = [name for name in ("stream", "partition", "node", "extents") if given.get(name)]
+    chosen = [name for name in _CHOICES[BLOCKS] if name in given]
     if len(chosen) > 1:
         raise InvalidArgument(what=chosen[1], detail=f"{chosen[0]} is given, too: choose by one of them")
+    choices = _CHOICES[made.rows]
+    if chosen and chosen[0] not in choices:
+        raise InvalidArgument(what=chosen[0], detail=f"rows={made.rows} are chosen by {' or '.join(choices)} alone")
     return made
 
 
@@ -103,11 +123,25 @@ def _flag(text: str) -> bool:
     return _one_of("true", "false")(text) == "true"
 
 
+def _name(text: str) -> str:
+    """Of a variable that was not set there is nothing left, and nothing would mean everything."""
+    if not text.strip():
+        raise ValueError("it is empty; to scan everything, leave it out")
+    return text.strip()
+
+
 def _ids(text: str) -> tuple[int, ...]:
-    return tuple(_id(part.strip()) for part in text.split(",") if part.strip())
+    return tuple(_id(part.strip()) for part in _name(text).split(","))
 
 
-_id = command_options.whole_number(0, 2**63 - 1)
+_id = command_options.whole_number(1, 2**63 - 1)
+
+
+def _batch_bytes(text: str) -> int:
+    size = command_options.positive_size_bytes(text)
+    if size > BATCH_BYTES_MAX:
+        raise ValueError(f"{text!r} is more than an Arrow batch can hold, {BATCH_BYTES_MAX >> 20}MiB")
+    return size
 
 
 def _replica(text: str) -> str:
@@ -143,15 +177,15 @@ _PARSERS: dict[str, tuple[str, _Parser]] = {
     "cluster": ("cluster", str.strip),
     "token": ("token", str),
     "rows": ("rows", _one_of(*ROWS)),
-    "stream": ("stream", str.strip),
+    "stream": ("stream", _name),
     "node": ("node_id", _id),
     "partition": ("partition_id", _id),
     "extents": ("extents", _ids),
     "columns": ("columns", _columns),
     "replica": ("replica", _replica),
-    "revision": ("revision", _id),
+    "revision": ("revision", command_options.whole_number(0, 2**63 - 1)),
     "slicebytes": ("slice_bytes", command_options.positive_size_bytes),
-    "batchbytes": ("batch_bytes", command_options.positive_size_bytes),
+    "batchbytes": ("batch_bytes", _batch_bytes),
     "batchrows": ("batch_rows", command_options.whole_number(1, 1 << 24)),
     "disks": ("disks", _patterns),
     "openextents": ("open_extents", _flag),

@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def scrub(context: JobContext) -> int:
     args = context.args
     context.progress.step("reading replicas")
-    chosen = {"node": args.node} if args.node else {"stream": args.stream} if args.stream else {}
+    said = {"node": args.node, "stream": args.stream}
+    chosen = {name: value for name, value in said.items() if value}  # both are refused, as of every scan
     frame = context.load(rows="replicas", verify="true", **chosen)
     if args.output:
         frame.write.mode("overwrite").parquet(args.output)

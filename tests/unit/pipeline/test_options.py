@@ -44,6 +44,14 @@ def test_a_task_has_more_of_extents_where_it_reads_their_indexes_alone() -> None
         ({"rows": "records"}, "rows"),
         ({"openExtents": "maybe"}, "openextents"),
         ({"stream": "a", "extents": "1"}, "extents"),
+        ({"stream": " "}, "stream"),  # of a variable that was not set: it must not become everything
+        ({"extents": ""}, "extents"),
+        ({"extents": "1,,2"}, "extents"),
+        ({"node": "0"}, "node"),
+        ({"partition": "0"}, "partition"),
+        ({"rows": "entries", "stream": "a"}, "stream"),  # it would be passed over
+        ({"rows": "files", "extents": "1"}, "extents"),
+        ({"batchBytes": "4GiB"}, "batchbytes"),  # lengths would wrap
     ],
 )
 def test_what_cannot_be_is_refused_by_its_name(given: dict[str, str], word: str) -> None:
