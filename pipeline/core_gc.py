@@ -15,8 +15,8 @@ Neighbours: gc.py gathers, shows and applies; stream_manager.collect and partiti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 DELETE, COLLECT, RECLAIM, KEEP = "delete", "collect", "reclaim", "keep"
 
@@ -100,8 +100,9 @@ class Plan:
 def make_plan(evidence: Evidence, policy: Policy) -> Plan:
     if evidence.missing:
         return Plan(evidence.revision, refused=sorted(evidence.missing))
-    rows = [*_unreferenced(evidence, policy), *_unlisted(evidence, policy), *_logs(evidence, policy)]
-    return Plan(evidence.revision, sorted(rows, key=lambda row: (row.action, row.extent_id, row.node_id)))
+    rows = [*_unreferenced(evidence, policy), *_unlisted(evidence, policy), *_shared_once(_logs(evidence, policy))]
+    order = sorted(rows, key=lambda row: (row.action, row.extent_id, row.node_id, row.partition_id))
+    return Plan(evidence.revision, order)
 
 
 def _young(created_ms: int, evidence: Evidence, policy: Policy) -> str:
@@ -137,6 +138,23 @@ def _unlisted(evidence: Evidence, policy: Policy) -> Iterator[PlanRow]:
             incarnation=file.incarnation,
             size_bytes=file.size_bytes,
         )
+
+
+def _shared_once(rows: Iterable[PlanRow]) -> Iterator[PlanRow]:
+    """Of an extent that several partitions have, after a split: bytes come back once, when all of them let it go."""
+    by_extent: dict[int, list[PlanRow]] = {}
+    for row in rows:
+        by_extent.setdefault(row.extent_id, []).append(row)
+    for sharing in by_extent.values():
+        sharing.sort(key=lambda row: row.partition_id)
+        keepers = [row.partition_id for row in sharing if row.action == KEEP]
+        first = sharing[0].partition_id
+        why = f"partition {keepers[0]} has it, too, and keeps it" if keepers else f"counted with partition {first}"
+        for number, row in enumerate(sharing):
+            if row.action == KEEP or (number == 0 and not keepers):
+                yield row
+            else:
+                yield replace(row, size_bytes=0, reason=f"{row.reason}; {why}")
 
 
 def _logs(evidence: Evidence, policy: Policy) -> Iterator[PlanRow]:

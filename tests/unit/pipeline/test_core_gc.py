@@ -70,6 +70,25 @@ def test_only_what_is_old_and_unneeded_is_proposed(seen: Evidence) -> None:
     assert make_plan(shuffled, POLICY) == plan  # T38
 
 
+def test_an_extent_that_partitions_share_comes_back_once_and_only_if_all_let_it_go() -> None:
+    def shared(partition_id: int, extent_id: int, live_bytes: int) -> LogExtent:
+        return LogExtent(partition_id, extent_id, 2, 100, live_bytes, 3, 0)
+
+    logs = [shared(4, 1, 10), shared(5, 1, 20), shared(4, 2, 10), shared(5, 2, 90), shared(6, 3, 0)]
+    plan = make_plan(Evidence(7, NOW_MS, logs=logs), POLICY)
+    rows = {(row.extent_id, row.partition_id): (row.action, row.size_bytes) for row in plan.rows}
+    assert rows == {
+        (1, 4): (RECLAIM, 300),
+        (1, 5): (RECLAIM, 0),
+        (2, 4): (RECLAIM, 0),  # its own part can go; partition 5 needs the extent
+        (2, 5): (KEEP, 300),
+        (3, 6): (RECLAIM, 300),
+    }
+    reasons = {(row.extent_id, row.partition_id): row.reason for row in plan.rows}
+    assert "partition 5 has it, too" in reasons[2, 4]
+    assert make_plan(Evidence(7, NOW_MS, logs=logs[::-1]), POLICY) == plan  # T38
+
+
 @given(evidence(), st.lists(st.sampled_from(["node 3", "partition 9", "a page"]), min_size=1))
 def test_t36_evidence_that_lacks_anything_proposes_nothing(seen: Evidence, missing: list[str]) -> None:
     plan = make_plan(replace(seen, missing=missing), POLICY)
