@@ -17,6 +17,8 @@ from neve.pipeline.columns import KEY_COLUMNS, SCHEMAS
 from neve.proto.blocks import BlockType
 from neve.proto.errors import UnsupportedVersion
 
+SEQ_MAX = 2**63 - 1  # what the column holds
+
 _ONE_KEY = frozenset(
     {log_format.Kind.PUT, log_format.Kind.PUT_PARTS, log_format.Kind.DELETE, log_format.Kind.MOVE}
     | {log_format.Kind.MOVE_PARTS, log_format.Kind.PART}
@@ -39,6 +41,8 @@ def _keys(payload: bytes) -> dict[str, Any]:
         found = log_format.decode(payload)
     except (log_format.BadRecord, UnsupportedVersion):
         return {}
+    if found.seq > SEQ_MAX:
+        return {}  # no partition has counted that far: these are other bytes that happen to fit
     row: dict[str, Any] = {"log_kind": log_format.Kind(found.kind).name, "seq": found.seq}
     if found.kind in _ONE_KEY:
         [entry] = found.entries
