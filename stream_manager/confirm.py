@@ -22,7 +22,7 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaDeleted, ReplicaMissing, WrongReplica
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_digest import choose_digest, compares_first
-from neve.stream_manager.fan_out import Started
+from neve.stream_manager.fan_out import Asked
 from neve.stream_manager.heard import KEPT_S, Heard
 from neve.stream_manager.records import Extent, ReplicaAt
 
@@ -42,7 +42,7 @@ class SealOutcome:
     failed: dict[int, NeveError]
 
 
-Begun = list[tuple[ReplicaAt, Started[en.SealExtentReply]]]
+Begun = list[tuple[ReplicaAt, Asked[en.SealExtentReply]]]
 
 
 async def seal_replicas(
@@ -74,25 +74,25 @@ async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked
     assert extent.seal is not None, extent
     extent_id = extent.extent_id
     outcome = SealOutcome(False, {}, {})
-    answered = [(replica, one.value) for replica, one in begun if one.task is None]
-    asking = {one.task: (replica, one) for replica, one in begun if one.task is not None}
+    answered = [(replica, one.value) for replica, one in begun if one.waits is None]
+    asking = {one.waits: (replica, one) for replica, one in begun if one.waits is not None}
     try:
         while answered or asking:
             if asking and not answered:
                 await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            if not all(task.done() for task in asking):
+            if not all(waits.done() for waits in asking):
                 # After a conflict all that can be reached are compared before one is believed (7).
                 await asyncio.wait(asking, timeout=None if compares_first(extent) else GATHER_S)
-            for task in [task for task in asking if task.done()]:
-                replica, one = asking.pop(task)
+            for waits in [waits for waits in asking if waits.done()]:
+                replica, one = asking.pop(waits)
                 answered.append((replica, await one.result()))
             confirmed = _sort(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:
                 await _record(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
     finally:
-        for task in asking:
-            task.cancel()
+        for _, one in asking.values():
+            one.cancel()
     for node_id, error in outcome.failed.items():
         log.info("seal_not_confirmed extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
     now = ctx.state.extents.get(extent_id)
@@ -222,7 +222,7 @@ def _confirmed_at_once(extent: Extent, begun: Begun) -> dict[ReplicaAt, bytes] |
     length = extent.seal.length
     confirmed: dict[ReplicaAt, bytes] = {}
     for replica, one in begun:
-        if one.task is not None or isinstance(one.value, NeveError):
+        if one.waits is not None or isinstance(one.value, NeveError):
             return None
         seal = one.value.seal
         if not one.value.confirmed or seal.length != length:

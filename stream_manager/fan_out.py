@@ -1,10 +1,9 @@
-"""Ask several nodes side by side, without a task for those that answer at once.
+"""Ask several nodes side by side, without tasks.
 
 Invariants: every call takes its first step, which sends it, before any of them is waited for;
             an error of `proto.errors` is an answer like others; when the caller is cancelled, or one of them fails
             otherwise, the others are cancelled;
-            up to its first wait a call has no task of its own: it must not use asyncio.timeout or current_task before
-            (see `rpc.service.eager`, which is the same idea on the other side).
+            a call has no task of its own: it must not use asyncio.timeout, a TaskGroup or current_task (rpc.started).
 Neighbours: make_extent.py, seal_tail.py and confirm.py ask replicas by it. A task costs more than all the rest of a
             small call, and an allocation makes nine of them.
 """
@@ -15,47 +14,59 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
-from neve.meta.resumed import Resumed
 from neve.proto.errors import NeveError
+from neve.rpc.started import Started
 
 T = TypeVar("T")
 
 
-class Started(Generic[T]):
-    """A call that was begun: `task` is None when it is done already, and `value` its result or error."""
+class Asked(Generic[T]):
+    """A call that was begun: `waits` is None if it was answered at once, else done when it is answered; `value` is its
+    result or error then."""
 
-    __slots__ = ("task", "value")
+    __slots__ = ("_answered", "_failure", "_started", "value", "waits")
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self.task: asyncio.Task[T] | None = None
+        self.waits: asyncio.Future[None] | None = None
         self.value: T | NeveError
-        try:
-            waits_for = work.send(None)
-        except StopIteration as returned:
-            self.value = returned.value
-        except NeveError as error:
+        self._failure: BaseException | None = None  # a bug's, or that it was cancelled
+        self._answered = False
+        self._started = Started(work, self._on_done)
+        if not self._answered:
+            self.waits = asyncio.get_running_loop().create_future()
+        elif self._failure is not None:
+            raise self._failure
+
+    def _on_done(self, value: T | None, error: BaseException | None) -> None:
+        self._answered = True
+        if error is None:
+            self.value = value  # type: ignore[assignment]
+        elif isinstance(error, NeveError):
             self.value = error
         else:
-            self.task = asyncio.get_running_loop().create_task(Resumed(work, waits_for))
+            self._failure = error
+        if self.waits is not None and not self.waits.done():
+            self.waits.set_result(None)
 
     async def result(self) -> T | NeveError:
-        if self.task is None:
-            return self.value
-        try:
-            return await self.task
-        except NeveError as error:
-            return error
+        if self.waits is not None:
+            await self.waits
+        if self._failure is not None:
+            raise self._failure
+        return self.value
+
+    def cancel(self) -> None:
+        self._started.cancel()
 
 
 async def fan_out(works: Iterable[Coroutine[Any, Any, T]]) -> list[T | NeveError]:
     """All results, in order."""
-    started: list[Started[T]] = []
+    asked: list[Asked[T]] = []
     try:
         for work in works:
-            started.append(Started(work))  # noqa: PERF401 - those that began must be known if a later one fails
-        return [one.value if one.task is None else await one.result() for one in started]
+            asked.append(Asked(work))  # noqa: PERF401 - those that began must be known if a later one fails
+        return [one.value if one.waits is None else await one.result() for one in asked]
     except BaseException:
-        for one in started:
-            if one.task is not None:
-                one.task.cancel()
+        for one in asked:
+            one.cancel()
         raise

@@ -20,14 +20,14 @@ from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.context import NodeChoice
-from neve.stream_manager.fan_out import Started, fan_out
+from neve.stream_manager.fan_out import Asked, fan_out
 from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, ReplicaAt
 
 
 class NodeCalls(ABC):
     """All raise errors of `proto.errors`; a node that metadata does not know is `ConnectFailed`.
 
-    Up to its first wait a call must not use asyncio.timeout or current_task: see fan_out.py.
+    A call must not use asyncio.timeout or current_task: see fan_out.py.
     """
 
     # Orders to all replicas of an extent, side by side; an error is an answer like others.
@@ -56,9 +56,9 @@ class NodeCalls(ABC):
             ]
         )
 
-    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Started[en.SealExtentReply]]:
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Asked[en.SealExtentReply]]:
         """Send the orders: who asks takes the answers as they come."""
-        return [Started(self.seal(extent, replica)) for replica in replicas]
+        return [Asked(self.seal(extent, replica)) for replica in replicas]
 
     @abstractmethod
     async def create(

@@ -18,7 +18,7 @@ from neve.stream_manager import record_codec as codec
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import NodeChoice
-from neve.stream_manager.fan_out import Started
+from neve.stream_manager.fan_out import Asked
 from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
 
@@ -26,11 +26,11 @@ DIGEST = bytes(32)
 EVERSION_SEALED = 2
 
 
-class Done(Started[en.SealExtentReply]):
+class Done(Asked[en.SealExtentReply]):
     """A call that needs no time."""
 
     def __init__(self, value: en.SealExtentReply) -> None:
-        self.task = None
+        self.waits = None
         self.value = value
 
 
@@ -59,7 +59,7 @@ class AtOnce(NodeCalls):
     ) -> list[en.LengthAnswer | NeveError]:
         return [self._fenced] * len(timeouts_s)
 
-    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Started[en.SealExtentReply]]:
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Asked[en.SealExtentReply]]:
         return [self._sealed] * len(replicas)
 
     def _disk(self, choice: NodeChoice) -> str:
