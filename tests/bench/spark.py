@@ -4,7 +4,7 @@ A stream of 1 KiB records on one replica, in sealed extents, its disks on this m
 metadata reads indexes, the scan with payloads checks every CRC and hands every byte to Spark; both are aggregated
 there. What any query costs, however small, has a row of its own. Then the cost of a GiB, in time and in processor time,
 and the peak of memory of Spark's processes beside files, over 1 and over 16 extents of a GiB; with --grow also over 2,
-4 and 8, and for metadata, too.
+4 and 8, and for metadata, too; with --speed nothing of it, which takes 5 GiB of disk instead of 17.
 
     python -m tests.bench.spark --quick
 """
@@ -166,10 +166,11 @@ def _cpu_s() -> float:
 
 
 @contextmanager
-def prepare(settings: Settings, *, grow: bool = False) -> Iterator[Plan]:
+def prepare(settings: Settings, *, grow: bool = False, speed: bool = False) -> Iterator[Plan]:
     extent_bytes = settings.pick(1 << 30, quick=64 * MIB)
     sizes = settings.pick((1, 2, 4, 8, 16), quick=(1, 2, 4, 8))
     middle = sizes[2]
+    largest = middle if speed else sizes[-1]
     rows = Rows()
     with ExitStack() as stack:
         spark = SparkDriver()
@@ -180,7 +181,7 @@ def prepare(settings: Settings, *, grow: bool = False) -> Iterator[Plan]:
         cluster = stack.enter_context(stream_cluster.start(folder, CLUSTER, etcd.endpoints))
         client = stack.enter_context(processes.start("tests.bench.spark_client"))
         order = {"case": "fill", "manager": cluster.manager, "cluster": CLUSTER, "record_bytes": RECORD_BYTES}
-        size = {"size_bytes": (sizes[-1] + 1) * extent_bytes, "extent_bytes": extent_bytes}
+        size = {"size_bytes": (largest + 1) * extent_bytes, "extent_bytes": extent_bytes}
         stream_id = int(client.ask({**order, **size}, timeout_s=FILL_TIMEOUT_S))
         size["size_bytes"] = LEAST_BYTES
         least_id = int(client.ask({**order, **size}, timeout_s=FILL_TIMEOUT_S))
@@ -189,7 +190,8 @@ def prepare(settings: Settings, *, grow: bool = False) -> Iterator[Plan]:
             bench.scan(middle, payload=payload)  # Java has compiled it, and its heap is as large as it becomes
         _speed(rows, bench, middle)
         rows.measure(f"a query of {LEAST_BYTES // RECORD_BYTES:,} rows", partial(bench.least, least_id))
-        _growth(rows, bench, sizes if grow else (sizes[0], sizes[-1]), extent_bytes, payload=True)
+        if not speed:
+            _growth(rows, bench, sizes if grow else (sizes[0], sizes[-1]), extent_bytes, payload=True)
         if grow:
             _growth(rows, bench, sizes, extent_bytes, payload=False)
         yield rows.plan()
@@ -224,9 +226,11 @@ def _growth(rows: Rows, bench: SparkBench, counts: Sequence[int], extent_bytes: 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--grow", action="store_true")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--grow", action="store_true")
+    how.add_argument("--speed", action="store_true")
     mine, rest = parser.parse_known_args(arguments)
-    return harness.main("spark", __doc__, partial(prepare, grow=mine.grow), rest)
+    return harness.main("spark", __doc__, partial(prepare, grow=mine.grow, speed=mine.speed), rest)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ from tests.spark.driver import SparkDriver
 
 # A task may fail twice. Java compiles little and shuffles are small: the queries are few and short.
 MASTER = "local[2,3]"
-SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": QUICK_JAVA}
 
 
 @pytest.fixture(scope="session")

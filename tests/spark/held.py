@@ -37,17 +37,21 @@ class HeldCall:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        deadline_s = time.monotonic() + REACH_TIMEOUT_S
-        while not self.reached() and self._thread.is_alive() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        if not self.reached():
+        try:
+            self.until_reached(1)
+        except AssertionError:
             self.__exit__(None, None, None)
-            raise AssertionError(f"no task was reached: {self._errors or self._answers}")
+            raise
         return self
 
-    def reached(self) -> int:
-        """How many tasks have begun, repeated ones too."""
-        return len(list(self._folder.glob("reached-*")))
+    def until_reached(self, count: int) -> None:
+        """Wait until so many tasks have begun."""
+        deadline_s = time.monotonic() + REACH_TIMEOUT_S
+        while len(list(self._folder.glob("reached-*"))) < count:
+            said = self._errors or self._answers
+            assert self._thread.is_alive(), f"it ended before {count} tasks were there: {said}"
+            assert time.monotonic() < deadline_s, f"there are no {count} tasks"
+            time.sleep(0.05)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

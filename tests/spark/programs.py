@@ -129,21 +129,6 @@ def where_tasks_run(spark: SparkSession, options: Options) -> dict[str, list[str
     return {"executors": sorted({place for place, _ in places}), "files": sorted({file for _, file in places})}
 
 
-def slow_summary(spark: SparkSession, options: Options) -> dict[str, Any]:
-    """As `summary`, but each row takes its time."""
-
-    def slowly(rows: Any) -> Any:
-        import time
-
-        for row in rows:
-            time.sleep(0.0005)
-            yield row
-
-    found = load(spark, options).select("extent_id", "offset").rdd.mapPartitions(slowly)
-    pairs = found.map(lambda row: (row[0], row[1]))
-    return {"rows": pairs.count(), "distinct": pairs.distinct().count()}
-
-
 def scan_all(spark: SparkSession, options: Options, payload: bool) -> dict[str, int]:
     """Every row, and with payloads every byte, through Spark."""
     columns = "length,payload" if payload else "extent_id,offset,length"

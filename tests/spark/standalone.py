@@ -42,6 +42,7 @@ class StandaloneCluster:
             "SPARK_HOME": str(HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "SPARK_WORKER_DIR": str(self.folder / name),
         }
         with log.open("wb") as out:

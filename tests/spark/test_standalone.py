@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-import time
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.stream_cluster import StreamCluster
 from tests.spark import programs
-from tests.spark.conftest import options_of
+from tests.spark.conftest import QUICK_JAVA, options_of
 from tests.spark.driver import SparkDriver
+from tests.spark.held import HeldCall
 from tests.spark.standalone import StandaloneCluster, python_without_neve
 
-# Not part of `make test`: alone it takes three minutes on two cores, and much longer beside other tests.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        os.environ.get("NEVE_SPARK_STANDALONE") != "1", reason="a cluster of two Spark workers: NEVE_SPARK_STANDALONE=1"
-    ),
-]
+pytestmark = pytest.mark.slow
 
-RECORDS = 40_000
+RECORDS = 6_000
+BATCH = 500
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,13 @@ def spark(standalone: StandaloneCluster) -> Iterator[SparkDriver]:
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
+        "spark.executor.extraJavaOptions": QUICK_JAVA,
         "spark.executor.memory": "600m",
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both workers are there before the first task
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        "spark.sql.shuffle.partitions": "2",
         "spark.speculation": "true",  # T38: a task may run twice
         "spark.speculation.multiplier": "1.1",
     }
@@ -52,39 +51,35 @@ def spark(standalone: StandaloneCluster) -> Iterator[SparkDriver]:
 
 async def _fill(cluster: StreamCluster) -> None:
     async with cluster.client() as client:
-        stream = await client.create_stream(name="events", replicas=3, extent_bytes_max=400_000)
+        stream = await client.create_stream(name="events", replicas=3, extent_bytes_max=100_000)
         async with client.writer(stream.id) as writer:
-            for start in range(0, RECORDS, 2_000):
-                await writer.append_many([f"{number}".encode() * 10 for number in range(start, start + 2_000)])
+            for start in range(0, RECORDS, BATCH):
+                await writer.append_many([f"{number}".encode() * 10 for number in range(start, start + BATCH)])
 
 
 def test_two_workers_scan_with_the_archive_and_one_of_them_may_die(
-    spark: SparkDriver, cluster: StreamCluster, standalone: StandaloneCluster
+    spark: SparkDriver, cluster: StreamCluster, standalone: StandaloneCluster, tmp_path: Path
 ) -> None:
     asyncio.run(_fill(cluster))
     options = options_of(cluster, stream="events", columns="payload", sliceBytes=30_000)
     places = spark.call(programs.where_tasks_run, options=options)
     assert len(places["executors"]) == 2
     assert all(file.endswith("neve.zip/neve/pipeline/tasks.py") for file in places["files"]), places
-    seen = spark.call(programs.summary, options=options)
-    assert (seen["rows"], seen["distinct"]) == (RECORDS, RECORDS)
 
-    # Lose a worker in the middle of a scan: the result is the same.
-    answers: list[dict[str, Any]] = []
-    slow = {**options, "batchRows": "50"}
-    running = threading.Thread(target=lambda: answers.append(spark.call(programs.slow_summary, options=slow)))
-    running.start()
-    time.sleep(3)  # it is under way; what is asserted does not depend on how far
-    standalone.kill_worker(1)
-    running.join()
-    [after] = answers
-    assert (after["rows"], after["distinct"]) == (RECORDS, RECORDS)
+    # T36: lose a worker, Java and all, while both of them are in the middle of a task: the result is the same.
+    with HeldCall(spark, tmp_path / "held", "blocks", programs.faulty_summary, options=options) as held:
+        held.until_reached(2)
+        standalone.kill_worker(1)
+    seen = held.answer
+    assert (seen["rows"], seen["distinct"], seen["revisions"]) == (RECORDS, RECORDS, 1)
 
-
-def test_jobs_run_there_too(spark: SparkDriver, cluster: StreamCluster, tmp_path: Path) -> None:
-    arguments = ["--managers", options_of(cluster)["managers"], "--cluster", options_of(cluster)["cluster"]]
+    # Jobs go on with the worker that is left.
+    words = ["--managers", options["managers"], "--cluster", options["cluster"]]
+    collected = spark.call(programs.run_main, module="gc", arguments=[*words, "--grace", "1ms", "--apply", "--json"])
+    assert collected["code"] == 0, collected
+    assert {row["action"] for row in json.loads(collected["out"])["rows"]} <= {"keep"}
     picture = tmp_path / "usage.png"
-    done = spark.call(programs.run_main, module="usage", arguments=[*arguments, "--picture", str(picture)])
+    done = spark.call(programs.run_main, module="usage", arguments=[*words, "--picture", str(picture)])
     assert done["code"] == 0, done
-    assert "40,000 blocks" in done["out"]
+    assert f"{RECORDS:,} blocks" in done["out"]
     assert picture.read_bytes().startswith(b"\x89PNG")
