@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from neve.client.command.failures import CommandFailed, guarded
-from neve.client.command.options import connection_options, label
+from neve.client.command.options import connection_options, etcd_access, etcd_options, label, tls_files
+from neve.meta.etcd_config import EtcdTls
 from neve.pipeline import options
 from neve.pipeline.options import ScanOptions
 from neve.pipeline.progress import JobProgress
 from neve.pipeline.session import MASTER_DEFAULT, open_session
+from neve.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +33,7 @@ _OUR_ERROR = re.compile(r"neve\.proto\.errors\.(\w+): ([^\n]*)")
 
 def job_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m neve.pipeline.{name}", description=description, parents=[connection_options()]
+        prog=f"python -m neve.pipeline.{name}", description=description, parents=[connection_options(), etcd_options()]
     )
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", default=MASTER_DEFAULT, help=f"any Spark master (default: {MASTER_DEFAULT})")
@@ -56,8 +58,23 @@ class JobContext:
         self.args = args
         self.spark = spark
         self.progress = progress
-        said = {"managers": ",".join(args.managers), "cluster": args.cluster, "token": args.token}
-        self._said = {**said, **({"disks": args.disks} if args.disks else {})}
+        tls, etcd = tls_files(args) or TlsFiles(), etcd_access(args)
+        etcd_tls = etcd.tls or EtcdTls()
+        said = {
+            "managers": ",".join(args.managers),
+            "cluster": args.cluster,
+            "token": args.token,
+            "disks": args.disks,
+            "ca": tls.ca,
+            "cert": tls.cert,
+            "key": tls.key,
+            "etcdCa": etcd_tls.ca_file,
+            "etcdCert": etcd_tls.cert_file,
+            "etcdKey": etcd_tls.key_file,
+            "etcdUser": etcd.user,
+            "etcdPassword": etcd.password,
+        }
+        self._said = {name: str(value) for name, value in said.items() if value}
         self.options: ScanOptions = options.parse(self._said)
 
     def load(self, **more: object) -> DataFrame:

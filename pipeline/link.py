@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from neve.client.admin import Admin
@@ -42,16 +42,17 @@ CLIENT_OPTIONS = ClientOptions(read_bytes=8 << 20, cache_bytes_max=0, keep_freed
 
 class Link:
     def __init__(self, options: ScanOptions) -> None:
-        self.options = ScanOptions(managers=options.managers, cluster=options.cluster, token=options.token)
+        self.options = options.connection()
         self._thread = LoopThread()
-        self._thread.run(self._open(options.managers, options.cluster, options.token))
+        self._thread.run(self._open(self.options))
 
-    async def _open(self, managers: Sequence[str], cluster: str, token: str) -> None:
+    async def _open(self, reach: ScanOptions) -> None:
         rng = random.SystemRandom()
+        cluster, token, tls = reach.cluster, reach.token, reach.tls()
         self._channels = ChannelPool(
-            lambda address: WireChannel(address, cluster=cluster, token=token, agent="neve.pipeline")
+            lambda address: WireChannel(address, cluster=cluster, token=token, tls=tls, agent="neve.pipeline")
         )
-        self.managers = ManagerLink(self._channels, managers, options=CLIENT_OPTIONS, rng=rng)
+        self.managers = ManagerLink(self._channels, reach.managers, options=CLIENT_OPTIONS, rng=rng)
         self.admin = Admin(self.managers)
         self.catalog = Catalog(self.managers, extents_max=CLIENT_OPTIONS.extents_cached_max)
         self.reader = ExtentReader(self._channels, self.managers, self.catalog, options=CLIENT_OPTIONS, rng=rng)
@@ -138,13 +139,13 @@ def in_turn(info: sm.ExtentInfo) -> list[sm.ExtentReplica]:
     return usable[turn:] + usable[:turn]
 
 
-_links: dict[tuple[tuple[str, ...], str, str], Link] = {}
+_links: dict[ScanOptions, Link] = {}
 _links_lock = threading.Lock()
 
 
 def link_for(options: ScanOptions) -> Link:
     """This process's link to the cluster: made once, used until the process ends."""
-    key = (options.managers, options.cluster, options.token)
+    key = options.connection()
     with _links_lock:
         link = _links.get(key)
         if link is None:

@@ -12,9 +12,11 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from neve.client.command import options as command_options
+from neve.meta.etcd_config import EtcdAccess, EtcdTls
 from neve.pipeline.columns import (
     BLOCKS,
     BYTES_COLUMNS,
@@ -29,6 +31,7 @@ from neve.pipeline.columns import (
     SCHEMAS,
 )
 from neve.proto.errors import InvalidArgument
+from neve.rpc.tls import TlsFiles
 
 DISKS_VARIABLE = "NEVE_DISKS"
 
@@ -51,6 +54,14 @@ class ScanOptions:
     managers: tuple[str, ...]
     cluster: str = command_options.CLUSTER_DEFAULT
     token: str = field(default="", repr=False)  # Spark prints what a failed task was given
+    ca: str = ""  # PEM files of the machine that a task runs on, for TLS to the servers
+    cert: str = ""
+    key: str = ""
+    etcd_ca: str = ""  # and to etcd, which only planning reads
+    etcd_cert: str = ""
+    etcd_key: str = ""
+    etcd_user: str = ""
+    etcd_password: str = field(default="", repr=False)
     rows: str = BLOCKS
     stream: str = ""  # id or name; these four choose, and none of them means everything
     node_id: int = 0
@@ -71,6 +82,19 @@ class ScanOptions:
     def stream_key(self) -> int | str:
         return int(self.stream) if self.stream.isdecimal() else self.stream
 
+    def connection(self) -> ScanOptions:
+        """Of these, what says how the cluster is reached."""
+        return ScanOptions(managers=self.managers, **{name: getattr(self, name) for name in _REACH})
+
+    def tls(self) -> TlsFiles | None:
+        """For the servers of the cluster; None: TLS is not spoken."""
+        files = TlsFiles(ca=_path(self.ca), cert=_path(self.cert), key=_path(self.key))
+        return files if files.paths() else None
+
+    def etcd(self) -> EtcdAccess:
+        files = (_path(self.etcd_ca), _path(self.etcd_cert), _path(self.etcd_key))
+        return EtcdAccess(EtcdTls(*files) if any(files) else None, self.etcd_user, self.etcd_password)
+
     def task_bytes(self, names: Sequence[str]) -> int:
         """Of extents, in one task that gives these columns."""
         if self.slice_bytes:
@@ -83,6 +107,16 @@ class ScanOptions:
         return int(self.replica) if self.replica.isdecimal() else 0
 
 
+_REACH = (
+    *("cluster", "token", "ca", "cert", "key"),
+    *("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password"),
+)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
 def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> ScanOptions:
     """From Spark's options; their names in any case, as Spark treats them."""
     given = {name.lower(): value for name, value in options.items()}
@@ -91,8 +125,8 @@ def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.enviro
         raise InvalidArgument(what=unknown[0], detail=f"no such option; there are {', '.join(sorted(_PARSERS))}")
     given.setdefault("managers", environment.get(command_options.MANAGERS_VARIABLE, command_options.MANAGERS_DEFAULT))
     given.setdefault("cluster", environment.get(command_options.CLUSTER_VARIABLE, command_options.CLUSTER_DEFAULT))
-    given.setdefault("token", environment.get(command_options.TOKEN_VARIABLE, ""))
-    given.setdefault("disks", environment.get(DISKS_VARIABLE, ""))
+    for name, variable in _VARIABLES.items():
+        given.setdefault(name, environment.get(variable, ""))
     values: dict[str, Any] = {}
     for name, text in given.items():
         field, parser = _PARSERS[name]
@@ -101,6 +135,11 @@ def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.enviro
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise InvalidArgument(what=name, detail=str(error)) from None
     made = ScanOptions(**values)
+    try:
+        made.tls()
+    except ValueError as error:
+        raise InvalidArgument(what="cert", detail=str(error)) from None
+    made.etcd().to(["127.0.0.1:2379"])  # who does not know its endpoints yet can still see what does not fit
     chosen = [name for name in _CHOICES[BLOCKS] if name in given]
     if len(chosen) > 1:
         raise InvalidArgument(what=chosen[1], detail=f"{chosen[0]} is given, too: choose by one of them")
@@ -171,11 +210,32 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+_VARIABLES = {
+    "token": command_options.TOKEN_VARIABLE,
+    "disks": DISKS_VARIABLE,
+    "ca": command_options.CA_VARIABLE,
+    "cert": command_options.CERT_VARIABLE,
+    "key": command_options.KEY_VARIABLE,
+    "etcdca": command_options.ETCD_CA_VARIABLE,
+    "etcdcert": command_options.ETCD_CERT_VARIABLE,
+    "etcdkey": command_options.ETCD_KEY_VARIABLE,
+    "etcduser": command_options.ETCD_USER_VARIABLE,
+    "etcdpassword": command_options.ETCD_PASSWORD_VARIABLE,
+}
+
 _Parser = Callable[[str], Any]
 _PARSERS: dict[str, tuple[str, _Parser]] = {
     "managers": ("managers", command_options.addresses),
     "cluster": ("cluster", str.strip),
     "token": ("token", str),
+    "ca": ("ca", str.strip),
+    "cert": ("cert", str.strip),
+    "key": ("key", str.strip),
+    "etcdca": ("etcd_ca", str.strip),
+    "etcdcert": ("etcd_cert", str.strip),
+    "etcdkey": ("etcd_key", str.strip),
+    "etcduser": ("etcd_user", str.strip),
+    "etcdpassword": ("etcd_password", str),
     "rows": ("rows", _one_of(*ROWS)),
     "stream": ("stream", _name),
     "node": ("node_id", _id),

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neve.client.command.options import ETCD_CA_VARIABLE
 from neve.meta import keys
 from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
 from neve.meta.follower import Follower
 from neve.meta.regions import RegionsState
 from neve.pipeline.link import Link
 from neve.pipeline.options import ScanOptions
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import MetaUnavailable, NotFound, WrongCluster
+from neve.proto.errors import InvalidArgument, MetaUnavailable, NotFound, WrongCluster
 from neve.stream_manager import describe
 from neve.stream_manager.follower import StateFollower
 from neve.stream_manager.records import Stream
@@ -63,7 +63,11 @@ async def take(link: Link, options: ScanOptions) -> Snapshot:
         raise WrongCluster(expected=described.cluster, got=options.cluster)
     if not described.meta_endpoints:
         raise MetaUnavailable(detail="the managers did not tell where the metadata store is")
-    store = await EtcdStore.connect(EtcdConfig(tuple(described.meta_endpoints)))
+    access = options.etcd()
+    if access.tls is None and any(endpoint.startswith("https://") for endpoint in described.meta_endpoints):
+        detail = f"{', '.join(described.meta_endpoints)} want TLS: give etcdCa, or ${ETCD_CA_VARIABLE}"
+        raise InvalidArgument(what="etcdCa", detail=detail)
+    store = await EtcdStore.connect(access.to(described.meta_endpoints))
     try:
         root = described.meta_root.encode()
         state = await StateFollower(store, root).read(revision=options.revision)

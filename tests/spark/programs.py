@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -89,6 +90,11 @@ def run_main(spark: SparkSession, module: str, arguments: list[str]) -> dict[str
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = importlib.import_module(f"neve.pipeline.{module}").main(arguments)
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def run_with_password(spark: SparkSession, module: str, arguments: list[str], password: str) -> dict[str, Any]:
+    with mock.patch.dict(os.environ, {"NEVE_ETCD_PASSWORD": password}):
+        return run_main(spark, module, arguments)
 
 
 def run_faulty(spark: SparkSession, module: str, arguments: list[str], planted: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,23 @@ def test_options_are_found_in_any_case_and_in_the_environment() -> None:
     assert options.parse({"extents": "3, 4"}, {}).extents == (3, 4)
 
 
+def test_files_and_the_password_reach_those_who_connect() -> None:
+    files = {"NEVE_CA": "/ca.pem", "NEVE_ETCD_CA": "/etcd.pem", "NEVE_ETCD_USER": "neve", "NEVE_ETCD_PASSWORD": "pass"}
+    parsed = options.parse({"stream": "events", "cert": "/c.pem", "key": "/k.pem"}, files)
+    reach = parsed.connection()
+    assert reach.stream == ""
+    tls, etcd = reach.tls(), reach.etcd()
+    assert tls is not None
+    assert [str(path) for path in tls.paths()] == ["/ca.pem", "/c.pem", "/k.pem"]
+    assert etcd.tls is not None
+    assert (str(etcd.tls.ca_file), etcd.user, etcd.password) == ("/etcd.pem", "neve", "pass")
+    assert "pass'" not in repr(parsed)
+    assert options.parse({}, {}).tls() is None
+    for wrong in ({"cert": "/c.pem"}, {"etcdKey": "/k.pem"}, {"etcdUser": "neve"}):
+        with pytest.raises(InvalidArgument):
+            options.parse(wrong, {})
+
+
 def test_a_task_has_more_of_extents_where_it_reads_their_indexes_alone() -> None:
     parsed = options.parse({}, {})
     assert parsed.task_bytes(PAYLOAD_COLUMNS) == options.SLICE_BYTES
