@@ -57,7 +57,8 @@ class Guarded:
         self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["raw_path"].startswith(b"/v1"):
+        # By the decoded path, which is what routes go by: /%761/objects is /v1/objects.
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
             headers = [value for name, value in scope["headers"] if name == b"authorization"]
             scheme, _, token = (headers[0] if len(headers) == 1 else b"").decode("latin-1").partition(" ")
             try:

@@ -1,6 +1,7 @@
 """GET, HEAD, PUT and DELETE of one object.
 
 Invariants: a body is streamed in both directions: a request holds two parts of a value at most;
+            nothing is read for a client that has gone;
             what is sent is one version of the object: a range is read at the version whose size and tag the headers
             tell; if the object changes under a long answer, the connection ends before the announced length;
             a condition is decided by the partition, not by the look before it: what changed in between is a 412.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from email.utils import formatdate
 
 from starlette.requests import ClientDisconnect, Request
@@ -32,7 +34,7 @@ from neve.gateway.core_http import (
     query_fields,
     seconds,
 )
-from neve.proto.errors import ConditionFailed, InvalidArgument, NeveError, NotFound, Overloaded
+from neve.proto.errors import ConditionFailed, InvalidArgument, NeveError, NotFound, Overloaded, WrongServer
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +55,27 @@ class StreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        gone = asyncio.ensure_future(_until_gone(receive))
         try:
-            async for chunk in self._stream:
-                async with asyncio.timeout(self._idle_timeout_s):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async with aclosing(self._stream.__aiter__()) as chunks:
+                async for chunk in chunks:
+                    if gone.done():  # what is sent now goes nowhere, and nobody would say so
+                        return
+                    async with asyncio.timeout(self._idle_timeout_s):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (NeveError, TimeoutError) as error:
             # The length was announced: ending short of it is how the client sees that this is not the object.
             log.warning("response_cut key=%s error=%s", key_to_text(self._stream.info.key), error or "stalled")
             return
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class Objects:
@@ -125,9 +139,13 @@ class Objects:
         if conditions and not if_absent:
             found = await self._look(key, conditions)
             if_version, if_absent = (found.version, False) if found is not None else (None, True)
-        info = await self._client.put_stream(
-            key, self._body(request), ttl_s=ttl_s, if_absent=if_absent, if_version=if_version
-        )
+        try:
+            info = await self._client.put_stream(
+                key, self._body(request), ttl_s=ttl_s, if_absent=if_absent, if_version=if_version
+            )
+        except NotFound as error:  # the upload, not the object: its parts were the old server's alone
+            detail = "the partition moved while the object came in, and nothing was stored: put it again"
+            raise WrongServer(detail=detail) from error
         body = {"key": key_to_text(key), **describe(info)}
         return JSONResponse(body, 201 if if_absent else 200, {"ETag": entity_tag(info)})
 

@@ -234,6 +234,35 @@ async def test_an_upload_that_breaks_off_or_stalls_leaves_nothing() -> None:
         assert rig.cluster.value(b"a") is None
 
 
+async def test_an_upload_whose_partition_moves_is_to_be_tried_again() -> None:
+    async with running() as rig:
+
+        async def body() -> AsyncIterator[bytes]:
+            yield bytes(3 << 20)
+            while "upload_part" not in rig.cluster.servers[1].calls:
+                await asyncio.sleep(0.01)
+            rig.cluster.move(rig.cluster.partition(b"a"), 2)
+            yield bytes(3 << 20)
+
+        moved = await rig.http.put("/v1/objects/a", content=body())
+        assert (moved.status_code, moved.headers["retry-after"]) == (503, "1"), "not 404: there is nothing to be found"
+        assert moved.json()["outcome_unknown"] is False
+        assert rig.cluster.value(b"a") is None
+
+
+async def test_nothing_is_read_for_a_client_that_has_gone() -> None:
+    async with running(part_bytes=100_000) as rig:
+        home = rig.cluster.servers[1]
+        home.put_now(b"a", bytes(40_000_000))
+        host, port = rig.gateway.http_address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v1/objects/a HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readexactly(1000)
+        writer.transport.abort()
+        await rig.gateway.stop()  # when the request is over
+        assert home.calls.count("get") < 300, "of 400 parts: what was on its way when the client left"
+
+
 async def test_an_object_that_changes_under_a_long_answer_ends_it_short() -> None:
     async with running(part_bytes=100_000) as rig:
         await rig.http.put("/v1/objects/a", content=bytes(20_000_000))
@@ -267,7 +296,7 @@ async def test_tokens(tmp_path: Path) -> None:
         assert (await rig.http.put("/v1/objects/a", content=b"1")).status_code == 200
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret-a"}):
             async with httpx.AsyncClient(base_url=rig.url, headers=headers, trust_env=False) as stranger:
-                for path in ("/v1/objects/a", "/v1/objects", "/v1/nowhere"):
+                for path in ("/v1/objects/a", "/v1/objects", "/v1/nowhere", "/%761/objects", "/v1%2Fobjects"):
                     refused = await stranger.get(path)
                     assert refused.status_code == 401
                     assert refused.headers["www-authenticate"].startswith("Bearer")
