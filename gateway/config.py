@@ -47,6 +47,7 @@ class Limits:
     buffer_bytes_max: int = 64 * MIB  # of values that are on their way to servers
     part_bytes: int = 1 * MIB  # of a value that is streamed through
     list_keys_max: int = 10_000  # in one answer
+    list_bytes_max: int = 4 * MIB  # of keys in one answer, as they are written there
     idle_timeout_s: float = 30.0  # without a byte of a body, in either direction
     operation_timeout_s: float = 30.0  # of one operation of the cluster
 

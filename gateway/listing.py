@@ -1,11 +1,14 @@
 """GET /v1/objects: what there is, in the order of keys, a page at a time.
 
 Invariants: a page goes on behind the last key of the one before it, so that pages together hide and repeat nothing that
-            was there all the time.
+            was there all the time;
+            a page is bounded in keys and in bytes: keys may be long.
 Neighbours: client/kv_scan.py walks; core_http.py writes keys as text.
 """
 
 from __future__ import annotations
+
+from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -33,11 +36,16 @@ class Listing:
             start = max(start, key_after(behind))
         objects: list[dict[str, object]] = []
         last = b""
-        async for info in self._client.scan(
+        left_bytes = self._limits.list_bytes_max
+        found = self._client.scan(
             prefix=fields.get("prefix", b""), start=start, end=fields.get("end", b""), limit=limit + 1
-        ):
-            if len(objects) == limit:
-                return JSONResponse({"objects": objects, "continuation": token_of_key(last)})
-            last = info.key
-            objects.append({"key": key_to_text(info.key), **describe(info)})
+        )
+        async with aclosing(found) as infos:  # type: ignore[type-var]
+            async for info in infos:
+                if len(objects) == limit or left_bytes <= 0:
+                    return JSONResponse({"objects": objects, "continuation": token_of_key(last)})
+                last = info.key
+                text = key_to_text(last)
+                left_bytes -= len(text)
+                objects.append({"key": text, **describe(info)})
         return JSONResponse({"objects": objects, "continuation": ""})

@@ -189,6 +189,19 @@ async def test_lists_in_pages() -> None:
             assert (await rig.http.get(f"/v1/objects?{wrong}")).status_code == 400, wrong
 
 
+async def test_a_page_of_long_keys_ends_early_and_the_next_goes_on() -> None:
+    async with running(list_bytes_max=2500) as rig:
+        keys = [f"{number}" + "k" * 999 for number in range(7)]
+        for key in keys:
+            rig.cluster.servers[1].put_now(key.encode(), b"")
+        first = (await rig.http.get("/v1/objects")).json()
+        assert [each["key"] for each in first["objects"]] == keys[:3]
+        second = (await rig.http.get("/v1/objects", params={"continuation": first["continuation"]})).json()
+        assert [each["key"] for each in second["objects"]] == keys[3:6]
+        last = (await rig.http.get("/v1/objects", params={"continuation": second["continuation"]})).json()
+        assert ([each["key"] for each in last["objects"]], last["continuation"]) == (keys[6:], "")
+
+
 async def test_values_stream_through_in_both_directions() -> None:
     size, piece = 30_000_000, bytes(range(256)) * 256
 
