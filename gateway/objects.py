@@ -57,7 +57,7 @@ class StreamResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
-            async with aclosing(self._stream.__aiter__()) as chunks:
+            async with aclosing(self._stream.__aiter__()) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     if gone.done():  # what is sent now goes nowhere, and nobody would say so
                         return

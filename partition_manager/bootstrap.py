@@ -70,7 +70,9 @@ async def _make(term: Term, split_keys: list[bytes], cause: Cause) -> Snapshot:
 
         snapshot = await term.regions.commit(decide)
     except NeveError:
-        await _delete_streams(term, made.values())
+        # It may have been made all the same, and this manager not have heard of it in time.
+        if not await term.regions.was_made(cause):
+            await _delete_streams(term, made.values())
         raise
     try:
         await _delete_leftovers(term, keep=set(made.values()))

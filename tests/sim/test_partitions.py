@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from neve.partition_manager.core_balance import BalanceConfig
+from neve.partition_manager.region_store import Snapshot
 from neve.proto import common_pb2, methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
-from neve.proto.errors import AlreadyExists, InvalidArgument, LeaseLost, NeveError, NotLeader, WrongCluster
+from neve.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    LeaseLost,
+    MetaUnavailable,
+    NeveError,
+    NotLeader,
+    WrongCluster,
+)
 from tests.history.workload import Journal
 from tests.sim.node import CLUSTER
 from tests.sim.partitions import PartitionCluster, partitioned
@@ -218,6 +227,26 @@ async def test_a_bootstrap_that_broke_off_leaves_no_streams_behind(cluster: Part
         for number in (region.log_stream_id, region.row_stream_id, region.meta_stream_id)
     }
     await cluster.until(lambda: set(cluster.sim.state.streams) == used, "the first try's streams are deleted")
+
+
+@partitioned(seed=14)
+async def test_a_bootstrap_that_is_made_and_not_heard_of_in_time_keeps_its_streams(cluster: PartitionCluster) -> None:
+    """The transaction is done, but the manager's own watch lags for longer than the manager waits."""
+    regions = (await cluster.leader()).manager.regions
+    known, late = regions.known, MetaUnavailable(detail="this manager has heard of revision 1, version 1 is wanted")
+
+    async def lagging(version: int) -> Snapshot:
+        regions.known = known  # type: ignore[method-assign]
+        raise late
+
+    regions.known = lagging  # type: ignore[method-assign]
+    with pytest.raises(MetaUnavailable):
+        await cluster.once(methods.PARTITION_MANAGER_BOOTSTRAP, pm.BootstrapRequest(split_keys=[b"g"]))
+    assert len(cluster.map.regions) == 2
+    await cluster.until_served()
+    again = await cluster.bootstrap(b"g")
+    assert [region.start for region in again.regions] == [b"", b"g"]
+    assert len(cluster.sim.state.streams) == 6
 
 
 @partitioned(seed=12, servers=1)
