@@ -117,11 +117,12 @@ class KeyValueClient:
         return self
 
     async def close(self) -> None:
-        """Disconnect. What is under way ends with ShuttingDown."""
+        """Disconnect. What is under way ends with ShuttingDown, or Cancelled if it may have been executed."""
         if self._closed:
             return
         self._closed = True
         self._admission.close()
+        self._router.close()
         if self._dispatcher is not None:
             self._dispatcher.close()
         await self.regions.close()

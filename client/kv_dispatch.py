@@ -15,17 +15,17 @@ import asyncio
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from neve.client.core_kv_routing import asks_for_the_map, map_version_wanted, may_heal
 from neve.client.kv_options import KeyValueOptions
-from neve.client.kv_router import Router, no_server, out_of_time
+from neve.client.kv_router import Router, closed, no_server, out_of_time
 from neve.client.kv_types import ObjectInfo, new_info
 from neve.proto import common_pb2, methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
-from neve.proto.errors import InvalidArgument, NeveError, ProtocolViolation, ShuttingDown, from_message
+from neve.proto.errors import InvalidArgument, NeveError, ProtocolViolation, from_message
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Reply
 from neve.rpc.started import OnDone
@@ -150,12 +150,12 @@ class Lane:
         operations = frame.operations
         self._frames.pop(frame, None)
         if error is not None:
+            if isinstance(error, asyncio.CancelledError):  # by close
+                self._dispatcher.end(operations)
+                return
             if not isinstance(error, NeveError):
-                if isinstance(error, asyncio.CancelledError):  # by close
-                    error = ShuttingDown(detail="this client was closed")
-                else:
-                    self._dispatcher.fail(operations, error)
-                    return
+                self._dispatcher.fail(operations, error)
+                return
             self._dispatcher.failed(operations, error)
         else:
             assert reply is not None
@@ -167,7 +167,7 @@ class Lane:
         self._closed = True
         for begun in [*self._frames.values()]:
             begun.cancel()
-        self._dispatcher.fail(self._queue, ShuttingDown(detail="this client was closed"))
+        self._dispatcher.end(self._queue)
         self._queue.clear()
 
 
@@ -236,7 +236,7 @@ class Dispatcher:
         self._closed = True
         for lane in [*self._reads.values(), *self._writes.values(), *self._puts.values()]:
             lane.close()
-        self.fail(list(self._waiting), ShuttingDown(detail="this client was closed"))
+        self.end(list(self._waiting))
         self._deadlines.close()
 
     # --- answers -----------------------------------------------------------------------------------------------
@@ -300,12 +300,20 @@ class Dispatcher:
 
     def failed(self, operations: Sequence[Operation], error: NeveError) -> None:
         """The whole frame failed."""
-        if may_heal(error) and not self._closed:
+        if self._closed:
+            self.end(operations)
+        elif may_heal(error):
             self._again(operations, error)
         else:
             self.fail(operations, error)
 
-    def fail(self, operations: Sequence[Operation] | deque[Operation], error: BaseException) -> None:
+    def end(self, operations: Iterable[Operation]) -> None:
+        """This client is closed."""
+        for operation in operations:
+            if not operation.future.done():
+                operation.future.set_exception(closed(maybe=operation.maybe or operation.sent))
+
+    def fail(self, operations: Sequence[Operation], error: BaseException) -> None:
         for operation in operations:
             if not operation.future.done():
                 copied = type(error)(**error.facts()) if isinstance(error, NeveError) else error  # type: ignore[arg-type]
@@ -364,7 +372,7 @@ class Dispatcher:
         for operation in operations:
             self._waiting.pop(operation, None)
             if self._closed:
-                self.fail([operation], ShuttingDown(detail="this client was closed"))
+                self.end([operation])
             elif not operation.future.done():
                 self._route(operation)
 

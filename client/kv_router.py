@@ -2,7 +2,8 @@
 
 Invariants: every attempt of a write carries the same call id; an error that another attempt cannot heal is raised at
             once; between attempts the map is refreshed if somebody else may serve the key by now, and there is a pause
-            with jitter, except for the first time that a server knows of a newer map.
+            with jitter, except for the first time that a server knows of a newer map;
+            once closed, nothing is sent any more.
 Neighbours: kv_client.py, kv_scan.py and kv_transfer.py call through it; kv_dispatch.py does the same for many small
             operations at a time.
 """
@@ -10,6 +11,7 @@ Neighbours: kv_client.py, kv_scan.py and kv_transfer.py call through it; kv_disp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 
@@ -17,7 +19,7 @@ from neve.client.core_kv_routing import Region, RegionMap, asks_for_the_map, map
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_regions import RegionCache
 from neve.proto.crc import Buffer
-from neve.proto.errors import DeadlineExceeded, InvalidArgument, NeveError, WrongServer
+from neve.proto.errors import Cancelled, DeadlineExceeded, InvalidArgument, NeveError, ShuttingDown, WrongServer
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Reply
@@ -39,6 +41,13 @@ def out_of_time(method: str, timeout_s: float, last: NeveError | None, *, maybe:
     return DeadlineExceeded(method=method, timeout_ms=int(timeout_s * 1000), detail=detail)
 
 
+def closed(*, maybe: bool) -> NeveError:
+    """What an operation ends with whose client was closed under it."""
+    if maybe:
+        return Cancelled(detail="this client was closed while it was under way")
+    return ShuttingDown(detail="this client was closed")
+
+
 class Router:
     def __init__(
         self, channels: ChannelPool, cache: RegionCache, *, options: KeyValueOptions, rng: random.Random
@@ -47,6 +56,10 @@ class Router:
         self.cache = cache
         self._options = options
         self._rng = rng
+        self._closed = asyncio.Event()
+
+    def close(self) -> None:
+        self._closed.set()
 
     def pause_s(self, attempts: int) -> float:
         options = self._options
@@ -75,6 +88,8 @@ class Router:
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 raise out_of_time(method.path, deadline_s - begun_s, last, maybe=maybe)
+            if self._closed.is_set():
+                raise closed(maybe=maybe)
             try:
                 if region is None or not region.address:
                     raise no_server(key_map, region)
@@ -100,6 +115,9 @@ class Router:
         loop = asyncio.get_running_loop()
         wanted = map_version_wanted(error, self.cache.map.version)
         if not wanted or attempts > 1:
-            await asyncio.sleep(max(0.0, min(self.pause_s(attempts), deadline_s - loop.time())))
-        if asks_for_the_map(error):
+            until_s = min(loop.time() + self.pause_s(attempts), deadline_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await self._closed.wait()
+        if asks_for_the_map(error) and not self._closed.is_set():
             await asyncio.wait([self.cache.refresh_soon(wanted)], timeout=max(0.0, deadline_s - loop.time()))

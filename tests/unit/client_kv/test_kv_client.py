@@ -301,17 +301,27 @@ def test_a_client_that_is_closed_ends_what_is_under_way() -> None:
         kv = rig.make_client()
         with pytest.raises(errors.ShuttingDown):
             await kv.get(b"a")  # not open yet
+        rig.cluster.partition(b"z").server_id = 0
         await kv.open()
         sent = asyncio.ensure_future(kv.put(b"a", b"1"))
-        rig.cluster.partition(b"z").server_id = 0
         parked = asyncio.ensure_future(kv.put(b"z", b"1"))
+        alone = asyncio.ensure_future(kv.put(b"b", bytes(6000)))
+        alone_parked = asyncio.ensure_future(kv.put(b"y", bytes(6000)))
         await asyncio.sleep(1.0)
         await kv.close()
-        for each in (sent, parked):
-            with pytest.raises((errors.ShuttingDown, errors.ConnectionLost)):
+        closed_s = asyncio.get_running_loop().time()
+        for each in (sent, alone):
+            with pytest.raises(errors.NeveError) as caught:
                 await each
+            assert caught.value.outcome_unknown, "it may have been executed"
+        for each in (parked, alone_parked):
+            with pytest.raises(errors.ShuttingDown):
+                await each
+        assert asyncio.get_running_loop().time() - closed_s < 0.1
         with pytest.raises(errors.ShuttingDown):
             await kv.put(b"a", b"1")
+        await asyncio.sleep(30.0)
+        assert sorted(rig.cluster.servers[1].calls) == ["put", "put_many"], "nothing is sent after the end"
 
     run(story, servers=1, split_keys=(b"m",))
 
