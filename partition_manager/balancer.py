@@ -13,7 +13,7 @@ import asyncio
 import logging
 
 from neve.partition_manager import core_balance, core_regions, reshape
-from neve.partition_manager.core_balance import Balance, Merge, Move, Split, Step
+from neve.partition_manager.core_balance import Balance, Merge, Split, Step, touched_by
 from neve.partition_manager.core_regions import Change
 from neve.partition_manager.region_store import Snapshot
 from neve.partition_manager.term import Term
@@ -119,7 +119,7 @@ class Balancer:
                 touched = await self._carry_out(step)
             except NeveError as error:
                 log.warning("balance_step_failed step=%s error=%s", step, error)
-                touched = _touched_by(step)
+                touched = touched_by(step)
             self._balance.rest(touched, now_s=term.clock())
 
     async def _carry_out(self, step: Step) -> list[int]:
@@ -137,11 +137,4 @@ class Balancer:
             cause = term.own_cause(methods.PARTITION_MANAGER_MOVE_REGION)
             move = pm.MoveRegionRequest(partition_id=step.partition_id, server_id=step.server_id)
             await reshape.move_region(term, move, cause)
-        return _touched_by(step)
-
-
-def _touched_by(step: Step) -> list[int]:
-    if isinstance(step, Merge):
-        return [step.left_id, step.right_id]
-    assert isinstance(step, (Move, Split))
-    return [step.partition_id]
+        return touched_by(step)

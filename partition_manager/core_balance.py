@@ -14,7 +14,7 @@ alone would pile hundreds of idle partitions on one server, which then all have 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from neve.proto import partition_manager_pb2 as pm
@@ -65,6 +65,11 @@ class Merge:
 
 
 Step = Move | Split | Merge
+
+
+def touched_by(step: Step) -> list[int]:
+    """The partitions that it is about."""
+    return [step.left_id, step.right_id] if isinstance(step, Merge) else [step.partition_id]
 
 
 def weights(regions: Sequence[pm.RegionRecord], loads: Mapping[int, pm.PartitionLoad]) -> dict[int, float]:
@@ -133,7 +138,7 @@ class Balance:
         steps: list[Step] = [*self._splits(regions, servers, loads)]
         if not steps:
             steps += self._merges(regions, servers, loads)
-        steps += self._moves(regions, servers, loads)
+        steps += self._moves(regions, servers, loads, busy={each for step in steps for each in touched_by(step)})
         return steps
 
     def _splits(
@@ -177,8 +182,14 @@ class Balance:
         return []
 
     def _moves(
-        self, regions: Sequence[pm.RegionRecord], servers: Sequence[int], loads: Mapping[int, pm.PartitionLoad]
+        self,
+        regions: Sequence[pm.RegionRecord],
+        servers: Sequence[int],
+        loads: Mapping[int, pm.PartitionLoad],
+        *,
+        busy: Collection[int],
     ) -> list[Move]:
+        """`busy` partitions stay where they are."""
         weight = weights(regions, loads)
         held = dict.fromkeys(sorted(servers), 0.0)
         homes: dict[int, int] = {}
@@ -192,7 +203,7 @@ class Balance:
             return []
         moves: list[Move] = []
         for _ in range(self.config.moves_max):
-            step = self._best_move(weight, held, homes)
+            step = self._best_move(weight, held, homes, busy)
             if step is None:
                 break
             held[homes[step.partition_id]] -= weight[step.partition_id]
@@ -200,10 +211,13 @@ class Balance:
             homes[step.partition_id] = step.server_id
             moves.append(step)
         self._uneven = self._uneven + 1 if moves else 0  # a partition that outweighs all others makes nothing due
-        return moves if self._uneven >= self.config.rounds else []
+        if self._uneven < self.config.rounds:
+            return []
+        self._uneven = 0  # where the load is after these has to be seen first: the reason must stand anew
+        return moves
 
     def _best_move(
-        self, weight: Mapping[int, float], held: Mapping[int, float], homes: Mapping[int, int]
+        self, weight: Mapping[int, float], held: Mapping[int, float], homes: Mapping[int, int], busy: Collection[int]
     ) -> Move | None:
         """From the fullest to the emptiest, the one that leaves them most alike; None if none helps enough."""
         fullest = max(held, key=lambda each: (held[each], -each))
@@ -213,7 +227,7 @@ class Balance:
             return None
         best: tuple[float, int] | None = None
         for partition_id, home in homes.items():
-            if home != fullest or partition_id in self._rests_until_s:
+            if home != fullest or partition_id in self._rests_until_s or partition_id in busy:
                 continue
             gap_after = abs(gap - 2 * weight[partition_id])
             if gap_after < 0.9 * gap and (best is None or (gap_after, partition_id) < best):

@@ -93,6 +93,23 @@ def test_a_new_server_gets_its_share_a_little_at_a_time_and_then_nothing_moves()
     assert cluster.run(100) == []
 
 
+def test_moves_are_seen_before_the_next_ones() -> None:
+    """A partition that has just moved is told of by nobody, or as idle: its new server looks emptier than it is."""
+    cluster = Cluster(dict.fromkeys(range(8), 1), [1, 2])
+    rounds = BalanceConfig().rounds
+    assert [len(cluster.step()) for _ in range(2 * rounds)] == [*[0] * (rounds - 1), 2] * 2
+
+
+def test_what_is_split_in_a_round_is_not_moved_in_it() -> None:
+    cluster = Cluster({1: 1, 2: 1, 3: 1, 4: 1}, [1, 2], split_bytes=100, merge_bytes_max=1)
+    cluster.size_bytes = {1: 1000, 2: 1, 3: 1, 4: 1}
+    cluster.ops = {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0}
+    steps = cluster.run(BalanceConfig().rounds)
+    assert steps[0] == Split(1)
+    assert [step for step in steps if isinstance(step, Move) and step.partition_id == 1] == []
+    assert len(steps) == 3, "others are"
+
+
 @given(st.lists(st.floats(0, 10_000), min_size=2, max_size=20), st.integers(2, 5))
 def test_balancing_ends_whatever_the_loads_are(ops: list[float], servers: int) -> None:
     """With loads that stay as they are, moves come to an end, and no partition comes back to where it was."""
