@@ -54,6 +54,7 @@ from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
+from neve.proto.common_pb2 import CallId
 from neve.proto.crc import Buffer
 from neve.proto.errors import (
     ConditionFailed,
@@ -152,7 +153,9 @@ class KeyValueClient:
         With `version`, ConditionFailed if the object has another one. A range is cut at the object's end.
         """
         key = checked_key(key)
-        if offset or length is not None or version is not None:
+        if version is None and (offset or length is not None):
+            return await self._get_large(key, timeout_s, offset=offset, length=length)
+        if version is not None:
             stream = await self.get_stream(key, offset=offset, length=length, version=version, timeout_s=timeout_s)
             return Object(stream.info, await stream.read())
         try:
@@ -166,19 +169,23 @@ class KeyValueClient:
             return await self._get_large(key, timeout_s)
         return checked_object(info, bytes(payload))
 
-    async def _get_large(self, key: bytes, timeout_s: float | None) -> Object:
+    async def _get_large(
+        self, key: bytes, timeout_s: float | None, *, offset: int = 0, length: int | None = None
+    ) -> Object:
         """In ranges; from the beginning again if the object changes meanwhile, within the time that there is."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s(timeout_s)
         while True:
-            stream = await self.get_stream(key, timeout_s=max(0.001, deadline_s - loop.time()))
+            left_s = max(0.001, deadline_s - loop.time())
+            stream = await self.get_stream(key, offset=offset, length=length, timeout_s=left_s)
             try:
                 value = await stream.read()
             except ConditionFailed:
                 if loop.time() >= deadline_s:
                     raise
                 continue
-            return checked_object(stream.info, value)
+            whole = len(value) == stream.info.size_bytes
+            return checked_object(stream.info, value) if whole else Object(stream.info, value)
 
     async def head(self, key: Buffer, *, timeout_s: float | None = None) -> ObjectInfo:
         """What is known of an object; NotFound if there is none."""
@@ -399,7 +406,9 @@ class KeyValueClient:
         timeout_s: float,
     ) -> ObjectInfo:
         upload = Upload(self._router, key, timeout_s=timeout_s)
-        await upload.begin(condition=expected, ttl_ms=ttl_ms)
+        # By a number out of all rows: it is not a write yet, and no later one waits for it.
+        begun_by = CallId(client_id=self._admission.client_id, call_id=self._rng.getrandbits(63) | 1)
+        await upload.begin(begun_by, condition=expected, ttl_ms=ttl_ms)
         try:
             await upload.part(first)
             async for part in parts:

@@ -1,7 +1,8 @@
 """The client's copy of the region map: asked for when it is needed, and again when a server says that it is old.
 
 Invariants: the map never goes back to an older version; one request for it is on its way at a time, for everybody;
-            pages of different versions are never put together.
+            pages of different versions are never put together;
+            a manager that has no news is left for another one: it may be cut off, and would tell the same for ever.
 Neighbours: manager_link.py asks the partition managers; core_kv_routing.py has the map.
 """
 
@@ -50,7 +51,11 @@ class RegionCache:
 
     async def _refresh(self, version_min: int) -> None:
         try:
-            self._accept(await self._read(version_min, self._timeout_s))
+            found = await self._read(version_min, self._timeout_s)
+            known = self.map
+            if found.version < known.version or (found.version == known.version and found.regions == known.regions):
+                self._link.ask_another()
+            self._accept(found)
         except NeveError as error:
             # Whoever waits tries with the map that there is, and asks again within its own deadline.
             log.info("region_map_not_refreshed version=%d error=%s", self.map.version, error)

@@ -81,10 +81,11 @@ class SyncKeyValueClient(SyncTwin[KeyValueClient]):
     def put_stream(self, key: Buffer, chunks: Iterable[Buffer], **how: Any) -> ObjectInfo:
         """The source is read in another thread, one piece at a time: it may block."""
         pieces = iter(chunks)
+        end: Any = object()  # not None: what is no piece is refused, and must not end the object early
 
         async def source() -> AsyncIterator[Buffer]:
             loop = asyncio.get_running_loop()
-            while (piece := await loop.run_in_executor(None, next, pieces, None)) is not None:
+            while (piece := await loop.run_in_executor(None, next, pieces, end)) is not end:
                 yield piece
 
         return self._thread.run(self._client.put_stream(key, source(), **how))

@@ -75,9 +75,12 @@ class Upload:
     def _deadline_s(self) -> float:
         return asyncio.get_running_loop().time() + self._timeout_s
 
-    async def begin(self, *, condition: ps.Condition | None, ttl_ms: int) -> None:
+    async def begin(self, call: common_pb2.CallId, *, condition: ps.Condition | None, ttl_ms: int) -> None:
+        """`call` is the same in all attempts: a server has room for so many uploads, and keeps them for long."""
+
         def request(region: Region, version: int) -> ps.BeginUploadRequest:
             return ps.BeginUploadRequest(
+                call=call,
                 partition_id=region.partition_id,
                 regions_version=version,
                 key=self._key,

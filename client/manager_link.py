@@ -82,6 +82,13 @@ class ManagerLink:
         if leader:
             self._leader = leader
 
+    def ask_another(self) -> None:
+        """Who answered our last read knew nothing new, and perhaps hears of nothing: the next one begins elsewhere."""
+        if self._reader in self._managers:
+            self._managers.remove(self._reader)
+            self._managers.append(self._reader)
+        self._reader = ""
+
     def note_revision(self, revision: int) -> None:
         self.revision_seen = max(self.revision_seen, revision)
 

@@ -39,11 +39,13 @@ class Rig:
         self.cluster.wall_ms = lambda: int(asyncio.get_running_loop().time() * 1000)
         self.cluster.serve_on(self.network)
 
-    def make_client(self, host: str = "client", **changes: Any) -> KeyValueClient:
+    def make_client(
+        self, host: str = "client", *, managers: tuple[str, ...] = (MANAGER,), **changes: Any
+    ) -> KeyValueClient:
         options = dataclasses.replace(OPTIONS, **changes)
         pool = ChannelPool(lambda a: self.network.channel(host, a, cluster=CLUSTER, limits=options.limits))
         return KeyValueClient(
-            [MANAGER], cluster=CLUSTER, channels=pool, rng=random.Random(self.rng.getrandbits(64)), options=options
+            managers, cluster=CLUSTER, channels=pool, rng=random.Random(self.rng.getrandbits(64)), options=options
         )
 
     @asynccontextmanager

@@ -476,8 +476,14 @@ class Server:
         await self._begin("begin_upload")
         partition = self._find(request.key)
         self._check(partition, request.key, request.condition)
-        upload_id = len(partition.uploads) + 1
-        partition.uploads[upload_id] = (request, bytearray())
+        again = [
+            number
+            for number, (begun, _) in partition.uploads.items()
+            if request.call.client_id and begun.call == request.call and begun.key == request.key
+        ]
+        upload_id = again[0] if again else max(partition.uploads, default=0) + 1
+        partition.uploads.setdefault(upload_id, (request, bytearray()))
+        self._end()
         return ps.BeginUploadReply(upload_id=upload_id)
 
     def _upload(self, key: bytes, upload_id: int) -> tuple[Partition, ps.BeginUploadRequest, bytearray]:

@@ -9,10 +9,11 @@ import pytest
 
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_types import Delete, Object, Put
-from neve.proto import errors
+from neve.proto import errors, methods
 from neve.proto import partition_manager_pb2 as pm
+from neve.rpc.service import Service
 from tests.unit.client_kv.rig import Rig, run
-from tests.unit.client_kv.scripted_partitions import CLUSTER, ScriptedCluster
+from tests.unit.client_kv.scripted_partitions import CLUSTER, MANAGER, Manager, ScriptedCluster
 
 
 def test_put_get_head_and_delete() -> None:
@@ -352,6 +353,23 @@ def test_a_manager_that_lags_does_not_bring_an_old_map_back() -> None:
     run(story)
 
 
+def test_a_manager_that_hears_of_nothing_is_left_for_another() -> None:
+    async def story(rig: Rig) -> None:
+        cluster = rig.cluster
+        other = Service([methods.PARTITION_MANAGER_LIST_REGIONS], Manager(cluster))
+        rig.network.serve("pm2:3701", [other], cluster=CLUSTER)
+        async with rig.make_client(managers=(MANAGER, "pm2:3701")) as kv:
+            await kv.put(b"a", b"1")
+            # It is cut off from etcd, and answers what it knows; the server dies, and another one takes over.
+            cluster.manager.stale = await cluster.manager.list_regions(pm.ListRegionsRequest(), None)  # type: ignore[arg-type]
+            rig.network.crash("ps1")
+            cluster.move(cluster.partition(b"a"), 2)
+            await kv.put(b"a", b"2")
+            assert cluster.value(b"a") == b"2"
+
+    run(story)
+
+
 def test_a_map_of_many_pages_is_read_whole() -> None:
     bounds = tuple(b"%03d" % n for n in range(1, 60))
 
@@ -509,6 +527,12 @@ def test_a_streamed_get_whose_object_changes_says_so_and_a_whole_get_begins_agai
             await kv.put(b"a", b"3" * 30_000)
             assert set((await getting).value) <= set(b"23")
             assert len(set((await getting).value)) == 1
+            asked = server.calls.count("get")
+            getting = asyncio.ensure_future(kv.get(b"a", offset=5, length=20_000))
+            while server.calls.count("get") == asked:
+                await asyncio.sleep(0.00001)
+            await kv.put(b"a", b"4" * 30_000)
+            assert (await getting).value in (b"3" * 20_000, b"4" * 20_000), "no version was asked for"
 
     run(story, servers=1)
 
@@ -517,10 +541,12 @@ def test_an_upload_survives_lost_answers_and_is_aborted_when_its_source_fails() 
     async def story(rig: Rig) -> None:
         server = rig.cluster.servers[1]
         async with rig.client() as kv:
-            server.fail_after = [errors.ConnectionLost(), None, errors.ConnectionLost(), errors.ConnectionLost()]
+            lost = errors.ConnectionLost()
+            server.fail_after = [lost, None, lost, None, lost, lost]
             info = await kv.put_stream(b"a", [bytes(25_000)], if_absent=True)
             assert info.size_bytes == 25_000
             assert len(rig.cluster.executed) == 1
+            assert rig.cluster.partition(b"a").uploads == {}, "it was begun once, however often it was sent"
 
             def broken() -> Any:
                 yield bytes(15_000)
