@@ -44,6 +44,7 @@ class Summary:
     undecided: list[int] = field(default_factory=list)  # extents whose replicas differ, and nobody can say who is right
     notes: list[ReplicaVerdict] = field(default_factory=list)  # sound replicas with something to mention
     endangered: list[int] = field(default_factory=list)  # extents without a replica that was read and found sound
+    unconfirmed: list[int] = field(default_factory=list)  # sealed, and no replica may be read, then and now
 
 
 def compare(verdicts: Iterable[ReplicaVerdict]) -> list[ReplicaVerdict]:

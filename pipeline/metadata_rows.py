@@ -72,6 +72,9 @@ def file_rows(link: Link, revision: int, node_id: int, address: str) -> Iterator
     while True:
         reply = link.run(_page(link, address, request))
         for found in reply.replicas:
+            if found.replica.node_id != node_id:  # it has moved, and another node has its address: all would be orphans
+                detail = f"node {found.replica.node_id} answers at {address}, where metadata has node {node_id}"
+                raise ProtocolViolation(detail=detail)
             yield {
                 "revision": revision,
                 "node_id": node_id,

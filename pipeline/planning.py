@@ -19,7 +19,7 @@ from neve.pipeline.link import Link
 from neve.pipeline.metadata_rows import extent_row, replica_row
 from neve.pipeline.options import EACH, ScanOptions
 from neve.pipeline.partitions import plan_partitions
-from neve.pipeline.replica_check import ReplicaToCheck
+from neve.pipeline.replica_check import ReplicaToCheck, unread
 from neve.pipeline.snapshot import Snapshot
 from neve.pipeline.tasks import ScanTask
 from neve.proto import stream_manager_pb2 as sm
@@ -27,11 +27,17 @@ from neve.proto.errors import NotFound, ReplicaMissing
 
 OPEN_AT_A_TIME = 64
 ROWS_PER_TASK = 50_000  # of metadata
+OPEN_AND_SILENT = "it is open, and no replica tells how far it may be read"
 
 
 async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], filters: Filters) -> list[ScanTask]:
     """What Spark's tasks are to do for a scan with these options, columns and filters."""
     taken = await snapshot.take(link, options)
+    for node_id in (options.node_id, options.replica_node_id):
+        if node_id and node_id not in taken.state.nodes:
+            raise NotFound(kind="node", name=str(node_id), detail=f"at revision {taken.revision}")
+    if options.partition_id:
+        taken.region(options.partition_id)
     if options.rows == columns.FILES:
         return _file_tasks(taken, options, names)
     if options.rows == columns.ENTRIES:
@@ -47,7 +53,9 @@ async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], f
         ]
     extents = await fix_ends(link, taken, chosen, options, strict=options.rows == columns.BLOCKS)
     if options.rows == columns.REPLICAS:
-        return list(_replica_tasks(taken, extents, options, names))
+        known = {extent.extent_id for extent in extents}
+        silent = [extent_id for extent_id, _ in chosen if options.open_extents and extent_id not in known]
+        return list(_replica_tasks(taken, extents, silent, options, names))
     slice_bytes = options.task_bytes(names)
     slices = [
         piece
@@ -69,20 +77,25 @@ def _file_tasks(taken: Snapshot, options: ScanOptions, names: tuple[str, ...]) -
 
 
 def _replica_tasks(
-    taken: Snapshot, extents: list[ScanExtent], options: ScanOptions, names: tuple[str, ...]
+    taken: Snapshot, extents: list[ScanExtent], silent: list[int], options: ScanOptions, names: tuple[str, ...]
 ) -> Iterator[ScanTask]:
-    """A replica is read by one task: its digest is over all of its bytes, from the first one on."""
+    """A replica is read by one task: its digest is over all of its bytes, from the first one on.
+
+    `silent`: open extents whose end nobody tells. Their replicas are rows, too: without a length, and not read.
+    """
     rows: list[dict[str, Any]] = []
+    for extent_id in silent:
+        info = taken.extent(extent_id)
+        unknown = ScanExtent(extent_id, 0, 0, False, b"")
+        for each, rack in _replicas(taken, info, options):
+            row = replica_row(taken.revision, unknown, info, each, rack)
+            rows.append(row | {"length": None} | (unread(OPEN_AND_SILENT) if options.verify else {}))
     checks: list[ReplicaToCheck] = []
     waiting_bytes = 0
     for extent in extents:
         info = extent.message()
-        for each in info.replicas:
+        for each, rack in _replicas(taken, info, options):
             node_id = each.replica.node_id
-            if options.replica_node_id not in (0, node_id) or options.node_id not in (0, node_id):
-                continue
-            node = taken.state.nodes.get(node_id)
-            rack = node.rack if node is not None else ""
             if not (options.verify and may_be_read(extent, each)):
                 rows.append(replica_row(taken.revision, extent, info, each, rack))
             elif checks and waiting_bytes + extent.end > options.task_bytes(names):
@@ -95,6 +108,15 @@ def _replica_tasks(
         yield ScanTask(options, names, taken.revision, checks=tuple(checks))
     for at in range(0, len(rows), ROWS_PER_TASK):
         yield ScanTask(options, names, taken.revision, rows=tuple(rows[at : at + ROWS_PER_TASK]))
+
+
+def _replicas(taken: Snapshot, info: sm.ExtentInfo, options: ScanOptions) -> Iterator[tuple[sm.ExtentReplica, str]]:
+    """Those that are wanted, each with its node's rack."""
+    for each in info.replicas:
+        node_id = each.replica.node_id
+        if options.replica_node_id in (0, node_id) and options.node_id in (0, node_id):
+            node = taken.state.nodes.get(node_id)
+            yield each, node.rack if node is not None else ""
 
 
 def choose(taken: Snapshot, options: ScanOptions) -> Iterator[tuple[int, int]]:
@@ -116,8 +138,6 @@ def choose(taken: Snapshot, options: ScanOptions) -> Iterator[tuple[int, int]]:
             raise NotFound(kind="extent", name=str(missing[0]), detail=f"at revision {taken.revision}")
         wanted = dict.fromkeys(options.extents)
     elif options.node_id:
-        if options.node_id not in state.nodes:
-            raise NotFound(kind="node", name=str(options.node_id), detail=f"at revision {taken.revision}")
         wanted = sorted(state.extents_on(options.node_id))
     yield from ((extent_id, state.extents[extent_id].stream_id) for extent_id in wanted)
 
@@ -142,7 +162,7 @@ async def fix_ends(
         if end is None and not strict:
             return None
         if end is None:
-            detail = "it is open, and no replica tells how far it may be read; leave such out with openExtents=false"
+            detail = f"{OPEN_AND_SILENT}; leave such out with openExtents=false"
             raise ReplicaMissing(extent_id=extent_id, detail=detail)
         return ScanExtent(extent_id, stream_id, end, False, info.SerializeToString())
 

@@ -12,6 +12,7 @@ Neighbours: extent_node.scan checks bytes; core_scrub.py compares replicas; scru
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from neve.extent_node import index
 from neve.extent_node.attributes import BadAttribute
 from neve.extent_node.disk import extent_path, index_path
+from neve.extent_node.replica import read_exactly
 from neve.extent_node.scan import SCAN_CHUNK_BYTES, Scan, Scanner
 from neve.pipeline.core_scrub import BAD, OK, UNREAD
 from neve.pipeline.core_slices import ScanExtent
@@ -32,6 +34,7 @@ from neve.proto.errors import (
     DiskFailed,
     NeveError,
     OutOfRange,
+    Overloaded,
     ReplicaDamaged,
     ReplicaDeleted,
     ReplicaDoubtful,
@@ -40,6 +43,8 @@ from neve.proto.errors import (
 )
 
 FILE, NODE = "file", "node"
+BUSY_TRIES = 60
+BUSY_PAUSE_S = 1.0
 AUDIT_TIMEOUT_S = 600.0  # 2 GiB take a few seconds; a busy disk takes longer
 
 # What a node says of a replica that is not what metadata says it is. Anything else is trouble, not a finding.
@@ -84,6 +89,11 @@ def check(link: Link, disks: LocalDisks, wanted: ReplicaToCheck) -> dict[str, An
     return row
 
 
+def unread(why: str) -> dict[str, Any]:
+    """Of the row of a replica that nobody can look at."""
+    return {"verdict": UNREAD, "problem_offset": 0, "problem": why, "blocks": 0, "bytes_read": 0}
+
+
 def _look(link: Link, disks: LocalDisks, extent: ScanExtent, info: sm.ExtentInfo, each: sm.ExtentReplica) -> Look:
     folder = disks.folder_of(each.replica.disk_uuid) if extent.sealed else None
     if folder is not None:
@@ -101,7 +111,14 @@ def _look(link: Link, disks: LocalDisks, extent: ScanExtent, info: sm.ExtentInfo
 def _ask_for_audit(link: Link, info: sm.ExtentInfo, each: sm.ExtentReplica) -> Look:
     request = en.AuditReplicaRequest(extent_id=info.extent_id, replica=each.replica)
     method = methods.EXTENT_NODE_AUDIT_REPLICA
-    reply, _ = link.run(link.ask_node(each.address, method, request, timeout_s=AUDIT_TIMEOUT_S))
+    for turn in range(BUSY_TRIES):
+        try:
+            reply, _ = link.run(link.ask_node(each.address, method, request, timeout_s=AUDIT_TIMEOUT_S))
+            break
+        except Overloaded:  # more tasks than it takes audits at a time: that says nothing of the replica
+            if turn + 1 == BUSY_TRIES:
+                raise
+            time.sleep(BUSY_PAUSE_S)
     found = reply.info
     look = Look(OK, 0, "", found.seal.digest, reply.blocks, reply.bytes_read, NODE)
     if reply.bad:
@@ -158,10 +175,10 @@ def _look_at_file(disks: LocalDisks, folder: str, info: sm.ExtentInfo, each: sm.
         scanner = Scanner()
         while scanner.length < size_bytes and (chunk := fs.pread(fd, SCAN_CHUNK_BYTES, scanner.length)):
             scanner.feed(chunk)
-        look = _judge(scanner.finish(), ScanExtent(info.extent_id, 0, info.seal.length, True, b""), info, FILE)
+        found = scanner.finish()
+        look = _judge(found, ScanExtent(info.extent_id, 0, info.seal.length, True, b""), info, FILE)
         assert here.seal is not None
-        blocks = index.load(fs, index_path(folder, info.extent_id), extent_id=info.extent_id, seal=here.seal)
-        if look.verdict == OK and (blocks is None or blocks.count != look.blocks):
+        if look.verdict == OK and not _index_is_right(disks, folder, index.from_scan(info.extent_id, here.seal, found)):
             return look._replace(problem="its index is missing or wrong; its node builds it again")
         return look
     except BadAttribute as error:
@@ -172,6 +189,19 @@ def _look_at_file(disks: LocalDisks, folder: str, info: sm.ExtentInfo, each: sm.
         return Look(UNREAD, 0, str(error))
     finally:
         fs.close(fd)
+
+
+def _index_is_right(disks: LocalDisks, folder: str, right: index.BlockIndex) -> bool:
+    """By `pread`, not from a mapping: a bad sector must not end the worker."""
+    fs, expected = disks.fs, index.encode(right)
+    try:
+        fd = fs.open(index_path(folder, right.extent_id), writable=False)
+        try:
+            return fs.fstat(fd).size_bytes == len(expected) and read_exactly(fs, fd, 0, len(expected)) == expected
+        finally:
+            fs.close(fd)
+    except OSError:
+        return False  # it can be derived from the extent, which is sound
 
 
 def _judge(found: Scan, extent: ScanExtent, info: sm.ExtentInfo, read_from: str) -> Look:

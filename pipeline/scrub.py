@@ -65,16 +65,20 @@ def scrub(context: JobContext) -> int:
         context.progress.step("waiting for recovery")
         left = wait_and_check(context, link, summary.bad)
     show(summary, reported=reported, left=left if args.wait else None, args=args)
-    sound = not (summary.unread or summary.undecided or (left if args.wait else summary.bad))
+    unsure = summary.unread or summary.undecided or summary.unconfirmed
+    sound = not (unsure or (left if args.wait else summary.bad))
     return DONE if sound else FAILED
 
 
-def _read(frame: Any) -> tuple[Summary, list[ReplicaVerdict]]:
-    """Totals of all replicas, and the rows of the extents with something to say: the others need not leave Spark."""
+def _read(frame: Any) -> tuple[Summary, list[ReplicaVerdict], list[int]]:
+    """Totals of all replicas, the rows of the extents with something to say, and the extents that have no replica to be
+    read: the others need not leave Spark."""
     from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-    checked = frame.filter("verdict IS NOT NULL").persist()
+    frame = frame.persist()
+    checked = frame.filter("verdict IS NOT NULL")
     try:
+        unseen = frame.groupBy("extent_id").agg(F.count("verdict").alias("seen")).filter("seen = 0").collect()
         totals = checked.agg(
             F.count("*").alias("replicas"),
             F.countDistinct("extent_id").alias("extents"),
@@ -88,14 +92,14 @@ def _read(frame: Any) -> tuple[Summary, list[ReplicaVerdict]]:
         wanted = spoken.filter("something OR digests > 1").select("extent_id")
         rows = checked.join(wanted, "extent_id", "left_semi").collect()
     finally:
-        checked.unpersist()
+        frame.unpersist()
     summary = Summary(
         replicas=totals["replicas"],
         extents=totals["extents"],
         blocks=totals["blocks"] or 0,
         bytes_read=totals["bytes_read"] or 0,
     )
-    return summary, [verdict_of(row) for row in rows]
+    return summary, [verdict_of(row) for row in rows], sorted(row["extent_id"] for row in unseen)
 
 
 def verdict_of(row: Any) -> ReplicaVerdict:
@@ -113,8 +117,10 @@ def verdict_of(row: Any) -> ReplicaVerdict:
     )
 
 
-async def judge(link: Link, summary: Summary, verdicts: Sequence[ReplicaVerdict]) -> Summary:
-    """With the replicas compared, and with what metadata says now."""
+async def judge(
+    link: Link, summary: Summary, verdicts: Sequence[ReplicaVerdict], unseen: Sequence[int] = ()
+) -> Summary:
+    """With the replicas compared, and with what metadata says now. `unseen`: extents without a replica to be read."""
     judged = core_scrub.compare(verdicts)
     doubtful = sorted({each.extent_id for each in judged if each.verdict != core_scrub.OK})
     listed = {
@@ -122,6 +128,12 @@ async def judge(link: Link, summary: Summary, verdicts: Sequence[ReplicaVerdict]
         for info in await _describe(link, doubtful)
     }
     core_scrub.sort_out(summary, core_scrub.drop_stale(judged, listed))
+    # One that was sealed a moment ago is confirmed by now: the next scrub reads it.
+    summary.unconfirmed = [
+        info.extent_id
+        for info in await _describe(link, unseen)
+        if info.replicas and not any(each.confirmed for each in info.replicas)
+    ]
     return summary
 
 
@@ -153,7 +165,10 @@ def wait_and_check(context: JobContext, link: Link, bad: Sequence[ReplicaVerdict
     """Until the extents are as they should be, all replicas confirmed and read again; what is still bad then."""
     extent_ids = sorted({each.extent_id for each in bad})
     waiting = link.run(_until_confirmed(link, extent_ids, bad, context.args.wait))
-    frame = context.load(rows="replicas", verify="true", extents=",".join(map(str, extent_ids)))
+    there = [info.extent_id for info in link.run(_describe(link, extent_ids))]
+    if not there:
+        return waiting  # all were deleted meanwhile
+    frame = context.load(rows="replicas", verify="true", extents=",".join(map(str, there)))
     again = link.run(judge(link, *_read(frame)))
     return [*again.bad, *again.unread, *waiting]
 
@@ -192,6 +207,7 @@ def show(summary: Summary, *, reported: int, left: list[ReplicaVerdict] | None, 
                 **{name: [_plain(each) for each in found] for name, found in lists.items()},
                 "undecided_extents": summary.undecided,
                 "endangered_extents": summary.endangered,
+                "unconfirmed_extents": summary.unconfirmed,
                 "still_bad": None if left is None else [_plain(each) for each in left],
             }
         )
@@ -211,6 +227,8 @@ def show(summary: Summary, *, reported: int, left: list[ReplicaVerdict] | None, 
         print(f"extent {extent_id}: its replicas differ, and nothing says which one is right: look at them")
     for extent_id in summary.endangered:
         print(f"extent {extent_id}: no replica of it was read and found sound")
+    for extent_id in summary.unconfirmed:
+        print(f"extent {extent_id}: it is sealed, and no replica has confirmed that it has it: none could be read")
     if left is not None:
         print(f"after recovery {len(left)} are still bad" if left else "all of them are sound again")
 
