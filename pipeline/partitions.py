@@ -11,7 +11,7 @@ Neighbours: partition_server has the formats; planning.py makes tasks of this; l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ class Reach:
     """Extents of a stream, in its order, each with how far it is read."""
 
     extents: tuple[tuple[int, int], ...]  # id, end
+    after_hole: frozenset[int] = frozenset()  # extents that do not go on what the one before them has begun
 
     def from_position(self, start: Position | None) -> Iterator[tuple[int, int, int]]:
         """(id, start, end) of what lies at and behind a position; an error if the stream does not have it."""
@@ -73,6 +74,8 @@ async def records_of(link: Link, reach: Reach, start: Position | None = None) ->
     """The whole records from a position on, up to where the scan reads."""
     assembler = RecordAssembler(record_bytes_max=RECORD_BYTES_MAX)
     for extent_id, begin, end in reach.from_position(start):
+        if extent_id in reach.after_hole:
+            assembler.begin_anew()
         at = begin
         while at < end:
             before = at
@@ -117,7 +120,8 @@ async def plan_partitions(link: Link, taken: Snapshot, partition_id: int = 0) ->
 
 async def reach_of(link: Link, taken: Snapshot, stream_id: int) -> Reach:
     ends = []
-    for extent_id in taken.stream(stream_id).extent_ids:
+    stream = taken.stream(stream_id)
+    for extent_id in stream.extent_ids:
         info = taken.extent(extent_id)
         if link.catalog.known(extent_id) is None:
             link.catalog.note(info)
@@ -125,7 +129,7 @@ async def reach_of(link: Link, taken: Snapshot, stream_id: int) -> Reach:
         if end is None:
             raise Internal(detail=f"extent {extent_id} is open, and no replica tells how far it may be read")
         ends.append((extent_id, end))
-    return Reach(tuple(ends))
+    return Reach(tuple(ends), frozenset(stream.after_hole))
 
 
 async def _plan(link: Link, taken: Snapshot, region: pm.RegionRecord) -> PartitionPlan:
@@ -153,15 +157,36 @@ async def _plan(link: Link, taken: Snapshot, region: pm.RegionRecord) -> Partiti
 async def _manifest(link: Link, taken: Snapshot, region: pm.RegionRecord) -> tuple[records.Manifest | None, bool]:
     """The one that counts, and whether it is the union of two that were merged."""
     meta = await reach_of(link, taken, region.meta_stream_id)
+    log_ids = frozenset(taken.stream(region.log_stream_id).extent_ids)
+    row_ids = frozenset(taken.stream(region.row_stream_id).extent_ids)
     last: records.Manifest | None = None
     async for record in records_of(link, meta):
         found = manifest.decode(record.payload)
-        if found is not None and manifest.counts_after(found, region.merged_at):
+        if found is None or not manifest.counts_after(found, region.merged_at):
+            continue
+        if last is None or is_of_snapshot(found, log_ids=log_ids, row_ids=row_ids):
             last = found
     if last is not None or not region.merged_manifests:
         return last, False
-    both = [manifest.decode(await record_at(link, meta, manifest.position_of(p))) for p in region.merged_manifests]
-    return manifest.unite([each for each in both if each is not None]), True
+    both = []
+    for message in region.merged_manifests:
+        position = manifest.position_of(message)
+        side = manifest.decode(await record_at(link, meta, position))
+        if side is None:
+            raise Internal(detail=f"partition {region.partition_id}: no manifest at {position}")
+        both.append(side)
+    return manifest.unite(both), True
+
+
+def is_of_snapshot(found: records.Manifest, *, log_ids: Set[int], row_ids: Set[int]) -> bool:
+    """Whether the snapshot has all that the manifest points to.
+
+    One that was written after the snapshot may point to extents that were made since. The one before it serves as well:
+    the log from its replay on, as far as the snapshot has it, has whatever the later one put into tables.
+    """
+    if found.HasField("log_replay_from") and found.log_replay_from.extent_id not in log_ids:
+        return False
+    return all(each.footer.extent_id in row_ids for each in found.tables)
 
 
 # --- reading -------------------------------------------------------------------------------------------------
