@@ -131,7 +131,15 @@ class SliceReader:
         sizes = np.frombuffer(payload, dtype="<u4", count=reply.blocks).astype(np.int64)
         types = np.frombuffer(payload, dtype="u1", offset=4 * reply.blocks)
         offsets = reply.first_offset + sizes.cumsum() - sizes
-        end = int(offsets[-1] + sizes[-1]) if len(sizes) else piece.end
+        end = int(offsets[-1] + sizes[-1]) if len(sizes) else at
+        # Blocks lie one behind the other up to the end. Only where a block goes on through all of it none begins there.
+        short = end < piece.end and not reply.more and len(sizes)
+        stuck = not len(sizes) and (reply.more or at == 0)
+        if short or stuck or (len(sizes) and not at <= reply.first_offset < piece.end):
+            detail = (
+                f"a node's index has {len(sizes)} blocks from {reply.first_offset} on, asked for {at} to {piece.end}"
+            )
+            raise ReplicaMissing(extent_id=info.extent_id, detail=detail)
         return Run(offsets, sizes, types), end if reply.more else piece.end
 
     def _from_nodes(self, piece: Slice, info: sm.ExtentInfo, start: int) -> Iterator[Run]:
@@ -206,7 +214,8 @@ class SliceReader:
             if problem is not None or not blocks:
                 size = np.array([HEADER_BYTES], dtype=np.int64)  # how long it is cannot be told
                 nothing = pa.nulls(1, pa.binary()) if self._wanted.payload else None
-                yield Run(np.array([at]), size, np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.bool_), nothing)
+                bad = Run(np.array([at]), size, np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.bool_), nothing)
+                yield self._admitted(bad)
                 return
 
     # --- parts of runs ---------------------------------------------------------------------------------------
