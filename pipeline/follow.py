@@ -27,7 +27,7 @@ from neve.pipeline.core_filters import Filters
 from neve.pipeline.core_follow import advance
 from neve.pipeline.core_slices import ScanExtent, Slice, cut, pack
 from neve.pipeline.link import link_for
-from neve.pipeline.options import ScanOptions
+from neve.pipeline.options import ANY, ScanOptions
 from neve.pipeline.source import ScanPartition, first_attempt
 from neve.pipeline.tasks import ScanTask
 from neve.proto.errors import InvalidArgument, NotFound
@@ -39,6 +39,10 @@ class NeveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, parsed: ScanOptions, names: tuple[str, ...]) -> None:
         if not parsed.stream or parsed.rows != "blocks":
             raise InvalidArgument(what="stream", detail="readStream follows one stream's blocks: name it")
+        if parsed.replica != ANY:
+            raise InvalidArgument(what="replica", detail="readStream reads any replica")
+        if parsed.revision:
+            raise InvalidArgument(what="revision", detail="readStream follows the newest")
         self.parsed = parsed
         self.names = names
         self._target: dict[int, int] | None = None  # of Trigger.AvailableNow
@@ -79,8 +83,9 @@ class NeveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if stop <= begin:
                 continue
             extent = listed.get(extent_id)
-            if extent is None or extent.end < stop:
+            if extent is None or (extent.sealed and extent.end < stop):
                 raise NotFound(kind="position", name=f"{extent_id}:{begin}", detail="it has left the stream")
+            # An open one was readable to there: nodes forget that when they restart, and are told again.
             part = ScanExtent(extent_id, extent.stream_id, stop, extent.sealed, extent.info)
             slices += cut(part, slice_bytes=slice_bytes, filters=Filters(), start=begin)
         packs = pack(slices, slice_bytes=slice_bytes)
