@@ -188,13 +188,17 @@ async def apply(link: Link, plan: Plan) -> dict[str, Any]:
     proposals = [(row.extent_id, row.eversion) for row in plan.rows_for(core_gc.DELETE)]
     deleted: list[int] = []
     kept: list[int] = []
+    failed: list[str] = []
     for start in range(0, len(proposals), PROPOSED_AT_A_TIME):
         some = proposals[start : start + PROPOSED_AT_A_TIME]
-        reply = await link.admin.delete_extents(some, revision=plan.revision)
+        try:
+            reply = await link.admin.delete_extents(some, revision=plan.revision)
+        except NeveError as error:
+            failed.append(f"{len(some)} extents from {some[0][0]} on were proposed: {error}")
+            continue
         deleted += reply.deleted
         kept += reply.kept
     reclaimed: list[dict[str, Any]] = []
-    failed: list[str] = []
     servers = await _servers(link) if plan.rows_for(core_gc.RECLAIM) else {}
     for partition_id, rows in _by_partition(plan.rows_for(core_gc.RECLAIM)).items():
         try:
