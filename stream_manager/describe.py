@@ -83,7 +83,7 @@ def _stem(stream: Stream) -> bytes:
         parts += (b"\x12", sized(stream.name.encode()))
     if stream.lock:
         parts += (b"\x1a", sized(stream.lock.encode()))
-    parts += (b"\x32", sized(codec.encoded_policy(stream.policy)), b"\x50", varint(stream.created_ms))
+    parts += (b"\x32", codec.encoded_policy(stream.policy), b"\x50", codec.encoded_time(stream.created_ms))
     parts += [b"\x3a" + sized(label) for label in codec.encoded_labels(stream.labels)]
     return codec.keep(_stems, stream.stream_id, (made_of, b"".join(parts)))[1]
 
@@ -95,7 +95,7 @@ def extent_info_bytes(state: State, extent: Extent) -> bytes:
         fixed = found[2]
     else:
         nodes = state.nodes
-        parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", varint(created_ms)]
+        parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", codec.encoded_time(created_ms)]
         parts += [_replica_bytes(nodes.get(replica[0]), replica, confirmed) for replica in replicas]
         fixed = b"".join(parts)
         if not confirmed:

@@ -88,6 +88,11 @@ def keep(cache: dict[K, V], key: K, value: V) -> V:
     return value
 
 
+def encoded_time(time_ms: int) -> bytes:
+    """Many records are of the same millisecond."""
+    return _times.get(time_ms) or keep(_times, time_ms, varint(time_ms))
+
+
 def place_of(node_id: int, disk_uuid: str) -> bytes:
     """The encoded `Replica` up to its incarnation, which is the last 8 bytes of it."""
     parts = [b"\x08", varint(node_id)] if node_id else []
@@ -109,7 +114,7 @@ def _body(extent: Extent) -> bytes:
         b"\x40",
         _sizes.get(extent_bytes_max) or keep(_sizes, extent_bytes_max, varint(extent_bytes_max)),
         b"\x48",
-        _times.get(created_ms) or keep(_times, created_ms, varint(created_ms)),
+        encoded_time(created_ms),
         b"\x50",
         varint(stream_id),
     ]
@@ -178,13 +183,14 @@ packed_ids = _PackedIds().of
 
 
 def encoded_policy(policy: Policy) -> bytes:
+    """As a field of a message: its length before it."""
     found = _policies.get(policy)
     if found is None:
         replicas, no_sync, extent_bytes_max, placement, strict = policy
         message = sm.StreamPolicy(
             replicas=replicas, no_sync=no_sync, extent_bytes_max=extent_bytes_max, placement=placement, strict=strict
         )
-        found = keep(_policies, policy, message.SerializeToString())
+        found = keep(_policies, policy, sized(message.SerializeToString()))
     return found
 
 
@@ -209,8 +215,8 @@ def _stem(stream: Stream) -> bytes:
         parts += (b"\x1a", sized(stream.name.encode()))
     if stream.lock:
         parts += (b"\x22", sized(stream.lock.encode()))
-    created_ms = _times.get(stream.created_ms) or keep(_times, stream.created_ms, varint(stream.created_ms))
-    parts += (b"\x3a", sized(encoded_policy(stream.policy)), b"\x50", created_ms)
+    created_ms = encoded_time(stream.created_ms)
+    parts += (b"\x3a", encoded_policy(stream.policy), b"\x50", created_ms)
     parts += [b"\x42" + sized(label) for label in encoded_labels(stream.labels)]
     if stream.made_by is not None:
         parts += (b"\x6a", sized(_encode_call(stream.made_by)))

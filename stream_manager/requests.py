@@ -65,6 +65,8 @@ def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> Policy:
 
 
 def labels_of(labels: Mapping[str, str], config: ManagerConfig) -> Labels:
+    if not labels:
+        return ()
     limits = config.limits
     if len(labels) > limits.labels_max:
         raise InvalidArgument(what="labels", detail=f"{len(labels)}, at most {limits.labels_max}")
@@ -84,6 +86,8 @@ def check_list_room(stream: Stream, config: ManagerConfig) -> None:
 
 
 def check_name(what: str, name: str, config: ManagerConfig) -> None:
-    if len(name) > config.limits.name_chars_max or any(not c.isprintable() for c in name):
+    if not name:
+        return  # whether one is needed is for others to say
+    if len(name) > config.limits.name_chars_max or not name.isprintable():
         detail = f"at most {config.limits.name_chars_max} printable characters"
         raise InvalidArgument(what=what, detail=detail)

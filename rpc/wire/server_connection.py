@@ -198,7 +198,7 @@ class ServerConnection(Connection):
         if route.answers and not self._unstarted:
             self._await_answer(route, request, call)
             return
-        coroutine = cast(Handling, _begun(route, request, call) if route.answers else route.handler(request, call))
+        coroutine = cast("Handling", _begun(route, request, call) if route.answers else route.handler(request, call))
         if route.eager and not self._unstarted:
             rest = self._first_step(coroutine, call)
             if rest is None:
@@ -216,7 +216,7 @@ class ServerConnection(Connection):
     def _await_answer(self, route: Route, request: Any, call: WireCall) -> None:
         """Let the handler begin, and answer when it calls back."""
         try:
-            answer = cast(Answer[Any], route.handler(request, call))
+            answer = cast("Answer[Any]", route.handler(request, call))
         except BaseException as error:  # noqa: BLE001 - `end_call` sorts them
             self.end_call(call, error)
             return
