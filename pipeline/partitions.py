@@ -11,7 +11,7 @@ Neighbours: partition_server has the formats; planning.py makes tasks of this; l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -157,14 +157,14 @@ async def _plan(link: Link, taken: Snapshot, region: pm.RegionRecord) -> Partiti
 async def _manifest(link: Link, taken: Snapshot, region: pm.RegionRecord) -> tuple[records.Manifest | None, bool]:
     """The one that counts, and whether it is the union of two that were merged."""
     meta = await reach_of(link, taken, region.meta_stream_id)
-    log_ids = frozenset(taken.stream(region.log_stream_id).extent_ids)
-    row_ids = frozenset(taken.stream(region.row_stream_id).extent_ids)
+    log_last = max(taken.stream(region.log_stream_id).extent_ids, default=0)
+    row_last = max(taken.stream(region.row_stream_id).extent_ids, default=0)
     last: records.Manifest | None = None
     async for record in records_of(link, meta):
         found = manifest.decode(record.payload)
         if found is None or not manifest.counts_after(found, region.merged_at):
             continue
-        if last is None or is_of_snapshot(found, log_ids=log_ids, row_ids=row_ids):
+        if last is None or not is_later(found, region, log_last=log_last, row_last=row_last):
             last = found
     if last is not None or not region.merged_manifests:
         return last, False
@@ -178,15 +178,16 @@ async def _manifest(link: Link, taken: Snapshot, region: pm.RegionRecord) -> tup
     return manifest.unite(both), True
 
 
-def is_of_snapshot(found: records.Manifest, *, log_ids: Set[int], row_ids: Set[int]) -> bool:
-    """Whether the snapshot has all that the manifest points to.
+def is_later(found: records.Manifest, region: pm.RegionRecord, *, log_last: int, row_last: int) -> bool:
+    """Whether the manifest points to extents that were made after the snapshot; `..._last`: the highest ids it has.
 
-    One that was written after the snapshot may point to extents that were made since. The one before it serves as well:
-    the log from its replay on, as far as the snapshot has it, has whatever the later one put into tables.
+    The one before it serves as well: the log from its replay on, as far as the snapshot has it, has whatever the later
+    one put into tables. Nothing else is a reason to take an older one: what is missing otherwise is an error (T36).
     """
-    if found.HasField("log_replay_from") and found.log_replay_from.extent_id not in log_ids:
-        return False
-    return all(each.footer.extent_id in row_ids for each in found.tables)
+    if found.log_replay_from.extent_id > log_last:
+        return True
+    ours = (each for each in found.tables if manifest.clip_entry(each, region.start, region.end) is not None)
+    return any(each.footer.extent_id > row_last for each in ours)
 
 
 # --- reading -------------------------------------------------------------------------------------------------
