@@ -4,7 +4,7 @@ Invariants: reads and writes travel in frames of their own, so that no read wait
             conditions, of which a frame needs no message for each;
             each operation is answered once: with its own result, or with its own copy of an error;
             a repeated write keeps its call id; frames to a server are bounded in number, bytes and operations; what
-            finds no room waits, and makes the next frame fuller;
+            finds no room waits, and makes the next frame fuller, or goes elsewhere when a newer map says so;
             an operation ends at its deadline, wherever it is.
 Neighbours: kv_client.py submits and waits; core_kv_routing.py says who serves a key; kv_router.py does single calls.
 """
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from neve.client.core_kv_routing import asks_for_the_map, map_version_wanted, may_heal
+from neve.client.core_kv_routing import RegionMap, asks_for_the_map, map_version_wanted, may_heal
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_router import Router, closed, no_server, out_of_time
 from neve.client.kv_types import ObjectInfo, new_info
@@ -81,6 +81,17 @@ class Lane:
     def add(self, operation: Operation) -> None:
         self._queue.append(operation)
         self._wake()
+
+    def take_moved(self, key_map: RegionMap) -> list[Operation]:
+        """Out of the queue, what this server does not have by that map: it may be hung, and each frame takes long."""
+        kept: deque[Operation] = deque()
+        moved: list[Operation] = []
+        for operation in self._queue:
+            region = key_map.find(operation.key)
+            stays = region is not None and region.address == self._address
+            (kept if stays else moved).append(operation)
+        self._queue = kept
+        return moved
 
     def _wake(self) -> None:
         """On the loop's next turn, when all who got an answer in this one have said what they want next."""
@@ -222,6 +233,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._deadlines: Deadlines[Operation] = Deadlines(self._loop, self._expired)
         self._waiting: dict[Operation, None] = {}  # between two attempts
+        self._map = router.cache.map  # by which the lanes were filled last
 
     async def perform(self, operation: Operation) -> Answer:
         """Send it, again if need be, and wait for its answer."""
@@ -369,6 +381,13 @@ class Dispatcher:
             self._reroute(operations)
 
     def _reroute(self, operations: list[Operation]) -> None:
+        key_map = self.router.cache.map
+        if key_map is not self._map and not self._closed:
+            self._map = key_map
+            for lane in [*self._reads.values(), *self._writes.values(), *self._puts.values()]:
+                for operation in lane.take_moved(key_map):
+                    if not operation.future.done():
+                        self._route(operation)
         for operation in operations:
             self._waiting.pop(operation, None)
             if self._closed:

@@ -246,6 +246,20 @@ def test_a_dead_server_is_left_for_the_new_one_and_a_hung_one_too() -> None:
     run(story, servers=3)
 
 
+def test_what_waits_for_a_hung_server_goes_to_the_new_one_when_that_is_known() -> None:
+    async def story(rig: Rig) -> None:
+        cluster = rig.cluster
+        loop = asyncio.get_running_loop()
+        async with rig.client(frame_operations_max=4, frames_in_flight_max=2) as kv:
+            cluster.servers[1].delay_s = 1000.0
+            cluster.move(cluster.partition(b"a"), 2)
+            begun_s = loop.time()
+            await asyncio.gather(*(kv.put(b"a%03d" % n, b"1") for n in range(100)))
+            assert loop.time() - begun_s < 3 * kv.options.attempt_timeout_s, "not eight at a time"
+
+    run(story)
+
+
 def test_an_operation_ends_at_its_deadline_with_what_is_known() -> None:
     async def story(rig: Rig) -> None:
         loop = asyncio.get_running_loop()
