@@ -190,7 +190,8 @@ async def _write_during(spark: SparkDriver, cluster: StreamCluster, rows: str, f
         stream = await client.create_stream(name=f"during-{rows}", replicas=3, extent_bytes_max=5_000)
         writer = CheckingWriter(client, stream.id, f"during-{rows}")
         writing = asyncio.create_task(writer.run())
-        words = _words(cluster, "--grace", "1ms", "--apply")
+        # Above the time that an allocation takes: its files are there before metadata lists them.
+        words = _words(cluster, "--grace", "5s", "--apply")
         held = HeldCall(spark, folder, rows, programs.run_faulty, module="gc", arguments=words)
         await asyncio.to_thread(held.__enter__)
         before = set((await client.stream(stream.id)).extent_ids)

@@ -207,7 +207,8 @@ def test_gc_proposes_exactly_the_dead_bytes_returns_their_space_and_keeps_every_
     assert (failed["code"], failed["out"]) == (1, "")
     assert "a planted fault" in failed["err"]
     repeated = _faulty_gc(spark, store, fault("entries", DIE, attempts=1))
-    assert json.loads(repeated["out"])["rows"] == said["rows"]
+    # Of the logs alone: what the servers have merged meanwhile has left other streams.
+    assert [row for row in json.loads(repeated["out"])["rows"] if row["partition_id"]] == logs
     assert len(_extent_files(store, proposed)) == 3 * len(proposed)
 
     # T37: a split while a run reads tables and logs; then it applies what it found.
