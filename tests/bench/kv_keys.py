@@ -48,6 +48,16 @@ RANGES = (b"1", b"5", b"9", b"d")  # a key in each
 LOADED = re.compile(r"partition_loaded partition_id=(\d+) .*replayed=(\d+) .*seconds=([\d.]+)")
 
 
+def memory_mib(pid: int) -> dict[str, float]:
+    """VmHWM and VmRSS of a process; nothing if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    fields = (line.split() for line in lines if line.startswith(("VmHWM", "VmRSS")))
+    return {name.rstrip(":"): int(kib) / 1024 for name, kib, _ in fields}
+
+
 class Bench:
     def __init__(self, cluster: LocalCluster, kv: KeyValueClient, keys: int, report: Report) -> None:
         self._cluster = cluster
@@ -87,13 +97,10 @@ class Bench:
     def _memory(self, when: str) -> None:
         pids = self._cluster.facts["pids"]
         for name in ("pserver1", "pserver2", "node1"):
-            try:
-                lines = Path(f"/proc/{pids[name]}/status").read_text().splitlines()
-            except FileNotFoundError:  # it was killed
-                continue
-            kib = {key: int(line.split()[1]) for line in lines for key in ("VmHWM", "VmRSS") if line.startswith(key)}
-            self._report.add(f"memory of {name} {when}, peak", kib["VmHWM"] / 1024, "MiB")
-            self._report.add(f"memory of {name} {when}", kib["VmRSS"] / 1024, "MiB")
+            mib = memory_mib(pids[name])
+            if mib:  # otherwise it was killed
+                self._report.add(f"memory of {name} {when}, peak", mib["VmHWM"], "MiB")
+                self._report.add(f"memory of {name} {when}", mib["VmRSS"], "MiB")
 
     async def run(self) -> None:
         report, keys = self._report, self._keys
