@@ -44,7 +44,7 @@ from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
-from neve.proto.errors import ConditionFailed, InvalidArgument, NotFound
+from neve.proto.errors import ConditionFailed, InvalidArgument, NotFound, ShuttingDown
 
 GET_ATTEMPTS_MAX = 10  # each finds that the value was moved meanwhile
 
@@ -325,12 +325,14 @@ class Partition:
         await self._committer.idle()
 
     async def close(self) -> None:
-        """Without a flush: the log has it."""
+        """Without a flush: the log has it. What is still being read ends with ShuttingDown: memory goes at once."""
         store = self._store
         store.frozen = True
         store.unstall()
         await self._maintenance.stop()
+        store.fail(ShuttingDown(detail=f"partition {store.partition_id} was closed"))
         store.share.leave()
+        await self._flusher.let_go()
 
 
 async def _end_of(writer: Writer) -> common_pb2.StreamEnd:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from neve.partition_server.committer import Committer
+from neve.partition_server.entry import Entry
 from neve.partition_server.memtable import EVERYTHING, Memtable
 from neve.partition_server.rows import rows_of
 from neve.partition_server.store import Store, View
@@ -76,11 +77,19 @@ class Flusher:
         """Let go what was flushed, piece by piece: to free a hundred thousand entries at once would hold the loop."""
         if any(memtable in view.memtables for view in self._store.snapshot_views()):
             return
-        entries = memtable.entries
-        while entries:
-            for _ in range(min(len(entries), FREED_ENTRIES)):
-                entries.popitem()
-            await asyncio.sleep(0)
+        await _emptied(memtable.entries)
+
+    async def let_go(self) -> None:
+        """The partition has ended: everything in its memtables goes now. It would wait for the next collection of old
+        objects otherwise, since much of a partition refers to itself."""
+        store = self._store
+        assert store.error is not None, "a read could take what is not there any more for what never was"
+        memtables = store.view.memtables
+        store.view = View((store.new_memtable(),))
+        for memtable in memtables:
+            await _emptied(memtable.entries)
+        await _emptied(store.pending)
+        store.sessions.clear()
 
     async def _write(self, memtable: Memtable) -> Table | None:
         store = self._store
@@ -101,3 +110,10 @@ class Flusher:
         finally:
             await writer.abandon()
         return await open_table(store.row, store.cache, position, clip_start=store.start, clip_end=store.end)
+
+
+async def _emptied(entries: dict[bytes, Entry]) -> None:
+    while entries:
+        for _ in range(min(len(entries), FREED_ENTRIES)):
+            entries.popitem()
+        await asyncio.sleep(0)

@@ -202,6 +202,12 @@ class Sessions:
                 return
             self._remove(client_id)
 
+    def clear(self) -> None:
+        """The partition has ended."""
+        self._clients.clear()
+        self._refused.clear()
+        self.results = 0
+
     def all(self) -> Iterator[tuple[int, Session]]:
         return iter(self._clients.items())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,7 +16,7 @@ from neve.partition_server.committer import Committer
 from neve.partition_server.engine import Partition
 from neve.partition_server.memory import MemoryBudget
 from neve.proto.crc import crc32c
-from neve.proto.errors import Internal, NeveError, NotFound, NotOwner
+from neve.proto.errors import Internal, NeveError, NotFound, NotOwner, ShuttingDown
 from tests.unit.partition_server.rig import CONFIG, PartitionRig, call, on_cluster
 from tests.unit.partition_server.test_engine_tables import contents, fill
 
@@ -179,3 +180,29 @@ def test_what_ends_after_its_partition_has_left_changes_no_budget() -> None:
     gone.add(50)  # acknowledged late
     gone.remove(300)  # flushed late
     assert budget.used_bytes == other.used_bytes == 100
+
+
+@on_cluster()
+async def test_a_closed_partition_keeps_no_entry_and_calls_no_object_absent(rig: PartitionRig) -> None:
+    """Its memory goes at once, by itself: not when somebody looks for cycles."""
+    region = await rig.create()
+    partition = await rig.load(region)
+    await asyncio.gather(*(partition.put(b"k%03d" % number, b"x" * 100) for number in range(50)))
+    kept = list(partition._store.view.memtables)
+    pages = await partition.scan(limit=3)
+    gc.disable()
+    try:
+        reading = [asyncio.ensure_future(partition.get(b"k%03d" % number)) for number in range(50)]
+        scanning = asyncio.ensure_future(partition.scan(limit=3, continuation=pages.continuation))
+        closing = asyncio.ensure_future(rig.run(region, partition.close()))
+        outcomes = await asyncio.gather(*reading, scanning, return_exceptions=True)
+        await closing
+        assert not any(isinstance(outcome, NotFound) for outcome in outcomes)
+        assert not any(memtable.entries for memtable in kept)
+        assert not partition._store.pending
+        assert not len(partition._store.sessions)
+        for read in (partition.get(b"k001"), partition.head(b"k001"), partition.scan(limit=1)):
+            with pytest.raises(ShuttingDown):
+                await read
+    finally:
+        gc.enable()
