@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from neve.client.kv_types import ObjectInfo
@@ -135,24 +136,57 @@ class Conditions:
 
     match: Tags | None
     none_match: Tags | None
+    unmodified_since_s: int | None = None  # counts without `match` alone
+    modified_since_s: int | None = None  # of reads; counts without `none_match` alone
 
     @classmethod
-    def parse(cls, if_match: str | None, if_none_match: str | None) -> Conditions:
-        return cls(Tags.parse(if_match, "If-Match"), Tags.parse(if_none_match, "If-None-Match"))
+    def parse(
+        cls,
+        if_match: str | None,
+        if_none_match: str | None,
+        if_unmodified_since: str | None = None,
+        if_modified_since: str | None = None,
+    ) -> Conditions:
+        match, none_match = Tags.parse(if_match, "If-Match"), Tags.parse(if_none_match, "If-None-Match")
+        return cls(
+            match,
+            none_match,
+            http_date_s(if_unmodified_since) if match is None else None,
+            http_date_s(if_modified_since) if none_match is None else None,
+        )
 
     def __bool__(self) -> bool:
-        return self.match is not None or self.none_match is not None
+        return self != Conditions(None, None)
 
     @property
     def only_if_absent(self) -> bool:
         """What the store decides itself, without a look before."""
-        return self.match is None and self.none_match is not None and self.none_match.anything
+        return self.none_match is not None and self.none_match.anything and self.match is None
+
+    def preserved_by(self, info: ObjectInfo | None) -> bool:
+        """Whether the object, None if there is none, is still what the caller has seen."""
+        if self.match is not None:
+            return self.match.match_strongly(info)
+        since_s = self.unmodified_since_s
+        return since_s is None or info is None or info.modified_ms // 1000 <= since_s
+
+    def news_in(self, info: ObjectInfo) -> bool:
+        """Whether a reader has not seen this object yet."""
+        if self.none_match is not None:
+            return not self.none_match.match_weakly(info)
+        return self.modified_since_s is None or info.modified_ms // 1000 > self.modified_since_s
 
     def met_by(self, info: ObjectInfo | None) -> bool:
         """Whether a write may go on over this object; None: there is none."""
-        if self.match is not None and not self.match.match_strongly(info):
-            return False
-        return self.none_match is None or not self.none_match.match_weakly(info)
+        return self.preserved_by(info) and (self.none_match is None or not self.none_match.match_weakly(info))
+
+
+def http_date_s(header: str | None) -> int | None:
+    """Seconds since the epoch; None for what is no date: the RFC has it ignored."""
+    try:
+        return int(parsedate_to_datetime(header or "").timestamp())
+    except (ValueError, OverflowError):
+        return None
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------

@@ -187,7 +187,13 @@ class Objects:
 
 
 def _conditions(request: Request) -> Conditions:
-    return Conditions.parse(_joined(request, "if-match"), _joined(request, "if-none-match"))
+    headers = request.headers
+    return Conditions.parse(
+        _joined(request, "if-match"),
+        _joined(request, "if-none-match"),
+        headers.get("if-unmodified-since"),
+        headers.get("if-modified-since") if request.method in ("GET", "HEAD") else None,
+    )
 
 
 def _joined(request: Request, name: str) -> str | None:
@@ -197,11 +203,9 @@ def _joined(request: Request, name: str) -> str | None:
 
 def _refused(conditions: Conditions, info: ObjectInfo) -> Response | None:
     """412 or 304, where a read's conditions say so."""
-    if conditions.match is not None and not conditions.match.match_strongly(info):
+    if not conditions.preserved_by(info):
         raise ConditionFailed(version=info.version)
-    if conditions.none_match is not None and conditions.none_match.match_weakly(info):
-        return Response(None, 304, _headers(info))
-    return None
+    return None if conditions.news_in(info) else Response(None, 304, _headers(info))
 
 
 def _headers(info: ObjectInfo) -> dict[str, str]:

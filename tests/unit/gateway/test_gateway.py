@@ -148,6 +148,30 @@ async def test_conditions() -> None:
         assert (await rig.http.delete("/v1/objects/a", headers={"If-Match": tag})).status_code == 204
 
 
+async def test_conditions_by_date() -> None:
+    """The objects of this cluster are of 22:13:20 GMT."""
+    same, before = "Tue, 14 Nov 2023 22:13:20 GMT", "Tue, 14 Nov 2023 22:13:19 GMT"
+    async with running() as rig:
+        url = "/v1/objects/a"
+        created = await rig.http.put(url, content=b"1", headers={"If-Unmodified-Since": before})
+        assert created.status_code == 201, "there is nothing that could have changed"
+        assert (await rig.http.head(url)).headers["last-modified"] == same
+        changed = {"If-Unmodified-Since": before}
+        assert (await rig.http.put(url, content=b"2", headers=changed)).status_code == 412
+        assert (await rig.http.delete(url, headers=changed)).status_code == 412
+        assert (await rig.http.get(url, headers=changed)).status_code == 412
+        assert (await rig.http.put(url, content=b"3", headers={"If-Unmodified-Since": same})).status_code == 200
+        tag = (await rig.http.head(url)).headers["etag"]
+        assert (await rig.http.get(url, headers={**changed, "If-Match": tag})).status_code == 200, "a tag says more"
+        assert (await rig.http.get(url, headers={"If-Modified-Since": same})).status_code == 304
+        assert (await rig.http.get(url, headers={"If-Modified-Since": before})).content == b"3"
+        other = {"If-Modified-Since": same, "If-None-Match": '"other"'}
+        assert (await rig.http.get(url, headers=other)).status_code == 200, "a tag says more"
+        for no_date in ("", "yesterday", "2023-11-14"):
+            assert (await rig.http.get(url, headers={"If-Modified-Since": no_date})).status_code == 200
+        assert (await rig.http.put(url, content=b"4", headers={"If-Modified-Since": same})).status_code == 200
+
+
 async def test_a_write_between_the_look_and_the_put_is_a_412() -> None:
     """The condition is the partition's to decide: here the object changes while the body arrives."""
     async with running() as rig:
