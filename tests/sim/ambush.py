@@ -42,6 +42,7 @@ MOMENTS = (
     ("PrepareExtent", "reply"),
     ("RaiseToken", "request"),
     ("RaiseToken", "reply"),
+    ("RaiseToken", "reply"),
     ("ReportReplicas", "request"),
     ("SealExtent", "request"),
     ("SealExtent", "reply"),

@@ -140,7 +140,7 @@ class SimClient:
         async def open_it() -> Writer:
             writer = self.neve.writer(stream_id, owner=self.name, **how)
             await writer.open()
-            self.ledger.opened(session, writer.token)
+            self.ledger.opened(session, writer.token, takeover=bool(how.get("takeover")))
             return writer
 
         return SimWriter(self, session, await self.run(open_it()))
@@ -206,3 +206,6 @@ class SimWriter:
 
     async def close(self) -> None:
         await self.client.run(self.writer.close())
+
+    async def abort(self) -> None:
+        await self.client.run(self.writer.abort())

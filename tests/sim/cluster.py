@@ -119,8 +119,8 @@ class SimCluster:
             self.add_node(node_id)
         self.clients: dict[str, SimClient] = {}
         self.violations: list[str] = []
+        self.synced = True  # its streams sync: a node that loses power loses nothing that it has answered for
         self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story
-        self.synced = False  # all writers sync: what is acknowledged is also on nodes that are down
         self.ledger.on_made = self._watch_acknowledgement
         self.expected_errors: tuple[str, ...] = EXPECTED_ERRORS
         self._errors = _ErrorLog()
@@ -298,7 +298,8 @@ class SimCluster:
         attempt.future.add_done_callback(lambda _: self._check_everywhere(attempt))
 
     def _check_everywhere(self, attempt: Attempt) -> None:
-        """G1: what was acknowledged is on every replica, at that moment."""
+        """G1: what was acknowledged is on every replica, at that moment. A node that does not serve may have it in its
+        journal alone; what it says when it is back is compared with what it has said (wire_watch.py)."""
         position = attempt.position
         if position is None:
             return
@@ -307,11 +308,15 @@ class SimCluster:
         if extent is None:
             return
         begins = attempt.payload[:BEGINNING_BYTES]
-        if not self.ledger.sessions[attempt.session - 1].weak:
+        session = self.ledger.sessions[attempt.session - 1]
+        weak = session.weak or not self.synced
+        if not session.weak:
             self._note_acknowledged(position.extent_id, position.offset + HEADER_BYTES + len(begins))
         for node_id in extent.node_ids:
             node = self.nodes[node_id]
-            if node_id in self.unreliable or node.gone or node.repairs or not (node.running or self.synced):
+            if node_id in self.unreliable or node.repairs or not node.serving:
+                continue
+            if weak and node.lost_cache:
                 continue
             if node.peek(position.extent_id, position.offset + HEADER_BYTES, len(begins)) != begins:
                 told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and not on node {node_id} (G1)"

@@ -2,6 +2,7 @@
 
 ALL_KINDS = (
     "answers lost",
+    "append of a deposed owner",
     "bits flipped",
     "client killed",
     "client stopped",

@@ -3,8 +3,8 @@
 Invariants: every payload is unique, so that what is read tells which append it was;
             an append counts as acknowledged from the moment on which its future has a position: whoever waits for it
             may see it later, and a process that is stopped in between has been told before;
-            when a newer owner has opened a stream, whatever an older one then still waits for is barred: G5 says that
-            it is never acknowledged.
+            when a newer owner has opened a stream that nobody held, whatever an older one then still waits for is
+            barred: G5 says that it is never acknowledged.
 Neighbours: client.py writes into it, checkers.py reads it.
 """
 
@@ -85,9 +85,13 @@ class Ledger:
         self.sessions.append(session)
         return session
 
-    def opened(self, session: Session, token: int) -> None:
-        """Its owner knows that it has the stream: what older owners wait for now must never be acknowledged."""
+    def opened(self, session: Session, token: int, *, takeover: bool = False) -> None:
+        """Its owner knows that it has the stream: what older owners wait for now must never be acknowledged. Unless it
+        was taken from one who lives: until that one hears of it, it may acknowledge what all replicas had taken before
+        (docs/protocol.md)."""
         session.token = token
+        if takeover:
+            return
         for older in self.sessions:
             if older.stream_id == session.stream_id and 0 < older.token < token:
                 for attempt in older.attempts:

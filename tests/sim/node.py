@@ -116,6 +116,8 @@ class SimNode:
         self.fs = _new_disks(node_id, disks)
         self.fs.rng.seed(network.rng.getrandbits(64))
         self.process: Process | None = None
+        self.serving = False  # it has started, and all that its journal had is in its files
+        self.lost_cache = False  # it lost power once, or a disk was remounted
         self.gone = False  # for ever
         self.skew_ms = 0  # how wrong its clock is
         self.repairs: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what must be done before all is well again
@@ -190,6 +192,7 @@ class SimNode:
             read_bytes_max=self._config.read_bytes_max,
         )
         self.server = self._network.serve(self.address, [Service(methods.EXTENT_NODE, servicer)], cluster=CLUSTER)
+        self.serving = True
         if self._managers:
             process.spawn(self.registrar.run(), name=f"{self.host} registrar")
         if self._scrub_interval_s:
@@ -222,6 +225,7 @@ class SimNode:
     def power_cut(self, mode: PowerCutMode = "lose_all") -> None:
         """The machine loses power: what was not synced may be gone."""
         self._end()
+        self.lost_cache = True
         self.fs.power_cut(mode)
 
     def pause(self) -> None:
@@ -255,5 +259,6 @@ class SimNode:
         if self.process is None:
             return
         process, self.process = self.process, None
+        self.serving = False
         process.kill()
         self._network.crash(self.host)

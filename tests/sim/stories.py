@@ -25,21 +25,27 @@ from typing import Any, Protocol, TypeVar
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
+from neve.rpc.sim import exponential_delay
 from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster, run_story
 from tests.sim.coverage import Coverage
+from tests.sim.ghost import Ghost
 from tests.sim.loop import current
+from tests.sim.node import SimNode
 from tests.sim.swarm import Shape, weights_of
 from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
-from tests.sim.troubles_nodes import NodeTroubles
+from tests.sim.troubles_nodes import FORGETTING, NodeTroubles
 from tests.sim.uses import Users
 
 PAUSE_S_MEAN = 0.6
 SCRUB_INTERVAL_S = 10.0
 TROUBLE_S = (0.05, 0.5, 2.0, 5.0, 12.0, 20.0)  # about as long as a retry, a call, a lease, a death
 
+EAGER_JOURNAL = {"journal_extents_min": 1, "in_place_bytes_min": 1500}
 FOCUS_SHARE = 0.8
+HAUNTED = 0.7  # nodes that start
+PROMISED = 4.0  # how much rather trouble befalls what a node has just answered for
 AT_ONCE = (1, 1, 1, 2, 3)  # troubles that coincide
 
 Say = Callable[[str], None]
@@ -59,10 +65,12 @@ class Story:
         self.cluster = cluster
         self.shape = shape
         self.rng = random.Random(f"story {seed}")
-        cluster.synced = shape.sync and not shape.mixed
+        cluster.synced = shape.sync
         self.victim = self.rng.choice(list(cluster.nodes))
+        self._far_host = self.rng.choice(list(cluster.nodes.values())).host
         self.drained: set[int] = set()
         self.users = Users(self)
+        self._ghost = Ghost(self)
         self.parts: list[Part] = [
             NodeTroubles(self),
             ManagerTroubles(self),
@@ -70,6 +78,7 @@ class Story:
             MetaTroubles(self),
             ClientTroubles(self),
             MessageTroubles(self),
+            self._ghost,
             self.users,
         ]
         self.ambush = Ambush(cluster.wire, self.rng, self.rng.sample(MOMENTS, self.rng.randint(3, 8)))
@@ -98,6 +107,10 @@ class Story:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.append(asyncio.get_running_loop().create_task(work))
 
+    def on_started(self, node: SimNode) -> None:
+        if self.rng.random() < HAUNTED:
+            self._ghost.haunt(node)
+
     def for_a_while(self, undo: Callable[[], Coroutine[Any, Any, None] | None]) -> float:
         """How long a trouble lasts, and its end."""
         length_s = self.rng.choice(TROUBLE_S) * self.rng.uniform(0.5, 1.0)
@@ -115,6 +128,7 @@ class Story:
         """A new process of that kind; None if it could not connect."""
         self._names += 1
         name = f"{role}{self._names}"
+        self._set_far(name)
         try:
             return await self.cluster.client(name)
         except (NeveError, Killed) as error:
@@ -130,6 +144,8 @@ class Story:
         weights = weights_of(self._seed, [kind.name for kind in kinds])
         self.say("troubles: " + ", ".join(name for name, weight in weights.items() if weight))
         sharp = [kind for kind in kinds if kind.sharp and weights[kind.name]]
+        for manager in self.cluster.managers.values():
+            self._set_far(manager.host)
         await self.users.begin()
         for _ in range(self._events_max):
             await asyncio.sleep(self.rng.expovariate(1 / PAUSE_S_MEAN))
@@ -154,6 +170,13 @@ class Story:
         await self.cluster.settle()
         self.say("all is well")
 
+    def _set_far(self, host: str) -> None:
+        """One node is far away from everybody: what it answers comes when others have answered long ago."""
+        if self.shape.far_s:
+            delay = exponential_delay(min_s=self.shape.far_s / 2, mean_s=self.shape.far_s / 2)
+            self.cluster.network.set_link(host, self._far_host, delay=delay)
+            self.cluster.network.set_link(self._far_host, host, delay=delay)
+
     def _cause_some(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
         for _ in range(self.rng.choice(AT_ONCE)):
             kind = self.rng.choices(kinds, [weights[each.name] for each in kinds])[0]
@@ -172,6 +195,8 @@ class Story:
         self.focus = frozenset((moment.source, moment.target))
         if self.rng.random() < 0.4:
             self.focus |= self._cast()
+        if moment.kind == "reply" and moment.source.startswith("node"):
+            weights = {name: weight * (PROMISED if name in FORGETTING else 1.0) for name, weight in weights.items()}
         if kinds:
             self._cause_some(kinds, weights)
 
@@ -242,7 +267,11 @@ def play(seed: int, *, short: bool = False, events_max: int | None = None, say: 
     async def story(cluster: SimCluster) -> None:
         await Story(cluster, seed, shape, tell, outcome.coverage, events_max=events_max).run()
 
-    options = {"disks": shape.disks, "scrub_interval_s": SCRUB_INTERVAL_S if shape.loses == "damage" else 0.0}
+    options = {
+        "disks": shape.disks,
+        "scrub_interval_s": SCRUB_INTERVAL_S if shape.loses == "damage" else 0.0,
+        **(EAGER_JOURNAL if shape.eager_journal else {}),
+    }
     begun_s = time.process_time()
     try:
         with outcome.coverage.watching():

@@ -19,6 +19,7 @@ from neve.rpc.sim import DEFAULT_DELAY, exponential_delay
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import SimManager
+from tests.sim.node import SimNode
 from tests.sim.swarm import Shape
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ class Scene(Protocol):
     def for_a_while(self, undo: Callable[[], Coroutine[Any, Any, None] | None]) -> float: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+    def on_started(self, node: SimNode) -> None: ...
 
     async def new_client(self, role: str) -> SimClient | None: ...
 
@@ -147,7 +150,7 @@ class NetworkTroubles:
 
     def _slow_host(self) -> bool:
         host = self._scene.pick(self._hosts(), str)
-        factor = self._scene.rng.choice((20, 300))
+        factor = self._scene.rng.choice((20, 300, 3_000))
         others = [other for other in self._hosts() if other != host]
 
         def set_all(factor: float) -> None:

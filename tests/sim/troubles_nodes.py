@@ -21,6 +21,7 @@ from tests.sim.node import SimNode
 from tests.sim.troubles import SKEWS_MS, Kind, Scene
 
 POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
+FORGETTING = ("node killed", "power cut", "power cut everywhere", "disk remounted", "disks wiped")
 NODES_MAX = 6
 READS = frozenset({"pread", "map"})
 WRITES = frozenset({"pwrite"})
@@ -85,6 +86,8 @@ class NodeTroubles:
             if not node.repairs:
                 raise
             self._scene.say(f"{node.host} refuses to start: {error}")
+        else:
+            self._scene.on_started(node)
 
     def _may_lose_cache(self, node: SimNode) -> bool:
         return self._scene.shape.sync or node.node_id == self._scene.victim
@@ -150,6 +153,7 @@ class NodeTroubles:
             return False
         node.kill()
         folder = self._folder(node)
+        node.lost_cache = True
         node.fs.remount(folder, self._scene.rng.choice(POWER_CUT_MODES))
         self._down(node, f"{folder} went and came back")
         return True
@@ -237,6 +241,7 @@ class NodeTroubles:
         if not held:
             return False
         scene.cluster.unreliable.add(scene.victim)
+        scene.cluster.wire.damaged.add(node.host)
         extent_id = scene.rng.choice(held).extent_id
         for number in range(node.disks):
             path = node.extent_path(extent_id, number)
@@ -256,9 +261,17 @@ class NodeTroubles:
         times = self._scene.rng.choice((1, 3, None))
         cold = self._scene.rng.random() < 0.5
         self._scene.cluster.unreliable.add(node.node_id)
-        fault = node.fs.fail(
-            errno.EIO, match=lambda call, path: call in calls and path.startswith(folder + "/"), times=times
-        )
+        process, wire = node.process, self._scene.cluster.wire
+
+        def fails(call: str, path: str) -> bool:
+            if call not in calls or not path.startswith(folder + "/"):
+                return False
+            if call in SYNCS and path.endswith(".ext"):
+                extent_id = int(path.rpartition("/")[2].removesuffix(".ext"), 16)
+                wire.sync_failed(node.host, extent_id, lives=lambda: node.process is process)
+            return True
+
+        fault = node.fs.fail(errno.EIO, match=fails, times=times)
 
         async def replug() -> None:
             """A disk that failed is used again after a restart only, of the process or of the machine."""

@@ -133,7 +133,8 @@ class Users:
         while not self._is_over(stream_id):
             client = await self._scene.new_client("writer")
             if client is not None:
-                for _ in range(self._rng.choice((1, 1, 2))):  # the same process may open it again, whatever happened
+                openings = (2, 5) if self._scene.shape.restless else (1, 2, 2)
+                for _ in range(self._rng.choice(openings)):  # the same process may open it again, whatever happened
                     if not client.running or client.process.paused or self._is_over(stream_id):
                         break
                     try:
@@ -148,31 +149,40 @@ class Users:
             await asyncio.sleep(self._rng.uniform(0.0, 2.0))
 
     async def _write_as(self, client: SimClient, stream_id: int) -> None:
+        restless = self._scene.shape.restless
         takeover = self._rng.random() < 0.4
         sync = False if self._scene.shape.mixed and self._rng.random() < 0.5 else None
         timeout_s = self._rng.choice((1.0, 10.0))
         writer = await client.writer(stream_id, takeover=takeover, lock_timeout_s=timeout_s, sync=sync)
         writer.session.weak = sync is False
         self._scene.say(f"{client.name} has opened stream {stream_id} token={writer.session.token}")
-        for _ in range(self._rng.choice((5, 20, 40))):
+        for _ in range(self._rng.choice((1, 3, 5) if restless else (5, 20, 40))):
             if self._is_over(stream_id):
                 break
             await self._append(writer)
             await asyncio.sleep(self._rng.choice((0.0, 0.02, 0.1, 0.5)))
-        if self._rng.random() < 0.7:
+        how = self._rng.random()
+        if how < (0.2 if restless else 0.5):
             await writer.close()
+        elif how < (0.9 if restless else 0.75):
+            self._submit_some(writer)  # and what becomes of them nobody will know
+            await asyncio.sleep(self._rng.choice((0.0002, 0.002, 0.05)))
+            await writer.abort()
 
     async def _append(self, writer: SimWriter) -> None:
         size_bytes = self._rng.choice((0, 60, 300, 900, 2500))
         if self._rng.random() < 0.5:
             await writer.append(size_bytes)
             return
+        self._submit_some(writer, size_bytes)
+        if self._rng.random() < 0.5:
+            await writer.flush()
+
+    def _submit_some(self, writer: SimWriter, size_bytes: int = 300) -> None:
         for _ in range(self._rng.randint(1, 8)):
             if writer.client.process.paused or not writer.client.running:
                 break
             writer.submit(size_bytes)
-        if self._rng.random() < 0.5:
-            await writer.flush()
 
     # --- readers ---------------------------------------------------------------------------------------------
 

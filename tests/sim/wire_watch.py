@@ -2,7 +2,7 @@
 
     Nodes     a length that a node has answered for is never answered shorter, unless it says that it is in doubt
               (rules 5, 12, 14); what it has fenced, or raised to a token, grows no more by older ones, whatever
-              happened to its power in between (4, 14)
+              happened to its power in between (4, 14); after a failed sync it takes nothing more (T23)
     Managers  a seal has one length, whoever asks (16); an owner who was replaced before he asked is told none (3); a
               manager that did not lead while a call was under way answers none that needs a leader (25); what was
               ordered deleted because metadata did not know it is never linked (24)
@@ -46,15 +46,17 @@ class _Asked:
     """A call that a server has begun."""
 
     request: Frame
+    begun_s: float
     deposed: bool = False
     leaders: int = 0  # how many there had been until then
 
 
 @dataclass(slots=True)
-class _Promise:
+class Promise:
     """What a node has said of one replica."""
 
     length: int = 0  # that it has, for certain
+    synced_length: int = 0  # that no loss of power takes away
     token: int = 0  # below which it takes nothing more
     token_length: int = 0  # when it said so
     fenced_length: int | None = None
@@ -64,15 +66,18 @@ class WireWatch:
     def __init__(self, etcd: WatchedStore, hosts: dict[str, str]) -> None:
         self.violations: list[str] = []
         self.listeners: dict[Listener, None] = {}
+        self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
         self._etcd = etcd
         self._addresses = hosts  # of the managers, by host
         self._asked: dict[tuple[str, int], _Asked] = {}
-        self._promises: dict[tuple[str, int], _Promise] = {}
+        self._promises: dict[tuple[str, int], Promise] = {}
+        self._sync_failed: dict[tuple[str, int], tuple[float, Callable[[], bool]]] = {}
         self._deleted: set[int] = set()  # extents that were ordered deleted while metadata did not know them
         self._judges: dict[int, Callable[[str, _Asked, Any, Any], None]] = {
             methods.EXTENT_NODE_APPEND_BLOCK.method_id: self._on_append,
             methods.EXTENT_NODE_RAISE_TOKEN.method_id: self._on_length,
             methods.EXTENT_NODE_FENCE.method_id: self._on_length,
+            methods.EXTENT_NODE_SEAL_EXTENT.method_id: self._on_seal,
             methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH.method_id: self._on_owner,
             methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT.method_id: self._on_alloc,
             methods.STREAM_MANAGER_WAIT_CONFIRMED.method_id: self._on_owner,
@@ -105,7 +110,7 @@ class WireWatch:
             self._on_delete(pb.DeleteExtentRequest.FromString(frame.message))
         if frame.method_id not in self._judges:
             return
-        asked = _Asked(frame)
+        asked = _Asked(frame, asyncio.get_running_loop().time())
         if frame.method_id in OWNERS_CALLS:
             owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner
             held = self._etcd.at(lock_key(self._etcd.root, owner.lock))
@@ -120,8 +125,16 @@ class WireWatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def _promise(self, node: str, extent_id: int) -> _Promise:
-        return self._promises.setdefault((node, extent_id), _Promise())
+    def promises_of(self, node: str) -> list[tuple[int, Promise]]:
+        """What a node has said of its replicas, by extent."""
+        return [(extent_id, promise) for (host, extent_id), promise in self._promises.items() if host == node]
+
+    def sync_failed(self, node: str, extent_id: int, *, lives: Callable[[], bool]) -> None:
+        """A sync of this replica has failed; `lives`: whether the process that was told so still runs."""
+        self._sync_failed[node, extent_id] = (asyncio.get_running_loop().time(), lives)
+
+    def _promise(self, node: str, extent_id: int) -> Promise:
+        return self._promises.setdefault((node, extent_id), Promise())
 
     def _on_append(self, node: str, asked: _Asked, request: pb.AppendBlockRequest, reply: pb.AppendBlockReply) -> None:
         for segment, result in zip(request.segments, reply.results, strict=True):
@@ -135,7 +148,12 @@ class WireWatch:
                 self._wrong(f"{what}, and had fenced it at {promise.fenced_length} (14)")
             if segment.token < promise.token and result.end > promise.token_length:
                 self._wrong(f"{what}, and had promised {promise.token} at {promise.token_length} (4, 14)")
+            failed = self._sync_failed.get((node, segment.extent_id))
+            if failed is not None and failed[0] < asked.begun_s and failed[1]():
+                self._wrong(f"{what}, after a sync of it had failed (T23)")
             promise.length = max(promise.length, result.end)
+            if not segment.no_sync:
+                promise.synced_length = max(promise.synced_length, result.end)
             if segment.token > promise.token:
                 promise.token, promise.token_length = segment.token, result.end
 
@@ -147,10 +165,16 @@ class WireWatch:
         self._check_length(node, request.extent_id, reply.length)
         promise = self._promise(node, request.extent_id)
         promise.length = max(promise.length, reply.length)
+        promise.synced_length = max(promise.synced_length, reply.length)
         if reply.token > promise.token:
             promise.token, promise.token_length = reply.token, reply.length
         if reply.fenced:
             promise.fenced_length = reply.length
+
+    def _on_seal(self, node: str, asked: _Asked, request: pb.SealExtentRequest, reply: pb.SealExtentReply) -> None:
+        had = min(self._promise(node, request.extent_id).synced_length, request.seal.length)
+        if not reply.confirmed and reply.length < had and node not in self.damaged:
+            self._wrong(f"{node} has {reply.length} of extent {request.extent_id}, and had {had} on its disk (5, 14)")
 
     def _check_length(self, node: str, extent_id: int, length: int) -> None:
         had = self._promise(node, extent_id).length

@@ -19,6 +19,7 @@ from typing import Any
 
 from neve.client import core_reader, extent_reader
 from neve.client.core_writer import WriterCore
+from neve.client.lane import Lane
 from neve.extent_node import attributes, core, core_append, store_append
 from neve.extent_node import servicer as node_servicer
 from neve.extent_node.commit import Committer
@@ -211,7 +212,18 @@ def _acknowledges_while_sealing(change: Any) -> None:
         finally:
             self.sealing = sealing
 
+    answered = Lane.answered
+
+    def heard(self: Any, taken: Any, result: Any) -> None:
+        if self._closed and self._core.sealing and not result.HasField("error") and not isinstance(taken, int):
+            acknowledged = self._core.on_answer(taken)
+            if acknowledged:
+                self._owner.on_acknowledged(acknowledged)
+            return
+        answered(self, taken, result)
+
     change(WriterCore, "on_answer", wrong)
+    change(Lane, "answered", heard)
 
 
 @bug("a lease that ended is not noticed", origin="T11, rule 2", needs=("client stopped", "metadata stalls"))
@@ -380,7 +392,12 @@ def _volatile_fence(change: Any) -> None:
     change(Replica, "persist", wrong)
 
 
-@bug("lengths come from the page cache", origin="T4, rule 14", needs=("power cut", "power cut everywhere"))
+@bug(
+    "lengths come from the page cache",
+    origin="T4, rule 14",
+    suits=lambda shape: not shape.sync or shape.mixed,
+    needs=("power cut", "power cut everywhere"),
+)
 def _page_cache_length(change: Any) -> None:
     """Raise and Fence answer a length whose bytes are not durable, and forget that."""
 
@@ -412,8 +429,8 @@ def _no_doubt(change: Any) -> None:
 @bug(
     "the journal stands above unsynced bytes",
     origin="T21, rule 10",
-    suits=lambda shape: shape.mixed,
-    needs=("power cut everywhere",),
+    suits=lambda shape: shape.sync and shape.eager_journal,
+    needs=("power cut", "power cut everywhere"),
 )
 def _journal_above(change: Any) -> None:
     """A journal entry is written although bytes below it are in the page cache alone."""
