@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from neve.proto.blocks import encode_block
 from neve.proto.errors import NeveError
 from neve.stream_manager.records import Extent
 from tests.sim import raw
@@ -58,7 +59,7 @@ class Ghost:
                 node.node_id,
                 extent,
                 promise.length,
-                [b"of a deposed owner"],
+                [encode_block(b"of a deposed owner")],
                 token=promise.token - 1,
                 host=f"ghost{self._visits}",
             )

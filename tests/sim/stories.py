@@ -171,11 +171,19 @@ class Story:
         self.say("all is well")
 
     def _set_far(self, host: str) -> None:
-        """One node is far away from everybody: what it answers comes when others have answered long ago."""
-        if self.shape.far_s:
-            delay = exponential_delay(min_s=self.shape.far_s / 2, mean_s=self.shape.far_s / 2)
-            self.cluster.network.set_link(host, self._far_host, delay=delay)
-            self.cluster.network.set_link(self._far_host, host, delay=delay)
+        """One node is far away from everybody: what it answers comes when others have answered long ago. Or clients
+        are: managers and nodes talk to each other while an append is on its way."""
+        delay = exponential_delay(min_s=self.shape.far_s / 2, mean_s=self.shape.far_s / 2)
+        for other in self._far_from(host):
+            self.cluster.network.set_link(host, other, delay=delay)
+            self.cluster.network.set_link(other, host, delay=delay)
+
+    def _far_from(self, host: str) -> list[str]:
+        if self.shape.far == "node":
+            return [self._far_host]
+        if self.shape.far == "clients" and not host.startswith("manager"):
+            return [node.host for node in self.cluster.nodes.values()]
+        return []
 
     def _cause_some(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
         for _ in range(self.rng.choice(AT_ONCE)):

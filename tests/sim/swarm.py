@@ -34,7 +34,8 @@ class Shape:
     events: int
     extent_bytes: int
     ambushes: float  # share of the troubles that wait for a message
-    far_s: float  # how long messages to and from one of the nodes take; 0: as long as to others
+    far: str  # who is far away from the others: "" nobody, "node" one of the nodes, "clients" all of them
+    far_s: float  # how far
     restless: bool  # writers leave and come back after a few appends, without waiting for them
     eager_journal: bool  # it takes the bytes of single extents, too, and larger ones go in place
 
@@ -59,7 +60,8 @@ class Shape:
             events=rng.randint(*EVENTS_SHORT) if short else rng.randint(EVENTS_MIN, EVENTS_MAX),
             extent_bytes=rng.choice((4_000, 12_000, 50_000)),
             ambushes=rng.choice((0.0, 0.5, 0.9, 0.9)),
-            far_s=rng.choice((0.0, 0.0, 0.02, 0.15)),
+            far=rng.choice(("", "", "node", "clients")),
+            far_s=rng.choice((0.02, 0.15)),
             restless=rng.random() < 0.3,
             eager_journal=rng.random() < 0.5,
         )

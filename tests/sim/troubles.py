@@ -321,6 +321,8 @@ class ManagerTroubles:
         process = manager.process
 
         async def stop_and_start() -> None:
+            if manager.process is not process:
+                return  # killed in the same moment: whoever did that starts it again
             try:
                 await manager.stop()
             except (NeveError, asyncio.CancelledError) as error:  # killed meanwhile, or the store is away

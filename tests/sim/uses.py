@@ -171,15 +171,21 @@ class Users:
 
     async def _append(self, writer: SimWriter) -> None:
         size_bytes = self._rng.choice((0, 60, 300, 900, 2500))
-        if self._rng.random() < 0.5:
+        how = self._rng.random()
+        if how < 0.4:
             await writer.append(size_bytes)
             return
-        self._submit_some(writer, size_bytes)
+        if how < 0.6:  # one after the other, without waiting for any
+            for _ in range(self._rng.randint(2, 12)):
+                self._submit_some(writer, size_bytes % 1000, count_max=1)
+                await asyncio.sleep(self._rng.choice((0.002, 0.02, 0.05)))
+        else:
+            self._submit_some(writer, size_bytes)
         if self._rng.random() < 0.5:
             await writer.flush()
 
-    def _submit_some(self, writer: SimWriter, size_bytes: int = 300) -> None:
-        for _ in range(self._rng.randint(1, 8)):
+    def _submit_some(self, writer: SimWriter, size_bytes: int = 300, *, count_max: int = 8) -> None:
+        for _ in range(self._rng.randint(1, count_max)):
             if writer.client.process.paused or not writer.client.running:
                 break
             writer.submit(size_bytes)
@@ -278,6 +284,8 @@ class Users:
         writer = await client.writer(stream.id)
         await writer.append_some(self._rng.randint(1, 4), 300)
         twin_id = await client.run(client.neve.admin.alloc_ids())
+        if writer.writer.owner is None:  # somebody has taken it over
+            return
         ledger = self._scene.cluster.ledger
         ledger.twins[twin_id] = stream.id
         ledger.streams[twin_id] = None
@@ -294,6 +302,8 @@ class Users:
             return
         await twin.flush()
         await writer.flush()
+        if writer.writer.owner is None or twin.writer.owner is None:
+            return
         ledger.merged[twin_id] = stream.id
         self._scene.say(f"{client.name} merges stream {twin_id} into {stream.id}")
         merge = sm.MergeStreamsRequest()
