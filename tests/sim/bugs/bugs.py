@@ -200,7 +200,12 @@ def _resends_all(change: Any) -> None:
     change(WriterCore, "settle", wrong)
 
 
-@bug("a writer acknowledges while it asks", origin="rule 16")
+@bug(
+    "a writer acknowledges while it asks",
+    origin="rule 16",
+    suits=lambda shape: shape.far == "node",  # an answer must be out while another node fails
+    needs=("node killed", "power cut everywhere"),
+)
 def _acknowledges_while_sealing(change: Any) -> None:
     """Answers of replicas count after the request for the next extent was sent."""
     on_answer = WriterCore.on_answer
