@@ -4,13 +4,16 @@ Invariants: only acknowledged results are kept here for good, and only they go i
             the log does not have would be a lie after a crash;
             a call below what its client has said to be over, or below what was forgotten of it, is refused;
             bounded: in clients, in results of a client and of all, and in the time that an idle client is remembered.
-            What is forgotten for want of room is refused when it comes again, never executed twice.
+            What is forgotten for want of room is refused when it comes again, never executed twice: a result's floor
+            stays, and a whole client goes only when it has not called for longer than anybody repeats a call. Until
+            then there is no room for another one. A load takes all that it finds: they were let in before.
 Neighbours: writes.py enters every write; replay.py and manifest.py bring back what was before.
 Not here:   client 0, of which nothing is remembered.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +21,9 @@ from dataclasses import dataclass, field
 from neve.partition_server.log_format import Caller
 from neve.partition_server.write import Outcome, PutGroup, Write
 from neve.proto.errors import InvalidArgument, NeveError, Overloaded
+
+LOOKS_MAX = 256  # for a silent client: they are in the order of their calls, but for what is under way
+SILENT_PART = 10  # of the time that an idle client is remembered: a minute of ten, twice a call's with all its attempts
 
 
 @dataclass(slots=True)
@@ -60,6 +66,7 @@ class Sessions:
         self._results_total_max = results_total_max
         self.results = 0  # of all clients
         self._idle_ms = idle_ms
+        self._silent_ms = idle_ms // SILENT_PART  # then nothing that it has called comes again
         self._refused: OrderedDict[tuple[int, int], NeveError | None] = OrderedDict()  # by client and call
         self._clients: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
 
@@ -67,6 +74,7 @@ class Sessions:
         """The write of this call, and whether it is a new one: otherwise it is under way, or done."""
         if not caller.client_id:
             return Write(caller), True
+        self._admit(caller.client_id, now_ms)
         session = self._session(caller.client_id, now_ms)
         self.results -= session.raise_floor(caller.completed_below)
         call_id = caller.call_id
@@ -94,6 +102,7 @@ class Sessions:
     def enter_group(self, group: PutGroup, now_ms: int) -> bool:
         """All its calls are under way from now on; False, and nothing done, unless every one of them is new."""
         client_id, call_ids = group.caller.client_id, group.call_ids
+        self._admit(client_id, now_ms)
         session = self._session(client_id, now_ms)
         self.results -= session.raise_floor(group.caller.completed_below)
         running = session.running
@@ -217,8 +226,6 @@ class Sessions:
     def _session(self, client_id: int, now_ms: int) -> Session:
         session = self._clients.get(client_id)
         if session is None:
-            if len(self._clients) >= self._clients_max:
-                self._drop_one()
             session = self._clients[client_id] = Session()
         else:
             self._clients.move_to_end(client_id)
@@ -236,9 +243,13 @@ class Sessions:
                 return
             self.results -= session.forget_all()
 
-    def _drop_one(self) -> None:
-        for client_id, session in self._clients.items():
-            if not session.running:
-                self._remove(client_id)
+    def _admit(self, client_id: int, now_ms: int) -> None:
+        """Make room for a client that calls for the first time: of who has been silent, the longest ago."""
+        if len(self._clients) < self._clients_max or client_id in self._clients:
+            return
+        for other_id, session in itertools.islice(self._clients.items(), LOOKS_MAX):
+            if not session.running and session.used_ms + self._silent_ms <= now_ms:
+                self._remove(other_id)
                 return
-        raise Overloaded(what="sessions", detail=f"{len(self._clients)} clients have calls under way")
+        detail = f"{len(self._clients)} clients called within the last {self._silent_ms / 1000:g} s"
+        raise Overloaded(what="sessions", detail=detail)

@@ -164,6 +164,29 @@ def test_too_many_calls_under_way_are_refused() -> None:
         full.enter(Caller(2, 1), 0)
 
 
+def test_t50_a_client_makes_room_for_another_only_when_it_repeats_nothing_any_more() -> None:
+    sessions = make_sessions(clients_max=2, idle_ms=1000)
+    acknowledge(sessions, Caller(1, 1), now_ms=1000)
+    acknowledge(sessions, Caller(2, 1), now_ms=1050)
+    with pytest.raises(Overloaded):
+        sessions.enter(Caller(3, 1), 1099)
+    assert is_known(sessions, 1, 1)  # its repetition is still answered, and not executed
+    acknowledge(sessions, Caller(3, 1), now_ms=1100)
+    assert not is_known(sessions, 1, 1)
+    assert is_known(sessions, 2, 1)
+    assert len(sessions) == 2
+
+
+def test_a_load_takes_all_clients_that_it_finds() -> None:
+    sessions = make_sessions(clients_max=2)
+    for client_id in range(1, 5):
+        sessions.restore(client_id, 0, 1000, {1: (INFO,)})
+    assert all(is_known(sessions, client_id, 1) for client_id in range(1, 5))
+    with pytest.raises(Overloaded):
+        sessions.enter(Caller(5, 1), 1001)
+    sessions.enter(Caller(4, 2), 1001)
+
+
 def test_idle_clients_are_forgotten_and_busy_ones_are_not() -> None:
     sessions = make_sessions()
     acknowledge(sessions, Caller(1, 1), now_ms=0)
