@@ -64,6 +64,12 @@ class Prompt(Generic[T]):
         assert not self.done, "whoever waits for it has looked"
         self._wake, self._context = wake, context
 
+    def remove_done_callback(self, wake: Callable[[Prompt[T]], object]) -> int:
+        if self._wake != wake:
+            return 0
+        self._wake = None
+        return 1
+
     def cancel(self, msg: object = None) -> bool:
         if self.done:
             return False

@@ -81,6 +81,7 @@ class LockTable:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was our turn in the same moment
                 self.release(key)
+            turn.cancel()  # whoever waits without a task is thrown out, and the future does not hear of it
             raise
 
     def release(self, key: Key) -> None:

@@ -99,6 +99,11 @@ class ClusterNodes(NodesPart):
                 log.warning("pass_refused part=%s error=%s", name, error)  # a node knows of a newer manager: so will we
             except NeveError as error:
                 log.warning("pass_failed part=%s error=%s", name, error)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._ctx.tasks.ended or task is None or task.cancelling():
+                    raise
+                log.exception("pass_broken part=%s", name)  # something inside was cancelled: no reason to end for good
             except Exception:  # top of a daemon's loop
                 log.exception("pass_broken part=%s", name)
 

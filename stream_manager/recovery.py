@@ -63,7 +63,7 @@ class Recovery(StateListener):
     async def run_once(self, now_s: float) -> None:
         """One pass: follow the tasks that there are, then begin others as the bounds allow."""
         trouble = self.trouble(now_s)
-        budget = self.steps.budget()
+        budget = self.steps.budget(to_begin=False)
         tasks = list(self._ctx.state.tasks.values())
         await asyncio.gather(
             *(self._guard(task.extent_id, self._follow(task, trouble, budget, now_s)) for task in tasks)

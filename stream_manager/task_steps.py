@@ -11,6 +11,7 @@ Neighbours: recovery.py.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from neve.proto import common_pb2, errors
@@ -53,9 +54,11 @@ class TaskSteps:
         self._bad = bad
         self._failed_nodes: dict[int, dict[int, None]] = {}  # by extent id: targets that did not make it
         self.running: dict[int, Running] = {}  # by task id
+        self._beginning: Counter[int] = Counter()  # by target: tasks that are on their way into etcd
 
-    def budget(self) -> Budget:
-        """What is left of the bounds beside the tasks in etcd; those not dispatched yet hold a place, too."""
+    def budget(self, *, to_begin: bool = True) -> Budget:
+        """What is left of the bounds beside the tasks in etcd. `to_begin`: for one more, so that those which are not
+        dispatched yet hold a place, too. Not for their own dispatch: they would wait for each other."""
         config = self._config
         budget = Budget(
             tasks_max=config.tasks_max,
@@ -68,8 +71,13 @@ class TaskSteps:
             del self.running[task_id]
         for task in self._ctx.state.tasks.values():
             running = self.running.get(task.task_id)
-            waiting = Share((task.target.node_id,) if task.target else (), 0)
-            budget.take(running.share if running is not None else waiting)
+            if running is not None:
+                budget.take(running.share)
+            elif to_begin:
+                budget.take(Share((task.target.node_id,) if task.target else (), 0))
+        if to_begin:
+            for node_id in self._beginning.elements():
+                budget.take(Share((node_id,), 0))
         return budget
 
     # --- begin -----------------------------------------------------------------------------------------------
@@ -113,15 +121,19 @@ class TaskSteps:
         now_s: float,
     ) -> bool:
         ctx, extent_id = self._ctx, extent.extent_id
-        task_id = await ctx.ids.take(1)
-        async with ctx.locks.hold(extents=[extent_id]):
-            if ctx.state.extents.get(extent_id) != extent or extent_id in ctx.state.tasks:
-                return False
-            task = Task(task_id, extent_id, kind, lost, target, extent.eversion, ctx.wall_ms())
-            changes = ctx.changes()
-            changes.require_extent(extent)
-            changes.put_task(None, task)
-            await ctx.commit(changes)
+        self._beginning[target.node_id] += 1  # many may begin at a time: each sees the others' places
+        try:
+            task_id = await ctx.ids.take(1)
+            async with ctx.locks.hold(extents=[extent_id]):
+                if ctx.state.extents.get(extent_id) != extent or extent_id in ctx.state.tasks:
+                    return False
+                task = Task(task_id, extent_id, kind, lost, target, extent.eversion, ctx.wall_ms())
+                changes = ctx.changes()
+                changes.require_extent(extent)
+                changes.put_task(None, task)
+                await ctx.commit(changes)
+        finally:
+            self._beginning[target.node_id] -= 1
         log.info(
             "recovery_begun task=%d extent_id=%d kind=%s lost=%d target=%d",
             *(task_id, extent_id, Kind.Name(kind), lost.node_id, target.node_id),
@@ -174,6 +186,8 @@ class TaskSteps:
             if not sources:
                 self._problems.note(task.extent_id, "no confirmed replica is in reach to copy from", now_s)
             return
+        if task.target.node_id in budget.busy():
+            return  # in a later pass
         ordered = [first, *(source for source in sources if source != first)]
         running = Running(Share((task.target.node_id, first.node_id), rate), now_s)
         budget.take(running.share)

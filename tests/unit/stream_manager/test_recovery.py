@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -382,6 +383,40 @@ async def test_a_target_takes_no_more_copies_at_a_time_than_it_may() -> None:
         assert not any(rig.part.problems.text(extent_id) for extent_id in rig.ctx.state.extents)  # they only wait
         gate.set()
         await until_passes(rig, lambda: not rig.ctx.state.extents_on(3))
+
+
+@simulated
+async def test_repairs_that_begin_at_once_keep_the_bounds_and_do_not_wait_for_each_other() -> None:
+    """More than all nodes take at a time: those that have a task and no copy yet must not keep all sources busy."""
+    async with Rig(manual=True) as rig:
+        await rig.start_nodes(1, 2, 3)
+        extents = [await rig.sealed_stream(nodes=(1, 2, 3)) for _ in range(30)]
+        recovery, now_s = rig.part.recovery, rig.ctx.clock()
+        begun = await asyncio.gather(
+            *(
+                recovery.repair_in_place(extent.extent_id, extent.replicas[number % 3], now_s, verify=True)
+                for number, extent in enumerate(extents)
+            )
+        )
+        assert any(begun)
+        targets = Counter(task.target.node_id for task in rig.ctx.state.tasks.values() if task.target is not None)
+        assert max(targets.values()) <= rig.ctx.config.recovery.tasks_per_node_max
+        await until_passes(rig, lambda: not rig.ctx.state.tasks)
+
+
+@simulated
+async def test_tasks_without_a_copy_are_dispatched_however_many_there_are() -> None:
+    """As a manager finds them that has just been elected, or after nodes were too busy to take them."""
+    async with Rig(manual=True) as rig:
+        await rig.start_nodes(1, 2, 3)
+        extents = [await rig.sealed_stream(nodes=(1, 2, 3)) for _ in range(18)]
+        for number, extent in enumerate(extents):
+            lost = extent.replicas[number % 3]
+            task = Task(number + 1, extent.extent_id, Kind.FILL, lost, lost, extent.eversion, 0)
+            changes = rig.ctx.changes()
+            changes.put_task(None, task)
+            await rig.ctx.commit(changes)
+        await until_passes(rig, lambda: not rig.ctx.state.tasks)
 
 
 @simulated
