@@ -36,6 +36,7 @@ ELECTION_MS = 1000  # a leader is replaced within about two seconds; the shortes
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background of a script inherit that it is ignored
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the parent is gone already")
 os.execv(sys.argv[2], sys.argv[2:])
