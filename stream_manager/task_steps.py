@@ -186,8 +186,8 @@ class TaskSteps:
             if not sources:
                 self._problems.note(task.extent_id, "no confirmed replica is in reach to copy from", now_s)
             return
-        if task.target.node_id in budget.busy():
-            return  # in a later pass
+        if task.task_id not in self.running and task.target.node_id in budget.busy():
+            return  # in a later pass; one that is dispatched again holds its place already
         ordered = [first, *(source for source in sources if source != first)]
         running = Running(Share((task.target.node_id, first.node_id), rate), now_s)
         budget.take(running.share)

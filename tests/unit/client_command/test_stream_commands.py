@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import sys
@@ -163,6 +164,8 @@ class Run:
         self._capture = capfdbinary
 
     def __call__(self, *words: str, code: int = 0) -> tuple[str, str]:
+        gc.collect()  # futures that earlier tests have left are told of now, and not in what this command says
+        self._capture.readouterr()
         got = main.main(words)
         out, err = self._capture.readouterr()
         assert got == code, (out, err)
