@@ -13,9 +13,9 @@ Neighbours: client.py tells when a connection's lone call is sent, and when it h
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from time import perf_counter
-from weakref import WeakKeyDictionary
 
 SPIN_S = 0.0005  # three nodes on two cores answer within it
 
@@ -24,7 +24,7 @@ class Spinner:
     """Keeps one loop awake while it is worth it. `now_s`: a loop's own clock stands still during a turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now_s: Callable[[], float] = perf_counter) -> None:
-        self._call_soon = loop.call_soon
+        self._loop = weakref.ref(loop)  # weak, as in `_spinners`: a loop that is over must not be kept by its spinner
         self.now_s = now_s
         self._waiting = 0  # lone calls in flight, of all connections
         self._until_s = 0.0
@@ -35,16 +35,21 @@ class Spinner:
         self._until_s = self.now_s() + SPIN_S
         if not self._turning:
             self._turning = True
-            self._call_soon(self._turn)
+            self._turn_soon()
 
     def ended(self) -> None:
         self._waiting -= 1
 
     def _turn(self) -> None:
         if self._waiting and self.now_s() < self._until_s:
-            self._call_soon(self._turn)
+            self._turn_soon()
         else:
             self._turning = False
+
+    def _turn_soon(self) -> None:
+        loop = self._loop()
+        assert loop is not None, "its own loop calls it"
+        loop.call_soon(self._turn)
 
 
 class LoneCall:
@@ -75,7 +80,7 @@ class LoneCall:
                 self._spinner.ended()
 
 
-_spinners: WeakKeyDictionary[asyncio.AbstractEventLoop, Spinner] = WeakKeyDictionary()
+_spinners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Spinner] = weakref.WeakKeyDictionary()
 
 
 def spinner_of(loop: asyncio.AbstractEventLoop) -> Spinner:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -107,6 +109,16 @@ def test_one_turn_at_a_time_however_many_calls(loop: ManualLoop, lone: LoneCall)
     loop.turn()
     assert turns == 1
     assert not loop.awake
+
+
+def test_a_loop_that_is_over_is_not_kept() -> None:
+    loop = asyncio.new_event_loop()
+    spin.spinner_of(loop)
+    kept = weakref.ref(loop)
+    loop.close()
+    del loop
+    gc.collect()
+    assert kept() is None
 
 
 async def test_a_connection_that_ends_leaves_nothing_awake() -> None:
