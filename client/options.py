@@ -40,7 +40,7 @@ class ClientOptions:
     block_payload_bytes_max: int = 4 * MIB  # larger records go in several blocks
 
     # --- readers ---
-    read_bytes: int = 2 * MIB  # asked for at a time; two are held, and measured: more leaves the processor's cache
+    read_bytes: int = 2 * MIB  # asked for at a time: the read-ahead holds two of them; 4 MiB were no faster
     read_first_bytes: int = 256 * KIB  # the first answer of a reader comes soon; the following ones are larger
     read_timeout_s: float = 5.0  # of one attempt at one replica
     read_deadline_s: float = 30.0  # until some replica has answered
