@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 
 import pytest
 
 from neve.client.types import Stream
+from neve.extent_node.journal_label import LABEL, JournalRefused
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.stream_manager.config import Placing
@@ -336,4 +338,20 @@ async def test_replicas_that_come_back_are_asked_while_a_task_finds_no_source(cl
     await wiped.start()
     await cluster.until(lambda: cluster.state.tasks[extent_id].attempts > 0, "it has failed")
     await swap()
+    await cluster.settle()
+
+
+@simulated()
+async def test_a_node_whose_journal_cannot_be_read_refuses_to_start_and_starts_when_it_can(cluster: SimCluster) -> None:
+    """Short story 2046: a restart within the time for which the journal's disk gives errors."""
+    _, _, writer = await sealed_stream(cluster)
+    node = cluster.nodes[cluster.tail(writer.session.stream_id).node_ids[0]]
+    fault = node.fs.fail(errno.EIO, match=lambda call, path: call == "pread" and path.endswith(LABEL), times=None)
+    node.kill()
+    with pytest.raises(JournalRefused, match="copy the folder to another disk"):
+        await node.start()
+    assert not node.running
+    await writer.append_some(3, 300)  # the others go on without it
+    fault.clear()
+    await node.start()
     await cluster.settle()

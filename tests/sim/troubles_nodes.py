@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 
+from neve.extent_node.journal_label import JournalRefused
 from neve.extent_node.store_start import NoUsableDisk
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
@@ -82,8 +83,8 @@ class NodeTroubles:
         self._scene.say(f"{node.host} starts")
         try:
             await node.start()
-        except NoUsableDisk as error:
-            if not node.repairs:
+        except (NoUsableDisk, JournalRefused, OSError) as error:
+            if not node.repairs or (isinstance(error, OSError) and error.errno != errno.EIO):
                 raise
             self._scene.say(f"{node.host} refuses to start: {error}")
         else:
