@@ -68,6 +68,10 @@ class FileSystem(Protocol):
         """The first bytes of a file that does not change any more, read-only."""
         ...
 
+    def kernel_fd(self, fd: int) -> int | None:
+        """The kernel's own descriptor of the file, for sendfile; None where there is no such thing."""
+        ...
+
     def fstat(self, fd: int) -> Stat: ...
 
     # Extended attributes, by descriptor. A missing one is None.
@@ -143,6 +147,9 @@ class RealFileSystem:
         if size_bytes == 0:
             return memoryview(b"")  # an empty mapping is an error to the kernel
         return memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ))
+
+    def kernel_fd(self, fd: int) -> int | None:
+        return fd
 
     def fstat(self, fd: int) -> Stat:
         return _stat(os.fstat(fd))

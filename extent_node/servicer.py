@@ -96,7 +96,10 @@ class ExtentNodeServicer:
             await call.reserve_reply(wanted_bytes)
         result = self._store.read_now(request) or await self._store.read(request)
         # Every block has its CRC, which the reader checks (rule 21): a second one over all of them would add nothing.
-        call.attach(*result.payload, own_checksums=True)
+        if result.file is not None:
+            call.attach_file(result.file, own_checksums=True)
+        else:
+            call.attach(*result.payload, own_checksums=True)
         self._metrics.read_s.observe(self._loop.time() - begun_s)
         return pb.ReadBlockReply(end=result.end, readable=result.readable, sealed=result.sealed, blocks=result.blocks)
 

@@ -2,7 +2,8 @@
 
 Mapped pages that are not in memory stop whoever touches them, and a bad sector under a mapping is a SIGBUS that ends
 the process. So a range is first read by `pread` in a thread, which brings its pages in or says EIO; what was brought in
-once is then served from the mapping without a thread, a copy or a call.
+once is then served from the mapping without a thread, a copy or a call. Large ranges a transport may send from the file
+itself: what cannot be read there after all is an error of that call, and never a SIGBUS.
 
 Invariants: at most `files_max` are open beside those in use; one in use is not closed;
             nothing is served from a mapping that was not read by `pread` in this opening.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from typing import NamedTuple
 
 from neve.extent_node import index, scan
 from neve.extent_node.attributes import Seal
@@ -29,12 +31,13 @@ WARM_BYTES = 256 * 1024
 
 
 class SealedFile:
-    """One open sealed extent. `blocks` is its index."""
+    """One open sealed extent. `blocks` is its index; `kernel_fd` its descriptor for sendfile, None if it has none."""
 
-    __slots__ = ("_warm", "blocks", "fd", "pins", "view")
+    __slots__ = ("_warm", "blocks", "fd", "kernel_fd", "pins", "view")
 
-    def __init__(self, fd: int, view: memoryview, blocks: BlockIndex) -> None:
+    def __init__(self, fd: int, view: memoryview, blocks: BlockIndex, kernel_fd: int | None = None) -> None:
         self.fd = fd
+        self.kernel_fd = kernel_fd
         self.view = view
         self.blocks = blocks
         self.pins = 0
@@ -48,10 +51,30 @@ class SealedFile:
         for chunk in range(start // WARM_BYTES, -(-end // WARM_BYTES)):
             self._warm[chunk] = 1
 
+    def note_cold(self, start: int, end: int) -> None:
+        """What was brought in cannot be read any more: `pread` shall see why."""
+        first, last = start // WARM_BYTES, -(-end // WARM_BYTES)
+        self._warm[first:last] = bytes(last - first)
+
     def cold_chunks(self, start: int, end: int) -> list[int]:
         """Offsets of the chunks that have to be read first."""
         chunks = range(start // WARM_BYTES, -(-end // WARM_BYTES))
         return [chunk * WARM_BYTES for chunk in chunks if not self._warm[chunk]]
+
+
+class SealedRange(NamedTuple):
+    """A part of a sealed extent that was brought in: bytes for a transport, which may take them from the file."""
+
+    opened: SealedFile
+    offset: int
+    view: memoryview
+
+    def descriptor(self) -> int | None:
+        return self.opened.kernel_fd
+
+    def unreadable(self, detail: str) -> None:
+        log.warning("mapped_range_unreadable offset=%d bytes=%d reason=%s", self.offset, len(self.view), detail)
+        self.opened.note_cold(self.offset, self.offset + len(self.view))
 
 
 class SealedFiles:
@@ -123,6 +146,7 @@ class SealedFiles:
             opened = self._open[found]
             if opened.pins == 0:
                 del self._open[found]
+                opened.kernel_fd = None  # from now on the number may be another file's
                 found.fs.close(opened.fd)
 
 
@@ -136,7 +160,7 @@ def _open(found: Replica, seal: Seal) -> SealedFile:
             blocks = _rebuild_index(found, fd, seal)
         if fs.fstat(fd).size_bytes < seal.length:
             raise ReplicaDamaged(extent_id=extent_id, offset=fs.fstat(fd).size_bytes, detail="bytes are missing")
-        return SealedFile(fd, fs.map(fd, seal.length), blocks)
+        return SealedFile(fd, fs.map(fd, seal.length), blocks, fs.kernel_fd(fd))
     except BaseException:
         fs.close(fd)
         raise

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from neve.extent_node import blocks, core
 from neve.extent_node.fs import Buffer
 from neve.extent_node.replica import Replica
-from neve.extent_node.store_files import SealedFile, SealedFiles
+from neve.extent_node.store_files import SealedFile, SealedFiles, SealedRange
 from neve.extent_node.store_state import StoreState
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
@@ -38,6 +38,7 @@ class ReadResult(NamedTuple):
     sealed: bool
     blocks: int
     payload: Sequence[Buffer] = ()
+    file: SealedRange | None = None  # which has the same bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Reader:
         if not opened.is_warm(offset, end):
             return None
         self._count(end - offset)
-        return ReadResult(end, bounds.readable, True, count, [opened.view[offset:end]])
+        return _sealed_result(opened, offset, end, count, bounds)
 
     async def read(self, request: pb.ReadBlockRequest) -> ReadResult:
         if request.follow:
@@ -134,7 +135,7 @@ class Reader:
         end, count = self._run_of_blocks(found, opened, request, bounds, max_bytes)
         if not opened.is_warm(request.offset, end):
             await self._files.warm(found, opened, request.offset, end)
-        return ReadResult(end, bounds.readable, True, count, [opened.view[request.offset : end]])
+        return _sealed_result(opened, request.offset, end, count, bounds)
 
     def _run_of_blocks(
         self, found: Replica, opened: SealedFile, request: pb.ReadBlockRequest, bounds: core.Readable, max_bytes: int
@@ -261,6 +262,11 @@ class Reader:
             None if found.gone else found.state, wanted=found.state.ref(), extent_id=found.extent_id, offset=offset
         )
         return isinstance(bounds, core.Readable) and bounds.serve_end == offset and not bounds.sealed
+
+
+def _sealed_result(opened: SealedFile, start: int, end: int, count: int, bounds: core.Readable) -> ReadResult:
+    part = SealedRange(opened, start, opened.view[start:end])
+    return ReadResult(end, bounds.readable, True, count, (part.view,), part)
 
 
 def _whole_blocks(data: bytes, max_blocks: int) -> tuple[int, int]:

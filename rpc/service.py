@@ -43,6 +43,24 @@ REPLY_BYTES_DEFAULT = 4096
 TIMEOUT_S_MAX = 24 * 3600.0  # a longer wait is a mistake, or means "for ever", which nothing here does
 
 
+class FileBytes(Protocol):
+    """Bytes of a file that does not change any more: a transport may have the kernel send them from there."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes themselves, for whoever does not."""
+
+    @property
+    def offset(self) -> int:
+        """Where in the file they begin."""
+
+    def descriptor(self) -> int | None:
+        """Of the file, good until the loop's next turn; None if it has none any more."""
+
+    def unreadable(self, detail: str) -> None:
+        """The file did not have them."""
+
+
 class Call:
     """What a handler knows of its call beside the request message, and where it puts its reply's attachment."""
 
@@ -76,6 +94,10 @@ class Call:
         """
         self.reply_attachment.extend(map(byte_view, buffers))
         self.own_checksums = own_checksums
+
+    def attach_file(self, file: FileBytes, *, own_checksums: bool = False) -> None:
+        """As `attach`, for bytes that are in a file, too."""
+        self.attach(file.view, own_checksums=own_checksums)
 
     async def reserve_reply(self, size_bytes: int) -> None:
         """Wait until the transport has room for a reply of this size; call it before making a large one.

@@ -16,8 +16,9 @@ from typing import cast
 
 from neve.proto import errors
 from neve.rpc.limits import KIB, Limits
-from neve.rpc.service import Buffer
+from neve.rpc.service import Buffer, FileBytes
 from neve.rpc.wire.buffers import ChunkPool
+from neve.rpc.wire.file_sender import FILE_BYTES_MIN, CannotRead, FileSender
 from neve.rpc.wire.frame import HANDSHAKE_BYTES_MAX, Kind, Prelude, encode
 from neve.rpc.wire.receiver import FrameReceiver
 
@@ -51,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: list[Buffer] = []  # frames for the next flush
         self._queue_bytes = 0
         self._flush_due = False
+        self._file_sender: FileSender | None = None  # once there was a file to send
         self._receiving = False  # frames that are sent now leave when all that has come is handled
         self._heard_s = self.loop.time()
         self._frame_begun_s = 0.0  # when the frame that is now partly here began; 0: none is
@@ -123,6 +125,33 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.transport.writelines(join_small(parts))
 
+    def send_file(self, head: bytes, file: FileBytes) -> bool:
+        """Send a frame whose attachment is in a file. False: it is none for the kernel to take, now or at all, nothing
+        was sent, and `send` does it."""
+        transport = self.transport
+        if self.ended is not None or transport is None or len(file.view) < FILE_BYTES_MIN:
+            return False
+        if self._queue or self.write_paused or transport.is_closing() or transport.get_write_buffer_size():
+            return False  # others go before it
+        if self._file_sender is None:
+            self._file_sender = FileSender.of(transport)
+        if self._file_sender is None or (descriptor := file.descriptor()) is None:
+            return False
+        self._sent_since_tick = True
+        try:
+            left = self._file_sender.send(head, file, descriptor)
+        except CannotRead as problem:
+            log.error("reply_broken_off peer=%s reason=%s", self.peer, problem)
+            file.unreadable(str(problem))
+            transport.abort()  # a part of the frame has left; `connection_lost` tells the rest
+        except OSError as error:
+            log.info("connection_broken peer=%s error=%s", self.peer, error)
+            transport.abort()
+        else:
+            if left:
+                transport.writelines(left)
+        return True
+
     def open_limits(self, message_bytes_max: int, attachment_bytes_max: int) -> None:
         """The handshake is done: frames of full size are welcome."""
         self._beating = True
@@ -150,6 +179,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queue_bytes = 0
         if self._tick is not None:
             self._tick.cancel()
+        if self._file_sender is not None:
+            self._file_sender.close()
         if self.transport is not None:
             if last_words:
                 self.transport.close()  # what is buffered is still sent …

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
-from neve.rpc.service import EMPTY, Answer, Call, Encoded, Route, attachment_bytes
+from neve.rpc.service import EMPTY, Answer, Call, Encoded, FileBytes, Route, attachment_bytes
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
@@ -52,6 +52,7 @@ class WireCall(Call):
     answered_later = False  # by what goes on without it: no task
     ended = False
     task: asyncio.Task[None] | None = None
+    reply_file: FileBytes | None = None  # which has all of the reply's attachment
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
         # All that the base class sets, without the call: this runs for every request.
@@ -81,6 +82,10 @@ class WireCall(Call):
             self.task.cancel()
         else:
             self.abandoned = True
+
+    def attach_file(self, file: FileBytes, *, own_checksums: bool = False) -> None:
+        super().attach_file(file, own_checksums=own_checksums)
+        self.reply_file = file if len(self.reply_attachment) == 1 else None
 
     async def reserve_reply(self, size_bytes: int) -> None:
         await self.connection.reply_budget.acquire(size_bytes)
@@ -312,6 +317,8 @@ class ServerConnection(Connection):
             attachment_bytes=size_bytes,
             own_checksums=call.own_checksums,
         )
+        if call.reply_file is not None and len(buffers) == 1 and self.send_file(head, call.reply_file):
+            return
         # While requests are being read, what they are answered gathers; an answer to the only call need not wait.
         self.send(head, buffers, size_bytes, at_once=not self._receiving and len(self.calls) == 1)
 

@@ -283,6 +283,9 @@ class SimFileSystem:
                 raise ValueError("mmap length is greater than file size")
             return memoryview(file.content)[:size_bytes].toreadonly()
 
+    def kernel_fd(self, fd: int) -> int | None:
+        return None
+
     def fstat(self, fd: int) -> Stat:
         with self._faults.call("fstat", self._path(fd), changes=False):
             return _stat(self._opened_file(fd))

@@ -45,6 +45,7 @@ from tests.unit.extent_node.store_rig import (
     error_of,
     fence,
     raise_token,
+    read,
     read_bytes,
     seal,
     segment,
@@ -703,6 +704,45 @@ def test_a_read_error_is_not_answered_as_data() -> None:
         await seal(store, 1, len(A))
         machine.fs.fail(errno.EIO, match=on("pread", ".ext"))
         assert await error_of(read_bytes(store, 1)) is DiskFailed
+
+    machine.run(work)
+
+
+def test_a_range_that_a_transport_could_not_read_is_looked_at_again_and_not_answered_as_data() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        await seal(store, 1, len(A))
+        part = (await read(store, 1)).file
+        assert part is not None
+        machine.fs.fail(errno.EIO, match=on("pread", ".ext"))
+        assert await read_bytes(store, 1) == A  # from the mapping
+        part.unreadable("an error of the disk")
+        assert await error_of(read_bytes(store, 1)) is DiskFailed
+
+    machine.run(work)
+
+
+def test_the_descriptor_of_a_range_is_given_out_only_while_its_file_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(sealed_files_max=1)
+    monkeypatch.setattr(machine.fs, "kernel_fd", lambda fd: fd)
+
+    async def work(store: Store) -> None:
+        for extent_id in (1, 2):
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A)
+            await seal(store, extent_id, len(A))
+        first = (await read(store, 1)).file
+        assert first is not None
+        assert first.descriptor() is not None
+        second = (await read(store, 2)).file  # closes the first
+        assert second is not None
+        assert (first.descriptor(), bytes(first.view)) == (None, A)
+        assert second.descriptor() is not None
+        await delete(store, 2)
+        assert (second.descriptor(), bytes(second.view)) == (None, A)
 
     machine.run(work)
 
