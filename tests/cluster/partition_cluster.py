@@ -97,8 +97,8 @@ class PartitionedCluster:
     async def watched(self) -> AsyncIterator[RegionWatcher]:
         """Every revision of the map while this lasts, and all before it."""
         async with await EtcdStore.connect(EtcdConfig((self.local.facts["etcd"],))) as store:
-            watcher = RegionWatcher(store, root_of(self.local.facts["cluster"]))
-            watching = asyncio.ensure_future(watcher.run())
+            watcher = RegionWatcher(root_of(self.local.facts["cluster"]))
+            watching = asyncio.ensure_future(watcher.run(store))
             try:
                 yield watcher
                 await asyncio.sleep(0.2)  # the last change may be on its way

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from neve.client.kv_client import KeyValueClient
+from neve.client.kv_types import Delete, Object, Put
 from neve.proto import errors
 
 
@@ -50,7 +52,7 @@ class Operation:
     outcome: Outcome = Outcome.MAYBE
     seen_value: bytes | None = None  # by a get; None: there was no object
     seen_version: int = 0  # of a get, of a put's own object, or of what a refused one found; 0: none
-    existed: bool = False  # of a delete
+    existed: bool | None = False  # of a delete; None: it was not told
 
     def __str__(self) -> str:
         end = "…" if self.end_s == float("inf") else f"{self.end_s:.6f}"
@@ -148,3 +150,42 @@ class RecordingClient:
             self._recorder.failed(operation, error)
         else:
             self._recorder.end(operation, Outcome.DONE, existed=existed)
+
+    async def batch(self, values: Mapping[bytes, bytes | None]) -> bool:
+        """One operation for each key, all at the same time; None deletes. Whether it was done."""
+        operations = [
+            self._recorder.begin(self.name, Kind.DELETE if value is None else Kind.PUT, key, value=value)
+            for key, value in values.items()
+        ]
+        batch = [Delete(key) if value is None else Put(key, value) for key, value in values.items()]
+        try:
+            infos = await self._client.batch(batch, timeout_s=self._timeout_s)
+        except errors.NeveError as error:
+            for operation in operations:
+                self._recorder.failed(operation, error)
+            return False
+        for operation, info in zip(operations, infos, strict=True):
+            if operation.kind is Kind.DELETE:
+                self._recorder.end(operation, Outcome.DONE, existed=None)
+            else:
+                self._recorder.end(operation, Outcome.DONE, seen_version=info.version)
+        return True
+
+    async def scan(self, keys: Sequence[bytes]) -> list[Object] | None:
+        """All objects, None if it failed. What it told of each of `keys` is a get, at some moment of the scan."""
+        operations = [self._recorder.begin(self.name, Kind.GET, key) for key in keys]
+        try:
+            async with aclosing(self._client.scan_objects(timeout_s=self._timeout_s)) as objects:  # type: ignore[type-var]
+                found = [each async for each in objects]
+        except errors.NeveError as error:
+            for operation in operations:
+                self._recorder.failed(operation, error)
+            return None
+        by_key = {each.info.key: each for each in found}
+        for operation in operations:
+            seen = by_key.get(operation.key)
+            if seen is None:
+                self._recorder.end(operation, Outcome.DONE)
+            else:
+                self._recorder.end(operation, Outcome.DONE, seen_value=seen.value, seen_version=seen.info.version)
+        return found

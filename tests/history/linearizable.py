@@ -137,7 +137,8 @@ def step(state: State, operation: Operation) -> Iterator[State]:
     else:
         for before in _meeting(state, operation):
             if operation.kind is Kind.DELETE:
-                if operation.outcome is Outcome.DONE and operation.existed != (before.value is not None):
+                told = operation.existed if operation.outcome is Outcome.DONE else None
+                if told is not None and told != (before.value is not None):
                     continue
                 yield State(None, 0, before.floor)
             elif operation.outcome is Outcome.MAYBE:

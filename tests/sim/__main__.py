@@ -3,6 +3,7 @@
     python -m tests.sim --seed 17                  one story, told; if it fails, the fewest troubles it fails with
     python -m tests.sim --seeds 1000 --jobs 2      seeds 1 to 1000, and which troubles, events and errors they had
     python -m tests.sim --seeds 5000-5999 --short  short stories
+    python -m tests.sim --seed 17 --world partitions   the larger world: key-value clients, partitions, streams
     python -m tests.sim --bugs                     deliberate bugs: each must be found (tests/sim/bugs)
 
 The exit code is 1 if a story fails or, with 150 and more of them, if a kind of trouble never happened.
@@ -16,7 +17,7 @@ import os
 import sys
 
 from tests.sim.runs import chosen_seeds, run_many
-from tests.sim.stories import play, shortest_failing
+from tests.sim.stories import DEFAULT_WORLD, WORLDS, play, shortest_failing
 
 
 def main(arguments: list[str]) -> int:
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", default="", help="how many, or first-last")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--short", action="store_true", help="short stories")
+    parser.add_argument("--world", choices=list(WORLDS), default=DEFAULT_WORLD, help="what there is: %(default)s alone")
     parser.add_argument("--events", type=int, help="the first troubles of the story alone")
     parser.add_argument("--log", action="store_true", help="with --seed: what the processes log")
     parser.add_argument("--bugs", nargs="*", metavar="NAME", help="deliberate bugs, all or these")
@@ -36,21 +38,21 @@ def main(arguments: list[str]) -> int:
 
         return hunt_all(options.bugs)
     if options.seed is not None:
-        return tell(options.seed, short=options.short, events_max=options.events, log=options.log)
-    return run_many(chosen_seeds(options.seeds, 100), jobs=options.jobs, short=options.short)
+        return tell(options.seed, short=options.short, events_max=options.events, log=options.log, world=options.world)
+    return run_many(chosen_seeds(options.seeds, 100), jobs=options.jobs, short=options.short, world=options.world)
 
 
-def tell(seed: int, *, short: bool, events_max: int | None, log: bool) -> int:
+def tell(seed: int, *, short: bool, events_max: int | None, log: bool, world: str) -> int:
     if log:
         logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="         %(name)s %(message)s")
-    outcome = play(seed, short=short, events_max=events_max, say=print)
+    outcome = play(seed, short=short, events_max=events_max, say=print, world=world)
     if not outcome.error:
         print(f"trace {outcome.trace_hash}")
         return 0
     print(outcome.error, outcome.where, sep="\n")
     if events_max is None:
         print("\nthe fewest of its troubles with which it fails:")
-        shortest = shortest_failing(seed, short=short, say=print)
+        shortest = shortest_failing(seed, short=short, say=print, world=world)
         if shortest is not None:
             print(*shortest.story, shortest.error, sep="\n")
     return 1

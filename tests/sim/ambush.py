@@ -95,7 +95,7 @@ class MessageTroubles:
 
     def _hit(self, how: str, hit: Callable[[str, str], None]) -> bool:
         scene = self._scene
-        wanted = scene.rng.choice(MOMENTS) if scene.rng.random() < 0.5 else ("AppendBlock", "request")
+        wanted = scene.rng.choice(scene.moments) if scene.rng.random() < 0.5 else ("AppendBlock", "request")
         share = scene.rng.choice((0.02, 0.1, 0.5))
         listeners = scene.cluster.wire.listeners
         loop = asyncio.get_running_loop()

@@ -30,7 +30,7 @@ from neve.rpc.sim import SimNetwork
 from tests.sim.ledger import Attempt, Ledger, Session, Sighting
 from tests.sim.manager import META_TIMEOUT_S, meta_plan
 from tests.sim.node import CLUSTER
-from tests.sim.processes import Process
+from tests.sim.processes import Killed, Process
 
 T = TypeVar("T")
 
@@ -53,10 +53,6 @@ OPTIONS = ClientOptions(
     avoid_node_s=10.0,
     limits=Limits(dead_peer_s=6.0, keepalive_s=2.0, connect_timeout_s=0.5, handshake_timeout_s=0.5),
 )
-
-
-class Killed(Exception):
-    """The process ended before it had done this."""
 
 
 class SimClient:
@@ -102,15 +98,7 @@ class SimClient:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do this as the process."""
-        task = self.process.spawn(work)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self.process.killed and caller is not None and not caller.cancelling():
-                raise Killed(self.name) from None
-            task.cancel()
-            raise
+        return await self.process.run(work)
 
     # --- trouble ---------------------------------------------------------------------------------------------
 
@@ -209,3 +197,6 @@ class SimWriter:
 
     async def abort(self) -> None:
         await self.client.run(self.writer.abort())
+
+
+__all__ = ["OPTIONS", "Killed", "SimClient", "SimWriter"]

@@ -311,7 +311,7 @@ class SimCluster:
         session = self.ledger.sessions[attempt.session - 1]
         weak = session.weak or not self.synced
         if not session.weak:
-            self._note_acknowledged(position.extent_id, position.offset + HEADER_BYTES + len(begins))
+            self.note_acknowledged(position.extent_id, position.offset + HEADER_BYTES + len(begins))
         for node_id in extent.node_ids:
             node = self.nodes[node_id]
             if node_id in self.unreliable or node.repairs or not node.serving:
@@ -322,7 +322,8 @@ class SimCluster:
                 told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and not on node {node_id} (G1)"
                 self.violations.append(told)
 
-    def _note_acknowledged(self, extent_id: int, end: int) -> None:
+    def note_acknowledged(self, extent_id: int, end: int) -> None:
+        """A writer was told that all before `end` is safe: no seal may be shorter (G2)."""
         known = self.etcd.acknowledged
         known[extent_id] = max(end, known.get(extent_id, 0))
         sealed = self.etcd.seals.get(extent_id)

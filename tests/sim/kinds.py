@@ -44,3 +44,21 @@ ALL_KINDS = (
     "stream taken over",
     "watches interrupted",
 )
+
+PARTITION_KINDS = (
+    "key-value client killed",
+    "key-value client stopped",
+    "partition compacted",
+    "partition manager killed",
+    "partition manager resigns",
+    "partition manager stopped",
+    "partition moved",
+    "partition server killed",
+    "partition server stopped",
+    "partition server told to stop",
+    "partition server's clock skewed",
+    "partition split",
+    "partitions merged",
+)
+
+KINDS = {"streams": ALL_KINDS, "partitions": (*ALL_KINDS, *PARTITION_KINDS)}  # by world

@@ -27,6 +27,7 @@ from neve.partition_manager.metrics import ManagerMetrics
 from neve.partition_manager.servicer import PartitionManagerServicer
 from neve.partition_manager.term import Term
 from neve.partition_server.config import PartitionServerConfig
+from neve.partition_server.hosted import Surroundings
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.metrics import ServerMetrics
 from neve.partition_server.registration import Registration
@@ -55,6 +56,8 @@ class SimProcess:
         self.process: Process | None = None
         self.store: MemoryClient
         self.streams: Client
+        self.up = False  # it runs, and has started
+        self.left: list[str] = []  # tasks that were not over when it had stopped
         self._cluster = cluster
         self._rng = random.Random(cluster.network.rng.getrandbits(64))
 
@@ -83,17 +86,43 @@ class SimProcess:
         return ChannelPool(lambda address: network.channel(self.host, address, cluster=CLUSTER, limits=limits))
 
     async def start(self) -> None:
+        """Until it is up. If it fails, or is killed meanwhile, there is no process."""
         assert self.process is None, f"{self.host} runs"
-        self.process = Process(self.host)
-        await self.process.spawn(self._start())
+        process = self.process = Process(self.host)
+        rng = process.enter(self._connect)
+        try:
+            await process.run(self._start(rng))
+        except BaseException:
+            if self.process is process:
+                self.kill()
+            raise
+        self.up = True
 
-    async def _start(self) -> None:
+    async def _start(self, rng: random.Random) -> None:
         raise NotImplementedError
+
+    async def stop(self) -> None:
+        """SIGTERM. `Killed` if it is killed before it is done."""
+        process = self.process
+        assert process is not None
+        await process.run(self._stop())
+        if self.process is process:
+            self.left = process.tasks()
+            self.kill()
+
+    async def _stop(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def active(self) -> bool:
+        """It has started, and is not stopped."""
+        return self.up and self.process is not None and not self.process.paused
 
     def kill(self) -> None:
         if self.process is None:
             return
         process, self.process = self.process, None
+        self.up = False
         self.store.disconnect()
         process.kill()
         self._cluster.network.crash(self.host)
@@ -120,21 +149,25 @@ class SimPartitionManager(SimProcess):
     @property
     def term(self) -> Term | None:
         """The term that it serves; None if it is gone, paused, or does not lead."""
-        return self.manager.term if self.process is not None and not self.process.paused else None
+        return self.manager.term if self.active else None
 
-    async def _start(self) -> None:
-        rng = self._connect()
+    async def _start(self, rng: random.Random) -> None:
         await self.streams.open()
         self.manager = Manager(self._config, self.store, streams=self.streams, channels=self.channels(), rng=rng)
         servicer = PartitionManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
         self._cluster.network.serve(self.address, [Service(methods.PARTITION_MANAGER, servicer)], cluster=CLUSTER)
         self.manager.start(self.address)
 
+    async def _stop(self) -> None:
+        await self.manager.stop()
+        await self.streams.close()
+
 
 class SimPartitionServer(SimProcess):
     def __init__(self, cluster: SimCluster, *, number: int, managers: Sequence[str], **config: Any) -> None:
         super().__init__(cluster, f"pserver{number}", 3801)
         self.host_: Host
+        self.around: Surroundings
         self.registration: Registration
         self.config = PartitionServerConfig(
             cluster=CLUSTER,
@@ -145,13 +178,13 @@ class SimPartitionServer(SimProcess):
             **config,
         )
         self.server_id = number
+        self.skew_ms = 0  # how wrong its clock is
 
-    async def _start(self) -> None:
+    async def _start(self, rng: random.Random) -> None:
         config = self.config
-        rng = self._connect()
         await self.streams.open()
-        around = surroundings(config, self.streams, rng=rng, wall_ms=wall_ms)
-        self.host_ = Host(around, self.store)
+        self.around = surroundings(config, self.streams, rng=rng, wall_ms=lambda: wall_ms() + self.skew_ms)
+        self.host_ = Host(self.around, self.store)
         servicer = PartitionServerServicer(
             self.host_, ServerMetrics(CollectorRegistry()), multi_reply_bytes_max=config.multi_reply_bytes_max
         )
@@ -171,22 +204,15 @@ class SimPartitionServer(SimProcess):
         await self.registration.registered.wait()
         self.host_.start(self.registration.server_id)
 
-    async def stop(self) -> None:
-        """SIGTERM."""
-        assert self.process is not None
-
-        async def work() -> None:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self.host_.stop()
-            await self.streams.close()
-
-        await self.process.spawn(work())
-        self.kill()
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.host_.stop()
+        await self.streams.close()
 
     def serving(self) -> list[int]:
         """Which partitions it serves, by its own word."""
-        if self.process is None or self.process.paused:
+        if not self.active:
             return []
         return [number for number, each in sorted(self.host_.hosted.items()) if each.writable]

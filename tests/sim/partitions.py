@@ -8,13 +8,12 @@
         cluster.servers[1].kill()
         ...
 
-Invariants: every revision of the region map is looked at, from a watch: it covers all keys once (T52).
+Invariants: every revision of the region map is looked at, as it is made: it covers all keys once (T52).
 Neighbours: partition_processes.py has the processes; cluster.py the stream layer under them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import itertools
@@ -29,7 +28,7 @@ from neve.client.kv_options import KeyValueOptions
 from neve.client.manager_link import ManagerLink
 from neve.partition_manager.config import PartitionManagerConfig
 from neve.partition_manager.core_balance import BalanceConfig
-from neve.partition_manager.core_regions import RegionMap
+from neve.partition_manager.core_regions import MapBroken, RegionMap
 from neve.partition_server.config import Serving
 from neve.partition_server.engine_config import EngineConfig
 from neve.proto import common_pb2, methods
@@ -37,6 +36,7 @@ from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.method import Method
 from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Channel
 from neve.stream_manager.config import Defaults
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, calm, run_story
@@ -63,12 +63,13 @@ NO_BALANCE = BalanceConfig(interval_s=1e6)
 
 
 class SimKeyValue:
-    """A key-value client as a process of its own."""
+    """A key-value client as a process of its own. A killed one never comes back."""
 
     def __init__(self, cluster: PartitionCluster, name: str, options: KeyValueOptions) -> None:
         self.name = name
         self.process = Process(name)
         network, limits = cluster.sim.network, options.limits
+        self._network = network
         self.kv = KeyValueClient(
             cluster.manager_addresses,
             cluster=CLUSTER,
@@ -77,12 +78,33 @@ class SimKeyValue:
             rng=random.Random(network.rng.getrandbits(64)),
         )
 
+    @property
+    def running(self) -> bool:
+        return not self.process.killed
+
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self.process.spawn(work)
+        return await self.process.run(work)
+
+    def kill(self) -> None:
+        if self.running:
+            self.process.kill()
+            self._network.crash(self.name)
+
+    def pause(self, *, buffered: bool = False) -> None:
+        """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""
+        self.process.pause()
+        if not buffered:
+            self._network.pause(self.name)
+
+    def resume(self) -> None:
+        self.process.resume()
+        self._network.resume(self.name)
 
 
 class PartitionCluster:
-    def __init__(self, sim: SimCluster, *, managers: int, servers: int, balance: BalanceConfig, **server: Any) -> None:
+    def __init__(
+        self, sim: SimCluster, *, managers: int, servers: int, balance: BalanceConfig = NO_BALANCE, **server: Any
+    ) -> None:
         self.sim = sim
         self.config = PartitionManagerConfig(
             cluster=CLUSTER,
@@ -100,7 +122,8 @@ class PartitionCluster:
         for number in range(1, servers + 1):
             self.add_server(number)
         self.clients: list[SimKeyValue] = []
-        self.watcher = RegionWatcher(sim.etcd.client(), ROOT)
+        self.watcher = RegionWatcher(ROOT)
+        sim.etcd.on_changed.append(self._look_at_map)
         self._names = itertools.count(1)
         self._operator = ManagerLink(
             self._channels("operator"),
@@ -120,36 +143,38 @@ class PartitionCluster:
         return self.servers[number]
 
     async def __aenter__(self) -> Self:
-        self._watching = asyncio.ensure_future(self.watcher.run())
+        await self.start()
+        return self
+
+    async def start(self) -> None:
         for manager in self.managers.values():
             await manager.start()
         await self.leader()
         for server in self.servers.values():
             await server.start()
         await self.until(lambda: len(self.watcher.state.servers) == len(self.servers), "all servers are registered")
-        return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.kill_all()
+
+    def kill_all(self) -> None:
         for client in self.clients:
-            client.process.kill()
+            client.kill()
         for server in self.servers.values():
             server.kill()
         for manager in self.managers.values():
             manager.kill()
-        self._watching.cancel()
-        ends = await asyncio.gather(self._watching, return_exceptions=True)
-        if not isinstance(ends[0], asyncio.CancelledError):
-            raise ends[0]  # type: ignore[misc]
 
     # --- looking on ------------------------------------------------------------------------------------------
 
-    async def until(self, happened: Callable[[], bool], what: str, *, limit_s: float = 120.0) -> None:
-        def checked() -> bool:
-            if self._watching.done():
-                self._watching.result()
-            return happened()
+    def _look_at_map(self) -> None:
+        try:
+            self.watcher.catch_up(self.sim.etcd.key_space)
+        except (AssertionError, MapBroken) as error:  # whoever wrote it shall not notice
+            self.sim.violations.append(f"revision {self.sim.etcd.key_space.revision}: {error} (T52)")
 
-        await self.sim.until(checked, what, limit_s=limit_s)
+    async def until(self, happened: Callable[[], bool], what: str, *, limit_s: float = 120.0) -> None:
+        await self.sim.until(happened, what, limit_s=limit_s)
 
     async def leader(self) -> SimPartitionManager:
         def leading() -> list[SimPartitionManager]:
@@ -205,27 +230,44 @@ class PartitionCluster:
         request = pm.MergeRegionsRequest(left_partition_id=left_id, right_partition_id=right_id)
         return await self.order(methods.PARTITION_MANAGER_MERGE_REGIONS, request)
 
+    def operator_channel(self, address: str) -> Channel:
+        return self._channels("operator").channel(address)
+
     async def compact(self, partition_id: int) -> None:
         address = self.servers[self.homes()[partition_id]].address
         request = ps.CompactPartitionRequest(partition_id=partition_id, full=True)
-        channel = self._channels("operator").channel(address)
+        channel = self.operator_channel(address)
         await channel.call(methods.PARTITION_SERVER_COMPACT_PARTITION, request, timeout_s=30.0)
 
     async def kv(self, name: str = "", *, options: KeyValueOptions = KV_OPTIONS) -> KeyValueClient:
-        client = SimKeyValue(self, name or f"kv{next(self._names)}", options)
-        self.clients.append(client)
+        client = self.new_client(name or f"kv{next(self._names)}", options)
         await client.run(client.kv.open())
         return client.kv
+
+    def new_client(self, name: str, options: KeyValueOptions) -> SimKeyValue:
+        """To be opened."""
+        client = SimKeyValue(self, name, options)
+        self.clients.append(client)
+        return client
 
     async def heal(self) -> None:
         """All trouble ends: whatever is down or stopped runs again."""
         await self.sim.heal()
+        await self.heal_own()
+
+    async def heal_own(self) -> None:
+        """The same, of what is not the stream layer's."""
+        for client in self.clients:
+            if client.running and client.process.paused:
+                client.resume()
         for process in (*self.managers.values(), *self.servers.values()):
             if not process.running:
                 await process.start()
             elif process.process is not None and process.process.paused:
                 process.resume()
             calm(process.store)
+        for server in self.servers.values():
+            server.skew_ms = 0
         await self.leader()
         await self.until_served()
 

@@ -3,6 +3,7 @@
     process = Process("node1")
     process.spawn(node.run())                  # its tasks, and all that they start, belong to it
     process.pause(); ...; process.resume()     # as SIGSTOP and SIGCONT
+    await process.run(work)                    # the same, for whoever waits for it: `Killed` if it ended before
     process.kill()                             # as SIGKILL: what still runs in a `finally` has no effect on its disk
 
 Invariants: a callback belongs to the process in whose context it was made; what a network or the metadata store does
@@ -35,6 +36,10 @@ _OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner",
 _OUTSIDE = frozenset({"neve.rpc.sim_link", "neve.rpc.sim_connection", "neve.meta.memory", "neve.meta.memory_link"})
 
 
+class Killed(Exception):
+    """The process ended before it had done this."""
+
+
 class Process:
     """One process of the simulation. `fs` is its door to the machine's disks, closed by its end."""
 
@@ -51,6 +56,18 @@ class Process:
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str = "") -> asyncio.Task[T]:
         loop = asyncio.get_running_loop()
         return loop.create_task(work, name=name or self.name, context=self._context.copy())
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do this as the process, and wait for it."""
+        task = self.spawn(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self.killed and caller is not None and not caller.cancelling():
+                raise Killed(self.name) from None
+            task.cancel()
+            raise
 
     def enter(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function as this process: what it starts belongs to it."""
@@ -73,6 +90,10 @@ class Process:
         for task in [*self._tasks]:
             task.cancel()
         self.resume()
+
+    def tasks(self) -> list[str]:
+        """By name, those that are not over."""
+        return [task.get_name() for task in self._tasks if not task.done()]
 
     def hold(self, handle: asyncio.Handle) -> None:
         self._held.append(handle)

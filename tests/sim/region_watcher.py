@@ -1,36 +1,51 @@
-"""Looks at every revision of the region map, from a watch: it covers all keys once, whatever changes it (T52).
+"""Looks at every revision of the region map: it covers all keys once, whatever changes it (T52), and no call changes it
+twice (T19, T50).
 
-The same in the simulation and on a real etcd: whoever reads the metadata store sees nothing else.
+The same in the simulation and on a real etcd, where a watch tells of revisions: whoever reads the metadata store sees
+nothing else. A simulated store tells of each as it is made: not even a compaction comes between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from neve.meta import keys
+from neve.meta.mvcc import KeySpace
 from neve.meta.regions import RegionsState
-from neve.meta.store import EventKind, MetaStore, Resync
+from neve.meta.store import Event, EventKind, MetaStore, Resync
 from neve.partition_manager.core_regions import RegionMap
 
 
 class RegionWatcher:
     """Every revision of the map, as any reader of the metadata store could have seen it."""
 
-    def __init__(self, store: MetaStore, root: bytes) -> None:
-        self._store = store
-        self._root = root
+    def __init__(self, root: bytes) -> None:
+        self._span = keys.region_span(root)
+        self._next_revision = 1
         self.state = RegionsState(root)
         self.maps: list[RegionMap] = []
         self.revisions = 0
 
-    async def run(self) -> None:
-        async with self._store.watch(keys.region_span(self._root), start_revision=1) as watch:
+    async def run(self, store: MetaStore) -> None:
+        async with store.watch(self._span, start_revision=1) as watch:
             async for item in watch:
                 assert not isinstance(item, Resync), "nothing is compacted here"
-                for event in item.events:
-                    if event.kind is EventKind.PUT:
-                        self.state.put_key(event.kv)
-                    else:
-                        self.state.delete_key(event.kv.key)
-                self.look()
+                self._take(item.events)
+
+    def catch_up(self, key_space: KeySpace) -> None:
+        """All revisions that were made since the last call."""
+        while (batch := key_space.first_batch(self._next_revision, self._span)) is not None:
+            self._next_revision = batch.revision + 1
+            self._take(batch.events)
+        self._next_revision = key_space.revision + 1
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.kind is EventKind.PUT:
+                self.state.put_key(event.kv)
+            else:
+                self.state.delete_key(event.kv.key)
+        self.look()
 
     def look(self) -> None:
         stored = self.state.map
@@ -42,4 +57,6 @@ class RegionWatcher:
         if not self.maps or self.maps[-1] != now:
             if self.maps:
                 assert now.version == self.maps[-1].version + 1, "the map's version counts its changes"
+            calls = [(made.call.client_id, made.call.call_id) for made in now.replayed]
+            assert len(set(calls)) == len(calls), f"a call has changed the map twice: {calls}"
             self.maps.append(now)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import itertools
 import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tests.sim.coverage import Coverage, all_errors
-from tests.sim.kinds import ALL_KINDS
-from tests.sim.stories import Outcome, play
+from tests.sim.kinds import KINDS
+from tests.sim.stories import DEFAULT_WORLD, Outcome, play
 
 PROGRESS_S = 10.0
 COVERAGE_SEEDS_MIN = 150
@@ -31,41 +32,42 @@ def chosen_seeds(text: str, default: int = 0) -> list[int]:
     return list(range(1, int(first or default) + 1))
 
 
-def _play(seed: int, short: bool) -> Outcome:
+def _play(seed: int, short: bool, world: str) -> Outcome:
     if gc.get_freeze_count() == 0:  # the first of this process: what is loaded stays, and rare collections are enough
         gc.freeze()
         gc.set_threshold(GARBAGE_MAX)
-    outcome = play(seed, short=short)
+    outcome = play(seed, short=short, world=world)
     if not outcome.error:
         outcome.story = []  # nobody reads it, and it crosses processes
     return outcome
 
 
-def outcomes(seeds: Iterable[int], *, jobs: int, short: bool) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], *, jobs: int, short: bool, world: str = DEFAULT_WORLD) -> Iterator[Outcome]:
     """In the order in which they end."""
     if jobs == 1:
         for seed in seeds:
-            yield _play(seed, short)
+            yield _play(seed, short, world)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
         waiting = iter(seeds)
-        running = {pool.submit(_play, seed, short) for seed, _ in zip(waiting, range(jobs * CHUNK), strict=False)}
+        first = itertools.islice(waiting, jobs * CHUNK)
+        running = {pool.submit(_play, seed, short, world) for seed in first}
         while running:
             done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for each in done:
                 yield each.result()
                 following = next(waiting, None)
                 if following is not None:
-                    running.add(pool.submit(_play, following, short))
+                    running.add(pool.submit(_play, following, short, world))
 
 
-def run_many(seeds: list[int], *, jobs: int, short: bool) -> int:
+def run_many(seeds: list[int], *, jobs: int, short: bool, world: str = DEFAULT_WORLD) -> int:
     coverage = Coverage()
     failed: list[int] = []
     begun_s = told_s = time.monotonic()
     cpu_s = 0.0
-    for count, outcome in enumerate(outcomes(seeds, jobs=jobs, short=short), start=1):
+    for count, outcome in enumerate(outcomes(seeds, jobs=jobs, short=short, world=world), start=1):
         coverage.add(outcome.coverage)
         cpu_s += outcome.cpu_s
         if outcome.error:
@@ -79,15 +81,16 @@ def run_many(seeds: list[int], *, jobs: int, short: bool) -> int:
     print(
         f"{len(seeds)} stories in {minutes:.1f} min ({cpu_s / len(seeds):.2f} s of a core each), {len(failed)} failed"
     )
-    missing = show(coverage)
+    missing = show(coverage, world)
     if failed:
-        print("failed: " + " ".join(map(str, sorted(failed))) + "; replay one with --seed" + (" --short" * short))
+        how = " --short" * short + f" --world {world}" * (world != DEFAULT_WORLD)
+        print("failed: " + " ".join(map(str, sorted(failed))) + "; replay one with --seed" + how)
     return 1 if failed or (missing and len(seeds) >= COVERAGE_SEEDS_MIN) else 0
 
 
-def show(coverage: Coverage) -> list[str]:
+def show(coverage: Coverage, world: str = DEFAULT_WORLD) -> list[str]:
     """Print what was reached; returns the kinds of trouble that were not."""
-    missing = [kind for kind in ALL_KINDS if not coverage.faults[kind]]
+    missing = [kind for kind in KINDS[world] if not coverage.faults[kind]]
     print(f"troubles: {_counts(coverage.faults)}")
     print(f"events ({len(coverage.events)} kinds): {_counts(coverage.events)}")
     print(f"errors: {_counts(coverage.errors)}")

@@ -3,6 +3,7 @@
     outcome = play(17)                       # the story of a seed
     outcome = play(17, events_max=3)         # its first three troubles alone
     shortest = shortest_failing(17)          # the fewest of its troubles with which it fails
+    outcome = play(17, world="partitions")   # another one: key-value clients on partitions on the same stream layer
 
 Invariants: a seed is a story: replaying it takes the same steps (`trace_hash`), in whatever process;
             the trouble is such that the guarantees must hold (troubles_nodes.py);
@@ -10,7 +11,7 @@ Invariants: a seed is a story: replaying it takes the same steps (`trace_hash`),
 Neighbours: swarm.py says what a seed's story is like, uses.py who uses the cluster, troubles*.py what befalls it,
             cluster.py has the cluster, checkers.py what must hold. `python -m tests.sim` runs them.
 
-A story is made of parts: `Story.parts` have kinds of trouble, and may be more than those of the stream layer.
+A story is made of parts: `Story.parts` have kinds of trouble. What is not the stream layer's comes from the world.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ from tests.sim.coverage import Coverage
 from tests.sim.ghost import Ghost
 from tests.sim.loop import current
 from tests.sim.node import SimNode
+from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of
 from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
 from tests.sim.troubles_nodes import FORGETTING, NodeTroubles
 from tests.sim.uses import Users
+from tests.sim.worlds import World
+
+DEFAULT_WORLD = "streams"
+WORLDS: dict[str, type[World]] = {DEFAULT_WORLD: World, "partitions": PartitionWorld}
 
 PAUSE_S_MEAN = 0.6
 SCRUB_INTERVAL_S = 10.0
@@ -60,7 +66,15 @@ class Part(Protocol):
 
 class Story:
     def __init__(
-        self, cluster: SimCluster, seed: int, shape: Shape, say: Say, coverage: Coverage, *, events_max: int | None
+        self,
+        cluster: SimCluster,
+        seed: int,
+        shape: Shape,
+        say: Say,
+        coverage: Coverage,
+        *,
+        events_max: int | None,
+        world: type[World] = World,
     ) -> None:
         self.cluster = cluster
         self.shape = shape
@@ -71,6 +85,7 @@ class Story:
         self.drained: set[int] = set()
         self.users = Users(self)
         self._ghost = Ghost(self)
+        self.world = world(self, seed)
         self.parts: list[Part] = [
             NodeTroubles(self),
             ManagerTroubles(self),
@@ -80,8 +95,10 @@ class Story:
             MessageTroubles(self),
             self._ghost,
             self.users,
+            self.world,
         ]
-        self.ambush = Ambush(cluster.wire, self.rng, self.rng.sample(MOMENTS, self.rng.randint(3, 8)))
+        self.moments = (*MOMENTS, *self.world.moments)
+        self.ambush = Ambush(cluster.wire, self.rng, self.rng.sample(self.moments, self.rng.randint(3, 8)))
         self.focus: frozenset[str] = frozenset()  # hosts that the next trouble rather befalls
         self._seed = seed
         self._say = say
@@ -103,6 +120,12 @@ class Story:
         if near and self.rng.random() < FOCUS_SHARE:
             candidates = near
         return self.rng.choice(candidates)
+
+    def other_hosts(self) -> list[str]:
+        return self.world.hosts()
+
+    def other_meta_users(self) -> list[Any]:
+        return self.world.meta_users()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.append(asyncio.get_running_loop().create_task(work))
@@ -128,7 +151,7 @@ class Story:
         """A new process of that kind; None if it could not connect."""
         self._names += 1
         name = f"{role}{self._names}"
-        self._set_far(name)
+        self.set_far(name)
         try:
             return await self.cluster.client(name)
         except (NeveError, Killed) as error:
@@ -145,7 +168,8 @@ class Story:
         self.say("troubles: " + ", ".join(name for name, weight in weights.items() if weight))
         sharp = [kind for kind in kinds if kind.sharp and weights[kind.name]]
         for manager in self.cluster.managers.values():
-            self._set_far(manager.host)
+            self.set_far(manager.host)
+        await self.world.begin()
         await self.users.begin()
         for _ in range(self._events_max):
             await asyncio.sleep(self.rng.expovariate(1 / PAUSE_S_MEAN))
@@ -161,16 +185,18 @@ class Story:
         await self._end_trouble()
         await asyncio.sleep(self.rng.uniform(0.0, 3.0))
         self.users.over = True
+        self.world.end()
         await self.cluster.until(lambda: all(task.done() for task in self._work), "writers and readers end")
         self.check()
         for node_id in sorted(self.drained):
             await self._end_drain(node_id)
         acknowledged = len(self.cluster.ledger.acknowledged())
         self.say(f"{acknowledged} records acknowledged in {len(self.cluster.ledger.sessions)} sessions")
+        await self.world.finish()
         await self.cluster.settle()
         self.say("all is well")
 
-    def _set_far(self, host: str) -> None:
+    def set_far(self, host: str) -> None:
         """One node is far away from everybody: what it answers comes when others have answered long ago. Or clients
         are: managers and nodes talk to each other while an append is on its way."""
         delay = exponential_delay(min_s=self.shape.far_s / 2, mean_s=self.shape.far_s / 2)
@@ -197,6 +223,7 @@ class Story:
         wanted = self.ambush.choose()
         if wanted[0] in OPENING and self.rng.random() < 0.5:
             self.users.take_over()
+        self.world.provoke(wanted[0])
         moment = await self.ambush.wait(wanted)
         self.say(f"{moment.source} > {moment.target}: {moment.kind} of {moment.method}")
         self._coverage.moments[f"{moment.method} {moment.kind}"] += 1
@@ -211,6 +238,8 @@ class Story:
     def _cast(self) -> frozenset[str]:
         """Who is concerned with one of the streams: its owner, the nodes of its tail, and the leader."""
         cluster = self.cluster
+        if cast := self.world.cast():
+            return cast
         leader = next((each for each in cluster.managers.values() if each.term is not None), None)
         if leader is None:
             return frozenset()
@@ -240,6 +269,7 @@ class Story:
                 raise outcome
         self.cluster.wire.listeners.clear()
         await self.cluster.heal()
+        await self.world.heal()
 
     async def _end_drain(self, node_id: int) -> None:
         """Whoever was to do it may have failed to."""
@@ -261,19 +291,30 @@ class Outcome:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def play(seed: int, *, short: bool = False, events_max: int | None = None, say: Say | None = None) -> Outcome:
+def play(
+    seed: int,
+    *,
+    short: bool = False,
+    events_max: int | None = None,
+    say: Say | None = None,
+    world: str = DEFAULT_WORLD,
+) -> Outcome:
     """Run the story of a seed. A failure is in the outcome, not raised: each seed is judged for itself."""
     outcome = Outcome(seed)
-    shape = Shape.of(seed, short=short)
-    told = outcome.story
+    kind = WORLDS[world]
+    shape = kind.shape(seed, short=short)
 
     def tell(line: str) -> None:
-        told.append(line)
+        outcome.story.append(line)
         if say is not None:
             say(line)
 
     async def story(cluster: SimCluster) -> None:
-        await Story(cluster, seed, shape, tell, outcome.coverage, events_max=events_max).run()
+        told = Story(cluster, seed, shape, tell, outcome.coverage, events_max=events_max, world=kind)
+        try:
+            await told.run()
+        finally:
+            told.world.stop()
 
     options = {
         "disks": shape.disks,
@@ -284,7 +325,12 @@ def play(seed: int, *, short: bool = False, events_max: int | None = None, say: 
     try:
         with outcome.coverage.watching():
             outcome.trace_hash = run_story(
-                story, seed=seed, managers=shape.managers, nodes=shape.nodes, node_options=options
+                story,
+                seed=seed,
+                managers=shape.managers,
+                nodes=shape.nodes,
+                node_options=options,
+                **kind.cluster_options(seed),
             )
     except Exception as error:  # noqa: BLE001 - whatever it was, it is what the story found
         frames = traceback.extract_tb(error.__traceback__)
@@ -294,10 +340,12 @@ def play(seed: int, *, short: bool = False, events_max: int | None = None, say: 
     return outcome
 
 
-def shortest_failing(seed: int, *, short: bool = False, say: Say = lambda _: None) -> Outcome | None:
+def shortest_failing(
+    seed: int, *, short: bool = False, say: Say = lambda _: None, world: str = DEFAULT_WORLD
+) -> Outcome | None:
     """The story with the fewest of its troubles that still fails; None if it does not fail at all."""
-    for count in range(Shape.of(seed, short=short).events + 1):
-        outcome = play(seed, short=short, events_max=count)
+    for count in range(WORLDS[world].shape(seed, short=short).events + 1):
+        outcome = play(seed, short=short, events_max=count, world=world)
         say(f"with {count} troubles: {outcome.error.splitlines()[0] if outcome.error else 'all is well'}")
         if outcome.error:
             return outcome

@@ -42,6 +42,7 @@ class Scene(Protocol):
     shape: Shape
     victim: int  # the node whose disks cannot be relied on
     drained: set[int]  # nodes that somebody has asked to drain
+    moments: Sequence[tuple[str, str]]  # messages that matter: method, "request" or "reply"
 
     def say(self, line: str) -> None: ...
 
@@ -56,6 +57,18 @@ class Scene(Protocol):
     def on_started(self, node: SimNode) -> None: ...
 
     async def new_client(self, role: str) -> SimClient | None: ...
+
+    def set_far(self, host: str) -> None:
+        """A new host is as far from the others as the story has it."""
+        ...
+
+    def other_hosts(self) -> list[str]:
+        """That are neither nodes nor managers nor clients of streams."""
+        ...
+
+    def other_meta_users(self) -> list[Any]:
+        """The same, with their connections to the metadata store."""
+        ...
 
 
 def running_clients(scene: Scene) -> list[SimClient]:
@@ -83,7 +96,7 @@ class NetworkTroubles:
         cluster = self._scene.cluster
         hosts = [node.host for node in cluster.nodes.values()]
         hosts += [manager.host for manager in cluster.managers.values()]
-        return hosts + [client.name for client in running_clients(self._scene)]
+        return hosts + [client.name for client in running_clients(self._scene)] + self._scene.other_hosts()
 
     def _two(self) -> tuple[str, str]:
         hosts = self._hosts()
@@ -182,7 +195,8 @@ class MetaTroubles:
 
     def _users(self) -> list[Any]:
         users: list[Any] = [(m.host, m.store) for m in self._scene.cluster.managers.values() if m.running]
-        return users + [(client.name, client.meta) for client in running_clients(self._scene)]
+        users += [(client.name, client.meta) for client in running_clients(self._scene)]
+        return users + self._scene.other_meta_users()
 
     def _user(self) -> Any:
         users = self._users()

@@ -30,6 +30,7 @@ class WatchedStore(MemoryStore):
         self.leaders: list[bytes] = []  # values of the election's keys, in the order in which they led
         self.nodes_of: dict[int, tuple[int, ...]] = {}  # by extent id, as last written
         self.on_linked: Callable[[int], None] = lambda _: None
+        self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
         self._lists: dict[bytes, tuple[int, ...]] = {}  # extents, by the key of their stream
 
     def all_keys(self) -> tuple[KeyValue, ...]:
@@ -57,6 +58,8 @@ class WatchedStore(MemoryStore):
     def _wake(self) -> None:
         """Something has changed, by a transaction or by the end of a lease."""
         self._note_leader(self._leader())
+        for look in self.on_changed:
+            look()
         super()._wake()
 
     def _note_leader(self, leader: KeyValue | None) -> None:

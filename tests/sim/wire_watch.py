@@ -27,7 +27,11 @@ from neve.rpc.sim_frame import Frame, Kind
 from neve.rpc.sim_link import Pipe
 from tests.sim.watched_store import WatchedStore
 
-ALL_METHODS: dict[int, Any] = {each.method_id: each for each in (*methods.EXTENT_NODE, *methods.STREAM_MANAGER)}
+ALL_METHODS: dict[int, Any] = {
+    each.method_id: each
+    for service in (methods.EXTENT_NODE, methods.STREAM_MANAGER, methods.PARTITION_MANAGER, methods.PARTITION_SERVER)
+    for each in service
+}
 OWNERS_CALLS = frozenset(
     method.method_id
     for method in (
@@ -46,6 +50,7 @@ class _Asked:
     """A call that a server has begun."""
 
     request: Frame
+    client: str
     begun_s: float
     deposed: bool = False
     leaders: int = 0  # how many there had been until then
@@ -67,6 +72,7 @@ class WireWatch:
         self.violations: list[str] = []
         self.listeners: dict[Listener, None] = {}
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
+        self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
         self._etcd = etcd
         self._addresses = hosts  # of the managers, by host
         self._asked: dict[tuple[str, int], _Asked] = {}
@@ -110,7 +116,7 @@ class WireWatch:
             self._on_delete(pb.DeleteExtentRequest.FromString(frame.message))
         if frame.method_id not in self._judges:
             return
-        asked = _Asked(frame, asyncio.get_running_loop().time())
+        asked = _Asked(frame, pipe.source, asyncio.get_running_loop().time())
         if frame.method_id in OWNERS_CALLS:
             owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner
             held = self._etcd.at(lock_key(self._etcd.root, owner.lock))
@@ -139,6 +145,7 @@ class WireWatch:
     def _on_append(self, node: str, asked: _Asked, request: pb.AppendBlockRequest, reply: pb.AppendBlockReply) -> None:
         for segment, result in zip(request.segments, reply.results, strict=True):
             promise = self._promise(node, segment.extent_id)
+            self.on_committed(asked.client, segment.extent_id, segment.committed)
             if (not result.HasField("error") or result.error.code == Gap.code) and result.HasField("length"):
                 self._check_length(node, segment.extent_id, result.length)
             if result.HasField("error") or not segment.block_sizes:

@@ -1,0 +1,157 @@
+"""What may befall partition servers, partition managers and key-value clients in a story.
+
+Invariants: those of troubles.py. A process that was told to stop, and does not come to its end, is killed.
+Neighbours: partition_world.py has them as a part of its stories; the network's and the metadata store's troubles reach
+            these processes by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from neve.proto.errors import NeveError
+from tests.sim.client import Killed
+from tests.sim.kv_uses import KeyValueUsers
+from tests.sim.partition_processes import SimProcess
+from tests.sim.partitions import PartitionCluster, SimKeyValue
+from tests.sim.troubles import Kind, Scene
+
+RETRY_S = 1.0
+STOP_S_MAX = 20.0
+SKEWS_MS = (-60_000, -5_000, 5_000, 60_000)  # sessions are remembered for ten minutes: docs/partitions.md
+
+
+class PartitionTroubles:
+    def __init__(self, scene: Scene, partitions: PartitionCluster, users: KeyValueUsers) -> None:
+        self._scene = scene
+        self._partitions = partitions
+        self._users = users
+
+    def kinds(self) -> Sequence[Kind]:
+        return (
+            Kind("partition server killed", lambda: self._kill(self._servers()), sharp=True),
+            Kind("partition server stopped", lambda: self._pause(self._servers()), sharp=True),
+            Kind("partition server told to stop", lambda: self._stop(self._servers()), sharp=True),
+            Kind("partition server's clock skewed", self._skew),
+            Kind("partition manager killed", lambda: self._kill(self._managers()), sharp=True),
+            Kind("partition manager stopped", lambda: self._pause(self._managers()), sharp=True),
+            Kind("partition manager resigns", lambda: self._stop(self._leaders()), sharp=True),
+            Kind("key-value client killed", self._kill_client, sharp=True),
+            Kind("key-value client stopped", self._pause_client, sharp=True),
+            Kind("partition split", self._users.split, sharp=True),
+            Kind("partitions merged", self._users.merge, sharp=True),
+            Kind("partition moved", self._users.move, sharp=True),
+            Kind("partition compacted", self._users.compact),
+        )
+
+    # --- processes -------------------------------------------------------------------------------------------
+
+    def _servers(self) -> list[SimProcess]:
+        return [server for server in self._partitions.servers.values() if server.active]
+
+    def _managers(self) -> list[SimProcess]:
+        return [manager for manager in self._partitions.managers.values() if manager.active]
+
+    def _leaders(self) -> list[SimProcess]:
+        return [manager for manager in self._partitions.managers.values() if manager.term is not None]
+
+    def _kill(self, candidates: Sequence[SimProcess]) -> bool:
+        if not candidates:
+            return False
+        process = self._scene.pick(candidates, lambda each: each.host)
+        process.kill()
+        length_s = self._scene.for_a_while(lambda: self._start(process))
+        self._scene.say(f"{process.host} killed for {length_s:.2f} s")
+        return True
+
+    async def _start(self, process: SimProcess) -> None:
+        """Whoever watches over it starts it again and again, until it can."""
+        while not process.running:
+            try:
+                await process.start()
+            except (NeveError, Killed) as error:
+                self._scene.say(f"{process.host} does not start: {type(error).__name__} {error}")
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._scene.say(f"{process.host} has started")
+
+    def _pause(self, candidates: Sequence[SimProcess]) -> bool:
+        if not candidates:
+            return False
+        machine = self._scene.pick(candidates, lambda each: each.host)
+        process = machine.process
+        assert process is not None
+        buffered = self._scene.rng.random() < 0.5
+        machine.pause(buffered=buffered)
+
+        def resume() -> None:
+            if machine.process is process and process.paused:
+                self._scene.say(f"{machine.host} goes on")
+                machine.resume()
+
+        length_s = self._scene.for_a_while(resume)
+        self._scene.say(f"{machine.host} stopped for {length_s:.2f} s" + ", with full buffers" * buffered)
+        return True
+
+    def _stop(self, candidates: Sequence[SimProcess]) -> bool:
+        """SIGTERM, and a new process after a moment."""
+        if not candidates:
+            return False
+        machine = self._scene.pick(candidates, lambda each: each.host)
+        process = machine.process
+        down_s = self._scene.rng.choice((0.0, 1.0, 6.0))
+
+        async def stop_and_start() -> None:
+            if machine.process is not process:
+                return  # killed in the same moment: whoever did that starts it again
+            try:
+                async with asyncio.timeout(STOP_S_MAX):
+                    await machine.stop()
+            except (NeveError, Killed, TimeoutError) as error:
+                self._scene.say(f"{machine.host} does not stop by itself: {type(error).__name__} {error}")
+                if machine.process is process:
+                    machine.kill()
+            await asyncio.sleep(down_s)
+            await self._start(machine)
+
+        self._scene.spawn(stop_and_start())
+        self._scene.say(f"{machine.host} is told to stop, for {down_s:g} s")
+        return True
+
+    def _skew(self) -> bool:
+        server = self._scene.rng.choice(list(self._partitions.servers.values()))
+        server.skew_ms = self._scene.rng.choice(SKEWS_MS)
+        self._users.clocks_are_right = False
+
+        def end() -> None:
+            server.skew_ms = 0
+
+        length_s = self._scene.for_a_while(end)
+        self._scene.say(f"{server.host}'s clock is wrong by {server.skew_ms / 1000:g} s for {length_s:.2f} s")
+        return True
+
+    # --- clients ---------------------------------------------------------------------------------------------
+
+    def _client(self) -> SimKeyValue | None:
+        clients = [each for each in self._partitions.clients if each.running and not each.process.paused]
+        return self._scene.pick(clients, lambda each: each.name) if clients else None
+
+    def _kill_client(self) -> bool:
+        if (client := self._client()) is None:
+            return False
+        client.kill()
+        self._scene.say(f"{client.name} killed")
+        return True
+
+    def _pause_client(self) -> bool:
+        if (client := self._client()) is None:
+            return False
+        client.pause(buffered=self._scene.rng.random() < 0.5)
+
+        def resume() -> None:
+            if client.running and client.process.paused:
+                client.resume()
+
+        self._scene.say(f"{client.name} stopped for {self._scene.for_a_while(resume):.2f} s")
+        return True
