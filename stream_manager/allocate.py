@@ -6,7 +6,7 @@ Invariants: repeating a request gives the same length and the same successor, al
             by a read of their own (3);
             a prepared extent is linked once, within half the collector's grace period, or never; until then, and while
             it is being linked, the collector keeps away from it (24).
-Neighbours: seal_tail.py does the sealing; make_extent.py makes the next one.
+Neighbours: seal_tail.py does the sealing, roll.py the usual one; make_extent.py makes the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import NamedTuple
 
+from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (
     DeadlineExceeded,
@@ -28,10 +29,19 @@ from neve.stream_manager.confirm import record_heard
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_seal import check_accepted
 from neve.stream_manager.describe import alloc_reply, extent_info
+from neve.stream_manager.locks import STREAM_LOCK
 from neve.stream_manager.make_extent import link_before_s, make_extent
 from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import check_list_room, check_owner, stream_named
-from neve.stream_manager.seal_tail import SealOrder, commit_seal, fence_replicas, link_tail, met_conflict, seal_tail
+from neve.stream_manager.roll import Rolls
+from neve.stream_manager.seal_tail import (
+    SealOrder,
+    commit_seal,
+    decide_length,
+    fence_replicas,
+    link_tail,
+    met_conflict,
+)
 from neve.stream_manager.state import StateListener
 
 log = logging.getLogger(__name__)
@@ -53,6 +63,7 @@ class Allocator(StateListener):
         self._prepared: dict[int, Prepared] = {}  # by stream id
         self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
+        self.rolls = Rolls(ctx)
         ctx.state.listen(self)
         ctx.is_prepared = self.is_prepared
 
@@ -66,34 +77,72 @@ class Allocator(StateListener):
         self, request: sm.StreamAllocExtentRequest, mutation: Mutation
     ) -> Encoded[sm.StreamAllocExtentReply]:
         ctx = self._ctx
-        async with ctx.locks.hold(streams=[request.stream_id]):
-            stream = stream_named(ctx.state, request.stream_id)
-            check_owner(stream, request.owner)
+        stream_id = request.stream_id
+        held = (STREAM_LOCK, stream_id)
+        if not ctx.locks.try_take(held):
+            await ctx.locks.take(held)
+        try:
+            stream = stream_named(ctx.state, stream_id)
+            owner = request.owner
+            check_owner(stream, owner)
             extent_id = request.extent_id
             if extent_id != stream.tail_id and extent_id not in stream.extent_ids:
                 detail = "the stream does not list this extent (any more): open it again"
-                raise NotFound(kind="extent", name=str(request.extent_id), detail=detail)
-            extent = ctx.state.extents[extent_id]
-            if extent.seal is not None:
-                return await self._again(stream, extent, request, mutation)
+                raise NotFound(kind="extent", name=str(extent_id), detail=detail)
+            tail = ctx.state.extents[extent_id]
+            if tail.seal is not None:
+                return await self._again(stream, tail, request, mutation)
             _check_call_order(stream, mutation)
-            if not ctx.owners.seen(request.owner.lock, request.owner.token):
-                await ctx.owners.verify(request.owner.lock, request.owner.token)
-            with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=_more_bytes(stream, extent, request)):
-                made = await self._next_extent(stream, request)
-                successor = made.extent
-                order = SealOrder(
-                    owner=request.owner,
-                    acknowledged_end=request.acknowledged_end if request.HasField("acknowledged_end") else None,
-                    successor=successor,
-                    link_before_s=made.link_before_s,
-                    stream_call=lambda changes: mutation.stream_call(
-                        changes, (stream.stream_id,), (extent.extent_id, successor.extent_id)
-                    ),
-                )
-                stream, sealed = await seal_tail(ctx, stream, extent, order)
-            self._forget(stream.stream_id)
-            return alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
+            if not ctx.owners.seen(stream.lock, owner.token):
+                await ctx.owners.verify(stream.lock, owner.token)
+            if not ctx.quotas.bounds(stream.labels):
+                return await self._roll(stream, tail, owner, request, mutation)
+            with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=_more_bytes(stream, tail, request)):
+                return await self._roll(stream, tail, owner, request, mutation)
+        finally:
+            ctx.locks.release(held)
+
+    async def _roll(
+        self,
+        stream: Stream,
+        tail: Extent,
+        owner: common_pb2.Owner,
+        request: sm.StreamAllocExtentRequest,
+        mutation: Mutation,
+    ) -> Encoded[sm.StreamAllocExtentReply]:
+        """The next extent first, then the seal of the open tail (17)."""
+        ctx = self._ctx
+        assert stream.tail_id == tail.extent_id, stream
+        successor, link_before_s = await self._next_extent(stream, request)
+        end = request.acknowledged_end if request.HasField("acknowledged_end") else None
+        decision, conflict = await decide_length(ctx, tail, owner, end)
+        done = None
+        if decision.all_took_part and not conflict and end is not None:
+            done = await self.rolls.commit(
+                stream,
+                tail,
+                successor,
+                mutation,
+                token=owner.token,
+                length=decision.length,
+                link_before_s=link_before_s,
+            )
+        if done is None:
+            ids = (tail.extent_id, successor.extent_id)
+            order = SealOrder(
+                owner=owner,
+                acknowledged_end=end,
+                successor=successor,
+                link_before_s=link_before_s,
+                conflict=conflict,
+                stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
+            )
+            stream, sealed = await commit_seal(
+                ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part
+            )
+            done = alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
+        self._forget(stream.stream_id)
+        return done
 
     async def _again(
         self, stream: Stream, sealed: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
@@ -132,14 +181,16 @@ class Allocator(StateListener):
         """The prepared one if the writer names it and it can be linked, else a new one."""
         ctx = self._ctx
         check_list_room(stream, ctx.config)
-        prepared = self._linkable(stream.stream_id)
         avoid = frozenset(request.avoid_node_ids)
-        if (
-            prepared is not None
-            and prepared.extent.extent_id == request.prepared_extent_id
-            and avoid.isdisjoint(prepared.extent.node_ids)
-        ):
-            return prepared
+        prepared_id = request.prepared_extent_id
+        if prepared_id:
+            prepared = self._linkable(stream.stream_id)
+            if (
+                prepared is not None
+                and prepared.extent.extent_id == prepared_id
+                and avoid.isdisjoint(prepared.extent.node_ids)
+            ):
+                return prepared
         deadline_s = link_before_s(ctx)
         return Prepared(await make_extent(ctx, stream.policy, stream_id=stream.stream_id, avoid=avoid), deadline_s)
 

@@ -47,13 +47,9 @@ Record = Stream | Extent | NodeEntry | Task | Quota | Settings | int
 Versioned = TypeVar("Versioned", NodeEntry, Task, Quota, Settings)
 
 
-class Write(NamedTuple):
-    """A record as it will be; its mod revision is known when it is committed. A young extent has none."""
-
-    kind: Kind
-    ident: int | str
-    record: Record | None  # None: deleted
-    young: bool = False
+# A record as it will be: its kind, its id, itself (None: deleted), whether it is a young extent. Its mod revision is
+# known when it is committed; a young extent has none.
+Write = tuple[Kind, int | str, Record | None, bool]
 
 
 class OwnerClaim(NamedTuple):
@@ -102,7 +98,7 @@ class Changes:
         assert old is None or old.mod_revision > 0, f"{old} was never committed"
         self.require(key, 0 if old is None else old.mod_revision)
         self._streams.append((key, new))
-        self.writes.append(Write(STREAM, new.stream_id, new))
+        self.writes.append((STREAM, new.stream_id, new, False))
 
     def delete_stream(self, old: Stream) -> None:
         """The call that created it is remembered apart from now on: repeated, it must not create another one."""
@@ -118,21 +114,21 @@ class Changes:
         """An extent without a key of its own, with the record of its stream, which must be put, too."""
         assert new.young, f"{new} has a key"
         self._young[new.extent_id] = new
-        self.writes.append(Write(EXTENT, new.extent_id, new, young=True))
+        self.writes.append((EXTENT, new.extent_id, new, True))
 
     def put_extent(self, old: Extent | None, new: Extent) -> None:
         """At a key of its own, from now on if `old` is young."""
         key = self.root + r.EXTENTS + r.id_text(new.extent_id)
         self.require(key, 0 if old is None else old.mod_revision)
         self._set(key, codec.encode_extent(new))
-        self.writes.append(Write(EXTENT, new.extent_id, new))
+        self.writes.append((EXTENT, new.extent_id, new, False))
 
     def release_extent(self, new: Extent) -> None:
         """A young extent gets a key of its own, in a transaction that puts its stream, too: it is compared by that."""
         key = self.root + r.EXTENTS + r.id_text(new.extent_id)
         self._set(key, codec.encode_extent(new))
         self._released.append(new.stream_id)
-        self.writes.append(Write(EXTENT, new.extent_id, new))
+        self.writes.append((EXTENT, new.extent_id, new, False))
 
     def replace_extent(self, old: Extent, new: Extent) -> None:
         """Where it stands: at its key, or, if it is young, in its stream's record, which must be put, too."""
@@ -145,7 +141,7 @@ class Changes:
         """A young one goes with its stream's record, which must be put without it, or deleted."""
         if old.young:
             self.require_extent(old)
-            self.writes.append(Write(EXTENT, old.extent_id, None))
+            self.writes.append((EXTENT, old.extent_id, None, False))
         else:
             self._delete(EXTENT, old.extent_id, self.root + r.EXTENTS + r.id_text(old.extent_id), old.mod_revision)
 
@@ -278,7 +274,7 @@ class Changes:
 
     def _write(self, kind: Kind, ident: int | str, key: bytes, value: bytes | None, record: Record | None) -> None:
         self._set(key, value)
-        self.writes.append(Write(kind, ident, record))
+        self.writes.append((kind, ident, record, False))
 
     def _set(self, key: bytes, value: bytes | None) -> None:
         assert key not in self.values, f"{key!r} is written twice"

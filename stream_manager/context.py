@@ -75,6 +75,8 @@ class Placement(Protocol):
 
 # --- a call that changes metadata -----------------------------------------------------------------------------
 
+_new = tuple.__new__  # as in records.py
+
 
 class Mutation:
     """One execution of a call: who asks, and how the call is remembered. `replayed`: it was committed before."""
@@ -102,11 +104,13 @@ class Mutation:
         self, changes: Changes, stream_ids: tuple[int, ...], extent_ids: tuple[int, ...] = ()
     ) -> StreamCall | None:
         """The same as a part of the one stream that is written: what to put into its record. None: nothing is kept."""
-        self.recorded = Replay(self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids)
+        self.recorded = replay = _new(
+            Replay, (self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids, 0)
+        )
         if not (self.client_id or self.call_id) or self.replayed is not None:
             return None
-        changes.stream_call = StreamCall(self.client_id, self.call_id, self.recorded)
-        return changes.stream_call
+        call = changes.stream_call = _new(StreamCall, (self.client_id, self.call_id, replay))
+        return call
 
     def record(
         self, changes: Changes, *, stream_ids: Sequence[int] = (), extent_ids: Sequence[int] = (), node_id: int = 0

@@ -55,7 +55,7 @@ _BY_KIND = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: it is made for every roll
 class SealDecision:
     length: int
     all_took_part: bool  # every replica holds [0, length) on stable storage: rule 16 acknowledges at once

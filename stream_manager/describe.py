@@ -26,10 +26,22 @@ def extent_info(state: State, extent: Extent, *, with_streams: bool = False) -> 
 def alloc_reply(
     state: State, stream: Stream, sealed: Extent, tail: Extent | None
 ) -> Encoded[sm.StreamAllocExtentReply]:
-    parts = [b"\x0a", sized(stream_info_bytes(stream)), b"\x12", sized(extent_info_bytes(state, sealed))]
-    if tail is not None:
-        parts += (b"\x1a", sized(extent_info_bytes(state, tail)))
-    if sealed.all_took_part or sealed.all_confirmed:
+    return joined_alloc_reply(
+        stream_info_bytes(stream),
+        extent_info_bytes(state, sealed),
+        extent_info_bytes(state, tail) if tail is not None else b"",
+        all_took_part=sealed.all_took_part or sealed.all_confirmed,
+    )
+
+
+def joined_alloc_reply(
+    stream: bytes, sealed: bytes, tail: bytes, *, all_took_part: bool
+) -> Encoded[sm.StreamAllocExtentReply]:
+    """From the descriptions as bytes; `tail` is empty if there is none."""
+    parts = [b"\x0a", varint(len(stream)), stream, b"\x12", varint(len(sealed)), sealed]
+    if tail:
+        parts += (b"\x1a", varint(len(tail)), tail)
+    if all_took_part:
         parts.append(b"\x20\x01")
     return Encoded(sm.StreamAllocExtentReply, b"".join(parts))
 
@@ -53,16 +65,20 @@ _around: dict[tuple[int, str, bool], tuple[NodeEntry | None, bytes, bytes]] = {}
 
 
 def stream_info_bytes(stream: Stream) -> bytes:
+    return joined_stream_info(stream, stream_stem(stream), codec.packed_ids(stream))
+
+
+def joined_stream_info(stream: Stream, stem: bytes, ids: bytes) -> bytes:
+    """From what `stream_stem` and `codec.packed_ids` gave for it."""
     version = stream.version
     parts = [
-        _stem(stream),
+        stem,
         b"\x40",
         SMALL[version] if version <= SMALL_MAX else varint(version),
         b"\x48",
         varint(stream.mod_revision),
     ]
-    if stream.extent_ids:
-        ids = codec.packed_ids(stream)
+    if ids:
         parts += (b"\x22", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
     if stream.sealed:
         parts.append(b"\x28\x01")
@@ -73,7 +89,7 @@ def stream_info_bytes(stream: Stream) -> bytes:
     return b"".join(parts)
 
 
-def _stem(stream: Stream) -> bytes:
+def stream_stem(stream: Stream) -> bytes:
     made_of = (stream.name, stream.lock, stream.policy, stream.labels, stream.created_ms)
     found = _stems.get(stream.stream_id)
     if found is not None and found[0] == made_of:
@@ -89,17 +105,29 @@ def _stem(stream: Stream) -> bytes:
 
 
 def extent_info_bytes(state: State, extent: Extent) -> bytes:
-    extent_id, eversion, replicas, extent_bytes_max, created_ms, _, seal, confirmed, _, mod_revision, _ = extent
+    extent_id, replicas, confirmed = extent.extent_id, extent.replicas, extent.confirmed
     found = _fixed.get(extent_id) if not confirmed else None
     if found is not None and found[0] is replicas and found[1] is state.nodes_as_of:
         fixed = found[2]
     else:
-        nodes = state.nodes
-        parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", codec.encoded_time(created_ms)]
-        parts += [_replica_bytes(nodes.get(replica[0]), replica, confirmed) for replica in replicas]
-        fixed = b"".join(parts)
+        fixed = fixed_info(state, extent)
         if not confirmed:
             codec.keep(_fixed, extent_id, (replicas, state.nodes_as_of, fixed))
+    return joined_extent_info(extent, fixed)
+
+
+def fixed_info(state: State, extent: Extent) -> bytes:
+    """What of an extent's description changes only with its replicas, its confirmations and the nodes."""
+    extent_id, _, replicas, extent_bytes_max, created_ms, _, _, confirmed, *_ = extent
+    nodes = state.nodes
+    parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", codec.encoded_time(created_ms)]
+    parts += [_replica_bytes(nodes.get(replica[0]), replica, confirmed) for replica in replicas]
+    return b"".join(parts)
+
+
+def joined_extent_info(extent: Extent, fixed: bytes) -> bytes:
+    """From what `fixed_info` gave for it."""
+    _, eversion, _, _, _, _, seal, _, _, mod_revision, _ = extent
     parts = [fixed, b"\x10", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
     if seal is not None:
         encoded = codec.encoded_seal(seal)

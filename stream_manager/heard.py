@@ -47,6 +47,10 @@ class HeardTable:
     def take(self, stream_id: int) -> Heard | None:
         return self._by_stream.pop(stream_id, None)
 
+    def of(self, stream_id: int) -> Heard | None:
+        """What `take` would give."""
+        return self._by_stream.get(stream_id)
+
     def has(self, extent: Extent) -> bool:
         heard = self._by_stream.get(extent.stream_id)
         return heard is not None and heard.extent_id == extent.extent_id

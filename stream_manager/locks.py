@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Awaitable, Collection, Generator
+from collections.abc import Awaitable, Collection, Generator, Sequence
 from types import TracebackType
 
 
@@ -31,14 +31,15 @@ class LockKind(enum.IntEnum):
 
 
 # As plain numbers: to look up a member of an enum takes longer than to take a lock.
-_NAME, _STREAM, _EXTENT, _NODE, _SETTING = map(int, LockKind)
+_NAME, STREAM_LOCK, EXTENT_LOCK, _NODE, _SETTING = map(int, LockKind)
 
 Key = tuple[int, int | str]
 
 
 class LockTable:
     def __init__(self) -> None:
-        self.waiters: dict[Key, deque[asyncio.Future[None]]] = {}  # an entry exists while somebody holds the key
+        # An entry exists while somebody holds the key; mostly nobody waits, and then there is no queue.
+        self.waiters: dict[Key, deque[asyncio.Future[None]] | None] = {}
 
     def hold(
         self,
@@ -53,9 +54,9 @@ class LockTable:
         if names:
             _add(keys, _NAME, names)
         if streams:
-            _add(keys, _STREAM, streams)
+            _add(keys, STREAM_LOCK, streams)
         if extents:
-            _add(keys, _EXTENT, extents)
+            _add(keys, EXTENT_LOCK, extents)
         if nodes:
             _add(keys, _NODE, nodes)
         if settings:
@@ -68,14 +69,28 @@ class LockTable:
     def try_take(self, key: Key) -> bool:
         if key in self.waiters:
             return False
-        self.waiters[key] = deque()
+        self.waiters[key] = None
+        return True
+
+    def try_take_all(self, keys: Sequence[Key]) -> bool:
+        """All of them or none. Nobody waits, so that their order does not matter."""
+        waiters = self.waiters
+        for key in keys:
+            if key in waiters:
+                return False
+        for key in keys:
+            waiters[key] = None
         return True
 
     async def take(self, key: Key) -> None:
+        """Whoever takes one by itself, for a hot flow, lets it go by `release`, whatever happens."""
         if self.try_take(key):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters[key].append(turn)
+        waiting = self.waiters[key]
+        if waiting is None:
+            waiting = self.waiters[key] = deque()
+        waiting.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -129,7 +144,7 @@ class Holding:
         for key in self._keys:
             if key in waiters:
                 return self._take_rest()
-            waiters[key] = deque()
+            waiters[key] = None
             self._held += 1
         return _READY
 

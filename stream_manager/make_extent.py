@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 TRIES_MAX = 4
 EVERSION_FIRST = 1
 
+_NOBODY: frozenset[int] = frozenset()
+
 
 def link_before_s(ctx: LeaderContext) -> float:
     """Until when an extent that is made from now on may be linked: half the collector's grace period (24)."""
     return ctx.clock() + ctx.config.collecting.grace_s / 2
 
 
-async def make_extent(
-    ctx: LeaderContext, policy: Policy, *, stream_id: int, avoid: frozenset[int] = frozenset()
-) -> Extent:
+async def make_extent(ctx: LeaderContext, policy: Policy, *, stream_id: int, avoid: frozenset[int] = _NOBODY) -> Extent:
     """`NotEnoughNodes` when no set of nodes could be had."""
     failed: dict[int, NeveError] = {}
     for _ in range(TRIES_MAX):
         try:
-            choices = ctx.ensembles.choose(policy, avoid=avoid, excluded=frozenset(failed))
+            choices = ctx.ensembles.choose(policy, avoid=avoid, excluded=frozenset(failed) if failed else _NOBODY)
         except NotEnoughNodes as error:
             raise _with_failures(error, failed) from None
         extent_id = ctx.ids.take_now() or await ctx.ids.take()

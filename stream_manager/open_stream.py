@@ -77,13 +77,7 @@ async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: i
         return None  # the tail will be sealed: nobody needs to be asked twice
     if tail.extent_id in ctx.conflicts:
         return None  # its replicas differ (7)
-    answers = await ask_replicas(
-        ctx,
-        tail,
-        lambda replicas: ctx.nodes.raise_all(tail, replicas, token=token),
-        token=token,
-        lock=lock,
-    )
+    answers = await ask_replicas(ctx, tail, ctx.nodes.raise_all, token=token, lock=lock)
     length = decide_open(answers, tail.node_ids, token=token)
     if length is None:
         log.info("tail_not_gone_on_with extent_id=%d token=%d", tail.extent_id, token)

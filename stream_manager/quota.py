@@ -54,6 +54,10 @@ class QuotaTable(StateListener):
     def usage(self, prefix: str) -> Usage:
         return self._used.get(prefix, Usage())
 
+    def bounds(self, labels: Labels) -> bool:
+        """Whether a reservation could be refused."""
+        return bool(labels and self._used)
+
     def size_bytes(self, extent_ids: Iterable[int]) -> int:
         """What these extents count."""
         return sum(map(_counted, self._known(extent_ids)))
@@ -62,7 +66,7 @@ class QuotaTable(StateListener):
         self, labels: Labels, *, streams: int = 0, extents: int = 0, size_bytes: int = 0
     ) -> AbstractContextManager[None]:
         """Room for what is about to be made; `QuotaExceeded` if there is none. It ends with the context."""
-        if not labels or not self._used:
+        if not self.bounds(labels):
             return _UNBOUNDED
         return self._reserve(labels, streams=streams, extents=extents, size_bytes=size_bytes)
 

@@ -101,12 +101,17 @@ def place_of(node_id: int, disk_uuid: str) -> bytes:
     return b"".join((*parts, b"\x19"))
 
 
-def _body(extent: Extent) -> bytes:
+def extent_body(extent: Extent) -> bytes:
     """What stays the same of an extent from its making until a replica is replaced: the fields 2, 4, 8, 9 and 10."""
     made_of = extent[2:6]
     found = _bodies.get(extent.extent_id)
     if found is not None and found[0] == made_of:
         return found[1]
+    return keep(_bodies, extent.extent_id, (made_of, new_body(extent)))[1]
+
+
+def new_body(extent: Extent) -> bytes:
+    """The same for who keeps it itself."""
     extent_id, _, replicas, extent_bytes_max, created_ms, stream_id, *_ = extent
     parts = [
         b"\x08\x01\x10",
@@ -114,7 +119,7 @@ def _body(extent: Extent) -> bytes:
         b"\x40",
         _sizes.get(extent_bytes_max) or keep(_sizes, extent_bytes_max, varint(extent_bytes_max)),
         b"\x48",
-        encoded_time(created_ms),
+        _times.get(created_ms) or encoded_time(created_ms),
         b"\x50",
         varint(stream_id),
     ]
@@ -124,12 +129,13 @@ def _body(extent: Extent) -> bytes:
             place = place_of(node_id, disk_uuid)
             place = keep(_places, (node_id, disk_uuid), b"\x22" + SMALL[len(place) + 8] + place)
         parts += (place, _INCARNATION.pack(incarnation))
-    return keep(_bodies, extent_id, (made_of, b"".join(parts)))[1]
+    return b"".join(parts)
 
 
-def encode_extent(extent: Extent) -> bytes:
+def encode_extent(extent: Extent, body: bytes = b"") -> bytes:
+    """`body`: what `extent_body` gave for it, if that is at hand."""
     _, eversion, _, _, _, _, seal, confirmed, all_took_part, _, conflict = extent
-    parts = [_body(extent), b"\x18", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
+    parts = [body or extent_body(extent), b"\x18", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
     if seal is not None:
         encoded = encoded_seal(seal)
         parts += (b"\x2a", SMALL[len(encoded)], encoded)
@@ -204,7 +210,7 @@ def encoded_labels(labels: Labels) -> tuple[bytes, ...]:
     return found
 
 
-def _stem(stream: Stream) -> bytes:
+def stream_stem(stream: Stream) -> bytes:
     """What never changes of a stream: the fields 1 to 4, 7, 8, 10 and 13."""
     made_of = (stream.name, stream.lock, stream.policy, stream.labels, stream.created_ms, stream.made_by)
     found = _stems.get(stream.stream_id)
@@ -225,17 +231,20 @@ def _stem(stream: Stream) -> bytes:
 
 def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
     """`young`: those of its extents that have no key of their own."""
+    return stream_record(stream, stream_stem(stream), packed_ids(stream), [encode_extent(extent) for extent in young])
+
+
+def stream_record(stream: Stream, stem: bytes, ids: bytes, young: Iterable[bytes]) -> bytes:
+    """The same from parts that are encoded already: `stream_stem`, `packed_ids`, `encode_extent`."""
     version = stream.version
-    parts = [_stem(stream), b"\x48", SMALL[version] if version <= SMALL_MAX else varint(version)]
-    if stream.extent_ids:
-        ids = packed_ids(stream)
+    parts = [stem, b"\x48", SMALL[version] if version <= SMALL_MAX else varint(version)]
+    if ids:
         parts += (b"\x2a", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
     if stream.sealed:
         parts.append(b"\x30\x01")
     if stream.truncated_before:
         parts += (b"\x58", varint(stream.truncated_before))
-    for extent in young:
-        encoded = encode_extent(extent)
+    for encoded in young:
         parts += (b"\x62", SMALL[len(encoded)], encoded)
     if stream.linked_by is not None:
         parts += (b"\x72", SMALL[_CALL.size], _encode_call(stream.linked_by))
@@ -247,24 +256,8 @@ def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
 def _encode_call(call: StreamCall) -> bytes:
     client_id, call_id, (method_id, crc32c, created_ms, _, extents, _) = call
     sealed_id, linked_id = extents or (0, 0)
-    return _CALL.pack(
-        *(
-            0x09,
-            client_id,
-            0x11,
-            call_id,
-            0x1D,
-            method_id,
-            0x25,
-            crc32c,
-            0x29,
-            created_ms,
-            0x31,
-            sealed_id,
-            0x39,
-            linked_id,
-        )
-    )
+    how = (0x09, client_id, 0x11, call_id, 0x1D, method_id, 0x25, crc32c, 0x29, created_ms)
+    return _CALL.pack(*how, 0x31, sealed_id, 0x39, linked_id)
 
 
 def _decode_call(call: pb.StreamCall, stream_id: int) -> StreamCall:

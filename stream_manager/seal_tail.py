@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
@@ -21,7 +22,7 @@ from neve.proto.errors import LockedByOther, NeveError, NotLeader, NotOwner, Ver
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.confirm import believed, heard_end, seal_behind
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.core_seal import choose_length
+from neve.stream_manager.core_seal import SealDecision, choose_length
 from neve.stream_manager.heard import Heard
 from neve.stream_manager.locks import LockKind
 from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
@@ -50,7 +51,12 @@ def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
     return tail if tail is not None and tail.seal is None else None
 
 
-AskAll = Callable[[Mapping[ReplicaAt, float | None]], Awaitable[list[en.LengthAnswer | NeveError]]]
+class AskAll(Protocol):
+    """`NodeCalls.fence_all` or `raise_all`."""
+
+    def __call__(
+        self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
+    ) -> Awaitable[list[en.LengthAnswer | NeveError]]: ...
 
 
 async def ask_replicas(
@@ -60,11 +66,14 @@ async def ask_replicas(
     dead = ctx.state.dead_nodes()
     suspect_s = ctx.config.timeouts.suspect_call_s
     seems_down = ctx.part.seems_down
-    answers: dict[int, en.LengthAnswer | None] = dict.fromkeys(extent.node_ids)
-    asked = {
-        replica: suspect_s if seems_down(replica[0]) else None for replica in extent.replicas if replica[0] not in dead
-    }
-    for replica, answer in zip(asked, await ask(asked), strict=True):
+    asked: dict[ReplicaAt, float | None] = {}
+    answers: dict[int, en.LengthAnswer | None] = {}
+    for replica in extent.replicas:
+        node_id = replica[0]
+        answers[node_id] = None
+        if node_id not in dead:
+            asked[replica] = suspect_s if seems_down(node_id) else None
+    for replica, answer in zip(asked, await ask(extent, asked, token=token), strict=True):
         if not isinstance(answer, NeveError):
             answers[replica[0]] = answer
         elif isinstance(answer, LockedByOther):
@@ -79,32 +88,39 @@ async def ask_replicas(
 async def fence_replicas(
     ctx: LeaderContext, extent: Extent, owner: common_pb2.Owner | None
 ) -> dict[int, en.LengthAnswer | None]:
-    token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
-    return await ask_replicas(
-        ctx, extent, lambda replicas: ctx.nodes.fence_all(extent, replicas, token=token), token=token, lock=lock
+    if owner is None:
+        return await ask_replicas(ctx, extent, ctx.nodes.fence_all)
+    return await ask_replicas(ctx, extent, ctx.nodes.fence_all, token=owner.token, lock=owner.lock)
+
+
+async def decide_length(
+    ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner | None, acknowledged_end: int | None
+) -> tuple[SealDecision, bool]:
+    """Fence the replicas and choose the length (17, 18); the second is whether one of them has met a conflict (7)."""
+    answers = await fence_replicas(ctx, tail, owner)
+    decision = choose_length(
+        answers,
+        acknowledged_end=acknowledged_end if owner is not None else None,
+        dead=ctx.state.dead_nodes(),
+        extent_id=tail.extent_id,
     )
+    if decision.sealed_before:
+        log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
+    return decision, met_conflict(answers)
 
 
 async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder) -> tuple[Stream, Extent]:
     """The stream and the sealed extent, as committed. The caller holds the stream's lock; `tail` is open."""
     assert ctx.locks.held(LockKind.STREAM, stream.stream_id), stream
     assert stream.tail_id == tail.extent_id, stream
-    answers = await fence_replicas(ctx, tail, order.owner)
-    decision = choose_length(
-        answers,
-        acknowledged_end=order.acknowledged_end if order.owner is not None else None,
-        dead=ctx.state.dead_nodes(),
-        extent_id=tail.extent_id,
-    )
-    if decision.sealed_before:
-        log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
-    order.conflict = order.conflict or met_conflict(answers)
+    decision, conflict = await decide_length(ctx, tail, order.owner, order.acknowledged_end)
+    order.conflict = order.conflict or conflict
     return await commit_seal(ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part)
 
 
 def met_conflict(answers: Mapping[int, en.LengthAnswer | None]) -> bool:
     """Whether some replica says that an append met other bytes there (7)."""
-    return any(answer is not None and answer.conflict for answer in answers.values())
+    return True in [answer is not None and answer.conflict for answer in answers.values()]
 
 
 async def commit_seal(
