@@ -47,7 +47,7 @@ PORT = 3501
 JOURNAL_SEGMENT_BYTES = 64 << 10
 WALL_EPOCH_MS = 1_700_000_000_000  # what a node's clock says at virtual second 0
 HEARTBEAT_S = 1.0
-REPORT_INTERVAL_S = 30.0
+REPORT_INTERVAL_S = 10.0
 
 
 def disk_uuid(node_id: int, number: int = 0) -> str:

@@ -17,6 +17,7 @@ A story is made of parts: `Story.parts` have kinds of trouble. What is not the s
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import time
 import traceback
@@ -28,7 +29,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.rpc.sim import exponential_delay
 from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
-from tests.sim.client import Killed, SimClient
+from tests.sim.client import OPTIONS, Killed, SimClient
 from tests.sim.cluster import SimCluster, run_story
 from tests.sim.coverage import Coverage
 from tests.sim.ghost import Ghost
@@ -38,6 +39,7 @@ from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of
 from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
 from tests.sim.troubles_nodes import FORGETTING, NodeTroubles
+from tests.sim.troubles_tails import TailTroubles
 from tests.sim.uses import Users
 from tests.sim.worlds import World
 
@@ -88,6 +90,7 @@ class Story:
         self.world = world(self, seed)
         self.parts: list[Part] = [
             NodeTroubles(self),
+            TailTroubles(self),
             ManagerTroubles(self),
             NetworkTroubles(self),
             MetaTroubles(self),
@@ -108,6 +111,7 @@ class Story:
         self._work: list[asyncio.Task[None]] = []
         self._undoing: list[asyncio.Task[None]] = []
         self._names = 0
+        self._options = dataclasses.replace(OPTIONS, append_timeout_s=shape.append_timeout_s)
 
     # --- for troubles and users ------------------------------------------------------------------------------
 
@@ -134,9 +138,11 @@ class Story:
         if self.rng.random() < HAUNTED:
             self._ghost.haunt(node)
 
-    def for_a_while(self, undo: Callable[[], Coroutine[Any, Any, None] | None]) -> float:
+    def for_a_while(
+        self, undo: Callable[[], Coroutine[Any, Any, None] | None], *, lengths_s: Sequence[float] = ()
+    ) -> float:
         """How long a trouble lasts, and its end."""
-        length_s = self.rng.choice(TROUBLE_S) * self.rng.uniform(0.5, 1.0)
+        length_s = self.rng.choice(lengths_s or TROUBLE_S) * self.rng.uniform(0.5, 1.0)
 
         async def later() -> None:
             await asyncio.sleep(length_s)
@@ -153,7 +159,7 @@ class Story:
         name = f"{role}{self._names}"
         self.set_far(name)
         try:
-            return await self.cluster.client(name)
+            return await self.cluster.client(name, options=self._options)
         except (NeveError, Killed) as error:
             self.say(f"{name} did not connect: {error}")
             self.cluster.clients[name].kill()

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 EVENTS_MIN, EVENTS_MAX = 8, 24
 EVENTS_SHORT = (6, 14)
+LOSING = frozenset({"bits flipped", "disk errors", "disks wiped", "node vanishes"})  # what few stories may have
+LOSING_WEIGHT = 3.0
+THEMED = 0.5  # of the stories
+THEME_SHARE = 0.4  # of their troubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Shape:
     ambushes: float  # share of the troubles that wait for a message
     far: str  # who is far away from the others: "" nobody, "node" one of the nodes, "clients" all of them
     far_s: float  # how far
+    append_timeout_s: float  # writers' patience with a node
+    hasty: bool  # writers append while appends are under way, more often than they wait
     restless: bool  # writers leave and come back after a few appends, without waiting for them
     eager_journal: bool  # it takes the bytes of single extents, too, and larger ones go in place
 
@@ -64,14 +70,21 @@ class Shape:
             far_s=rng.choice((0.02, 0.15)),
             restless=rng.random() < 0.3,
             eager_journal=rng.random() < 0.5,
+            hasty=rng.random() < 0.3,
+            append_timeout_s=rng.choice((0.5, 0.5, 2.0)),
         )
 
 
 def weights_of(seed: int, kinds: Iterable[str]) -> dict[str, float]:
-    """About half of the kinds, with weights that differ by up to an order of magnitude."""
+    """About half of the kinds, with weights that differ by up to an order of magnitude. Half of the stories have a
+    theme: one kind that they come back to, since what goes wrong at the second time is not seen at the first."""
     weights = {kind: _weight(seed, kind) for kind in kinds}
+    rng = random.Random(f"swarm {seed}")
     if not any(weights.values()):
-        weights[random.Random(f"swarm {seed}").choice(list(weights))] = 1.0
+        weights[rng.choice(list(weights))] = 1.0
+    if rng.random() < THEMED:
+        theme = rng.choice([kind for kind, weight in weights.items() if weight])
+        weights[theme] += THEME_SHARE / (1 - THEME_SHARE) * sum(weights.values())
     return weights
 
 
@@ -79,7 +92,7 @@ def _weight(seed: int, kind: str) -> float:
     """Each by itself: a new kind does not change the others."""
     share = random.Random(f"share {seed}").choice((0.2, 0.5, 0.5, 0.8))
     own = random.Random(f"swarm {seed} {kind}")
-    return own.choice((1.0, 3.0, 10.0)) * (own.random() < share)
+    return own.choice((1.0, 3.0, 10.0)) * (own.random() < share) * (LOSING_WEIGHT if kind in LOSING else 1.0)
 
 
 def has_kind(seed: int, kind: str) -> bool:

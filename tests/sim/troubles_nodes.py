@@ -8,6 +8,7 @@ Neighbours: troubles.py has the rest.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Sequence
 
@@ -22,10 +23,49 @@ from tests.sim.node import SimNode
 from tests.sim.troubles import SKEWS_MS, Kind, Scene
 
 POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
-FORGETTING = ("node killed", "power cut", "power cut everywhere", "disk remounted", "disks wiped")
+FORGETTING = (
+    "node killed",
+    "power cut",
+    "power cut, and killed again",
+    "power cut everywhere",
+    "disk remounted",
+    "disks wiped",
+)
+SOON_S = (0.01, 0.1, 0.4)  # before a writer gives a node up
 NODES_MAX = 6
+EXTENT = ".ext"
+OFTEN_S = (0.5, 2.0, 8.0)  # how long disks fail,
+RARELY_S = (4.0, 10.0)  # and if it is some calls alone: until one is made
 READS = frozenset({"pread", "map"})
 WRITES = frozenset({"pwrite"})
+DATA_SYNCS = frozenset({"fdatasync"})  # those of appends
+# Of a folder, or of its extents alone; syncs of those most of all: what is not durable after them is found out by the
+# next power cut (T23).
+FAILING = (
+    (READS, ""),
+    (WRITES, ""),
+    (SYNCS, ""),
+    (SYNCS, EXTENT),
+    (DATA_SYNCS, EXTENT),
+    (DATA_SYNCS, EXTENT),
+    (DATA_SYNCS, EXTENT),
+    (READS | WRITES | SYNCS, ""),
+)
+
+
+async def start_node(scene: Scene, node: SimNode) -> None:
+    """An error is a bug, unless something is known to be wrong with its disks: then it is tried again later."""
+    if node.running or node.gone:
+        return
+    scene.say(f"{node.host} starts")
+    try:
+        await node.start()
+    except (NoUsableDisk, JournalRefused, OSError) as error:
+        if not node.repairs or (isinstance(error, OSError) and error.errno != errno.EIO):
+            raise
+        scene.say(f"{node.host} refuses to start: {error}")
+    else:
+        scene.on_started(node)
 
 
 class NodeTroubles:
@@ -40,6 +80,7 @@ class NodeTroubles:
             Kind("node killed", self._kill, sharp=True),
             Kind("node stopped", self._pause, sharp=True),
             Kind("power cut", self._cut_power, sharp=True),
+            Kind("power cut, and killed again", self._restart_twice, sharp=True),
             Kind("disk remounted", self._remount, sharp=True),
             Kind("slow disk", self._slow_disk),
             Kind("disk full", self._fill),
@@ -77,18 +118,7 @@ class NodeTroubles:
         self._scene.say(f"{node.host}: {how} for {self._scene.for_a_while(restart):.2f} s")
 
     async def _start(self, node: SimNode) -> None:
-        """An error is a bug, unless something is known to be wrong with its disks: then it is tried again later."""
-        if node.running or node.gone:
-            return
-        self._scene.say(f"{node.host} starts")
-        try:
-            await node.start()
-        except (NoUsableDisk, JournalRefused, OSError) as error:
-            if not node.repairs or (isinstance(error, OSError) and error.errno != errno.EIO):
-                raise
-            self._scene.say(f"{node.host} refuses to start: {error}")
-        else:
-            self._scene.on_started(node)
+        await start_node(self._scene, node)
 
     def _may_lose_cache(self, node: SimNode) -> bool:
         return self._scene.shape.sync or node.node_id == self._scene.victim
@@ -124,6 +154,29 @@ class NodeTroubles:
         self._down(node, f"no power, {mode}")
         return True
 
+    def _restart_twice(self) -> bool:
+        """A node that has just come back without its page cache is killed: what it then knew must be on its disk."""
+        node = self._one(may_lose_cache=True)
+        if node is None:
+            return False
+        rng = self._scene.rng
+        mode = rng.choice(POWER_CUT_MODES)
+        node.power_cut(mode)
+
+        async def start_twice() -> None:
+            await self._start(node)
+            process = node.process
+            await asyncio.sleep(rng.choice(SOON_S))
+            if process is not None and node.process is process:
+                node.kill()
+                self._scene.say(f"{node.host} killed again")
+                await asyncio.sleep(rng.choice(SOON_S))
+                await self._start(node)
+
+        length_s = self._scene.for_a_while(start_twice, lengths_s=SOON_S)
+        self._scene.say(f"{node.host}: no power, {mode} for {length_s:.2f} s, and killed soon after")
+        return True
+
     def _cut_all_power(self) -> bool:
         for node in self._running():
             mode = self._scene.rng.choice(POWER_CUT_MODES)
@@ -146,6 +199,16 @@ class NodeTroubles:
 
     def _folder(self, node: SimNode) -> str:
         return self._scene.rng.choice([f"/disk{number}" for number in range(node.disks)])
+
+    def _used_folders(self, node: SimNode) -> list[str]:
+        """The disks on which it has replicas that are written now, as far as anybody knows."""
+        extents = self._scene.cluster.stored_state().extents.values()
+        tails = [extent.extent_id for extent in extents if extent.seal is None and node.node_id in extent.node_ids]
+        return [
+            f"/disk{number}"
+            for number in range(node.disks)
+            if any(node.fs.stat(node.extent_path(extent_id, number)) is not None for extent_id in tails)
+        ]
 
     def _remount(self) -> bool:
         """The device went and came back in the same boot, and its node was killed over it."""
@@ -257,18 +320,21 @@ class NodeTroubles:
         node = self._scene.cluster.nodes[self._scene.victim]
         if node.repairs or node not in self._running() or self._is_needed():
             return False
-        folder = self._scene.rng.choice([self._folder(node), "/journal"])
-        calls = self._scene.rng.choice((READS, WRITES, SYNCS, READS | WRITES | SYNCS))
+        calls, files = self._scene.rng.choice(FAILING)
+        used = self._used_folders(node) if files else [self._folder(node), "/journal"]
+        if not used:
+            return False
+        folder = self._scene.rng.choice(used)
         times = self._scene.rng.choice((1, 3, None))
         cold = self._scene.rng.random() < 0.5
         self._scene.cluster.unreliable.add(node.node_id)
         process, wire = node.process, self._scene.cluster.wire
 
         def fails(call: str, path: str) -> bool:
-            if call not in calls or not path.startswith(folder + "/"):
+            if call not in calls or not path.startswith(folder + "/") or not path.endswith(files):
                 return False
-            if call in SYNCS and path.endswith(".ext"):
-                extent_id = int(path.rpartition("/")[2].removesuffix(".ext"), 16)
+            if call in SYNCS and path.endswith(EXTENT):
+                extent_id = int(path.rpartition("/")[2].removesuffix(EXTENT), 16)
                 wire.sync_failed(node.host, extent_id, lives=lambda: node.process is process)
             return True
 
@@ -286,9 +352,10 @@ class NodeTroubles:
             await self._start(node)
 
         node.repairs.append(replug)
-        length_s = self._scene.for_a_while(replug)
+        length_s = self._scene.for_a_while(replug, lengths_s=RARELY_S if files else OFTEN_S)
         what = "/".join(sorted(calls))
-        self._scene.say(f"{folder} of {node.host} fails {what}, {times or 'all'} times, for {length_s:.2f} s")
+        where = f"{folder}{'/*' + files if files else ''} of {node.host}"
+        self._scene.say(f"{where} fails {what}, {times or 'all'} times, for {length_s:.2f} s")
         return True
 
     # --- membership ------------------------------------------------------------------------------------------

@@ -172,10 +172,11 @@ class Users:
     async def _append(self, writer: SimWriter) -> None:
         size_bytes = self._rng.choice((0, 60, 300, 900, 2500))
         how = self._rng.random()
-        if how < 0.4:
+        alone, apart = (0.1, 0.8) if self._scene.shape.hasty else (0.4, 0.6)
+        if how < alone:
             await writer.append(size_bytes)
             return
-        if how < 0.6:  # one after the other, without waiting for any
+        if how < apart:  # one after the other, without waiting for any
             for _ in range(self._rng.randint(2, 12)):
                 self._submit_some(writer, size_bytes % 1000, count_max=1)
                 await asyncio.sleep(self._rng.choice((0.002, 0.02, 0.05)))

@@ -1,0 +1,102 @@
+"""What may befall the replicas of one tail at once, so that their writer hears of them at different times.
+
+Invariants: what the guarantees allow: nobody loses anything, some are late and some are gone.
+Neighbours: troubles.py and troubles_nodes.py have what befalls one process, link or disk at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from neve.stream_manager.records import Extent
+from tests.sim.ambush import NOBODY
+from tests.sim.client import SimClient
+from tests.sim.node import SimNode
+from tests.sim.troubles import Kind, Scene
+from tests.sim.troubles_nodes import start_node
+
+SLOW_SHARES = (0.2, 0.3, 0.4)  # of a writer's patience, on the way: longer than it takes to give up a dead node
+DELAY_S_MEAN = 150e-6  # of a message, as it is when nothing is slow
+SLOW_S = (1.0, 4.0)
+DEATH_S = (0.0005, 0.002, 0.02)  # after an answer: before or after it has come
+
+
+class TailTroubles:
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def kinds(self) -> Sequence[Kind]:
+        return (Kind("slow replica and a dead one", self._slow_and_dead, sharp=True),)
+
+    def _tails(self) -> list[tuple[SimClient, list[SimNode]]]:
+        """Writers that run, and the nodes of their streams' tails that do, rather those of the moment."""
+        cluster = self._scene.cluster
+        state = next((each.term.state for each in cluster.managers.values() if each.term is not None), None)
+        if state is None:
+            return []
+        found = []
+        for stream_id in cluster.ledger.streams:
+            stream = state.streams.get(stream_id)
+            tail: Extent | None = state.extents.get(stream.tail_id or 0) if stream is not None else None
+            opened = [session for session in cluster.ledger.sessions_of(stream_id) if session.token]
+            if tail is None or not opened:
+                continue
+            owner = cluster.clients[max(opened, key=lambda session: session.token).owner]
+            nodes = [cluster.nodes[node_id] for node_id in tail.node_ids if cluster.nodes[node_id].serving]
+            if owner.running and not owner.process.paused and len(nodes) > 1:
+                found.append((owner, nodes))
+        return found
+
+    def _slow_and_dead(self) -> bool:
+        """Answers of one are on their way while another one dies: when its writer asks for the next extent, some of
+        what it has sent is taken by all, and it does not know yet (rule 16)."""
+        scene = self._scene
+        if not (tails := self._tails()):
+            return False
+        owner, nodes = scene.pick(tails, lambda tail: tail[0].name)
+        slow, dead = scene.rng.sample(nodes, 2)
+        network = scene.cluster.network
+        others = [owner.name, *(manager.host for manager in scene.cluster.managers.values())]
+        slow_s = scene.rng.choice(SLOW_SHARES) * scene.shape.append_timeout_s
+        factor = 1.0 if scene.shape.far else slow_s / DELAY_S_MEAN  # some are slow enough as it is
+
+        def set_all(factor: float) -> None:
+            for other in others:
+                network.slow(slow.host, other, factor=factor)
+                network.slow(other, slow.host, factor=factor)
+
+        set_all(factor)
+        process = dead.process
+
+        async def restart() -> None:
+            await start_node(scene, dead)
+
+        def die() -> None:
+            if dead.process is process and process is not None:
+                dead.kill()
+                scene.say(f"{dead.host}: killed for {scene.for_a_while(restart):.2f} s")
+
+        asked = False
+
+        def look(method: str, kind: str, source: str, target: str) -> None:
+            """It dies when it has answered for something that the slow one was sent when it was slow."""
+            nonlocal asked
+            if (method, kind, source, target) == ("AppendBlock", "request", owner.name, dead.host):
+                asked = True
+            elif asked and (method, kind, source, target) == ("AppendBlock", "reply", dead.host, owner.name):
+                listeners.pop(look, None)
+                loop.call_later(scene.rng.choice(DEATH_S), die, context=NOBODY)
+
+        def end() -> None:
+            listeners.pop(look, None)
+            set_all(1.0)
+
+        listeners, loop = scene.cluster.wire.listeners, asyncio.get_running_loop()
+        listeners[look] = None
+        length_s = scene.for_a_while(end, lengths_s=SLOW_S)
+        scene.say(f"{slow.host} is slow for {owner.name} and the managers for {length_s:.2f} s, {dead.host} is to die")
+        return True
+
+
+__all__ = ["TailTroubles"]
