@@ -1,7 +1,8 @@
 """A lease that knows by itself when it may be over, also while the store does not answer.
 
-Invariants: the deadline counts from the *sending* of the last keep-alive that succeeded (rule 2):
-            the store counts from a later moment, so it never ends the lease before we think it over;
+Invariants: the deadline counts from the *sending* of the last keep-alive that succeeded (rule 2), and is early by what
+            two clocks may differ in their rates: the store counts from a later moment and by a clock of its own, and
+            never ends the lease before we think it over;
             past its deadline a lease is lost for ever, whatever a late answer says;
             `alive` and `ensure_alive` compare the clock, so a process that was stopped and goes on notices
             before it does anything, even if none of its timers has run yet.
@@ -22,6 +23,9 @@ from neve.proto.errors import LeaseLost, NeveError
 log = logging.getLogger(__name__)
 
 KEEP_ALIVES_PER_TTL = 3  # two may be lost in a row and the third is still in time
+# How far apart two clocks may run: we may count 99 seconds while the store counts 100. Disciplined clocks differ by
+# less than a thousandth; this has room for some that are not, and costs a hundredth of every lease.
+RATE_ERROR_MAX = 0.01
 RETRIES_PER_TTL = 10  # after a keep-alive that failed, try again sooner than that
 
 
@@ -45,7 +49,7 @@ class Lease:
         self.lost = Latch()
         self._keeper = keeper
         self._clock = clock
-        self._deadline_s = sent_s + ttl_s
+        self._deadline_s = sent_s + _certain_s(ttl_s)
         self._nonces = 0
         self._behind: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -117,7 +121,7 @@ class Lease:
     def _renewed(self, *, sent_s: float, ttl_s: float) -> None:
         if not self.alive():  # the answer came after the deadline: the timer decides, not the answer
             return
-        self._deadline_s = max(self._deadline_s, sent_s + ttl_s)
+        self._deadline_s = max(self._deadline_s, sent_s + _certain_s(ttl_s))
         self._timer.cancel()
         self._timer = self._loop.call_later(self.remaining_s(), self._on_timer)
 
@@ -141,6 +145,11 @@ class Lease:
                 return
             self._renewed(sent_s=sent_s, ttl_s=ttl_s)
             wait_s = max(0.0, period_s - (self._clock() - sent_s))
+
+
+def _certain_s(ttl_s: float) -> float:
+    """How long by our clock a lease lives for certain that lives so long by the store's."""
+    return ttl_s * (1 - RATE_ERROR_MAX)
 
 
 class HeldLeases:

@@ -22,7 +22,7 @@ from neve.client.client import Client
 from neve.client.options import ClientOptions
 from neve.client.types import Position, Record
 from neve.client.writer import Writer
-from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory import MemoryClient
 from neve.proto.errors import Overloaded
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
@@ -31,6 +31,7 @@ from tests.sim.ledger import Attempt, Ledger, Session, Sighting
 from tests.sim.manager import META_TIMEOUT_S, meta_plan
 from tests.sim.node import CLUSTER
 from tests.sim.processes import Killed, Process
+from tests.sim.watched_store import WatchedStore
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class SimClient:
     def __init__(
         self,
         network: SimNetwork,
-        etcd: MemoryStore,
+        etcd: WatchedStore,
         ledger: Ledger,
         *,
         name: str,
@@ -70,8 +71,8 @@ class SimClient:
         self.process = Process(name)
         self.ledger = ledger
         rng = random.Random(network.rng.getrandbits(64))
-        self.meta: MemoryClient = etcd.client(
-            plan=meta_plan(random.Random(rng.getrandbits(64))), call_timeout_s=META_TIMEOUT_S
+        self.meta: MemoryClient = etcd.connect(
+            self.process, plan=meta_plan(random.Random(rng.getrandbits(64))), call_timeout_s=META_TIMEOUT_S
         )
         self._network = network
         limits = options.limits

@@ -44,6 +44,7 @@ from tests.sim.ledger import Attempt, Ledger
 from tests.sim.loop import current
 from tests.sim.manager import PORT, SimManager
 from tests.sim.node import CLUSTER, SimNode
+from tests.sim.processes import Clock
 from tests.sim.watched_store import WatchedStore
 from tests.sim.wire_watch import WireWatch
 
@@ -113,6 +114,7 @@ class SimCluster:
             number: SimManager(self.network, self.etcd, number=number, config=self.config)
             for number in range(1, managers + 1)
         }
+        self.clocks: dict[str, Clock] = {manager.host: manager.clock for manager in self.managers.values()}  # by host
         self.nodes: dict[int, SimNode] = {}
         self._node_options = node_options or {}
         for node_id in range(1, nodes + 1):
@@ -156,6 +158,7 @@ class SimCluster:
         addresses = [manager.address for manager in self.managers.values()]
         options = {**self._node_options, **how}
         self.nodes[node_id] = SimNode(self.network, node_id=node_id, managers=addresses, **options)
+        self.clocks[self.nodes[node_id].host] = self.nodes[node_id].clock
         return self.nodes[node_id]
 
     def _on_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -193,6 +196,7 @@ class SimCluster:
         """A new process, connected."""
         assert name not in self.clients, f"{name} was there before"
         client = self.clients[name] = self._make_client(name, options)
+        self.clocks[name] = client.process.clock
         await client.open()
         return client
 
@@ -335,6 +339,8 @@ class SimCluster:
     async def heal(self) -> None:
         """All trouble ends: whatever is down or stopped runs again."""
         self.network.heal_all()
+        for clock in self.clocks.values():
+            clock.set_rate(1.0)
         for manager in self.managers.values():
             if manager.paused:
                 manager.resume()

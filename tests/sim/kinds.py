@@ -6,6 +6,7 @@ ALL_KINDS = (
     "bits flipped",
     "client killed",
     "client stopped",
+    "clock runs fast or slow",
     "disk errors",
     "disk full",
     "disk remounted",

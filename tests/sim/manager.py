@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory import MemoryClient
 from neve.meta.memory_link import FaultPlan
 from neve.proto import methods
 from neve.rpc.pool import ChannelPool
@@ -27,7 +27,8 @@ from neve.stream_manager.node_calls import RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.servicer import StreamManagerServicer
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS
-from tests.sim.processes import Process
+from tests.sim.processes import Clock, Process
+from tests.sim.watched_store import WatchedStore
 
 PORT = 3401
 META_TIMEOUT_S = 1.0
@@ -41,11 +42,12 @@ def meta_plan(rng: random.Random) -> FaultPlan:
 class SimManager:
     """One machine, and at most one manager process on it."""
 
-    def __init__(self, network: SimNetwork, etcd: MemoryStore, *, number: int, config: ManagerConfig) -> None:
+    def __init__(self, network: SimNetwork, etcd: WatchedStore, *, number: int, config: ManagerConfig) -> None:
         self.host = f"manager{number}"
         self.address = f"{self.host}:{PORT}"
         self.process: Process | None = None
         self.skew_ms = 0  # how wrong its clock is
+        self.clock = Clock()
         self.store: MemoryClient
         self.manager: Manager
         self._network = network
@@ -69,13 +71,13 @@ class SimManager:
     def start(self) -> None:
         """It campaigns from now on, and answers what followers answer."""
         assert self.process is None, f"{self.host} runs"
-        self.process = Process(self.host)
-        self.process.enter(self._start)
+        self.process = Process(self.host, clock=self.clock)
+        self.process.enter(self._start, self.process)
 
-    def _start(self) -> None:
+    def _start(self, process: Process) -> None:
         rng = random.Random(self._rng.getrandbits(64))
         plan = meta_plan(random.Random(rng.getrandbits(64)))
-        self.store = self._etcd.client(plan=plan, call_timeout_s=META_TIMEOUT_S)
+        self.store = self._etcd.connect(process, plan=plan, call_timeout_s=META_TIMEOUT_S)
         timeouts = self._config.timeouts
         channels = ChannelPool(lambda address: self._network.channel(self.host, address, cluster=CLUSTER))
         self.manager = Manager(

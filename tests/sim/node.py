@@ -40,7 +40,7 @@ from neve.rpc.service import Service
 from neve.rpc.sim import SimNetwork
 from tests.sim.disk import SimFileSystem
 from tests.sim.disk_nodes import PowerCutMode
-from tests.sim.processes import Process, ProcessFileSystem
+from tests.sim.processes import Clock, Process, ProcessFileSystem
 
 CLUSTER = "test"
 PORT = 3501
@@ -120,6 +120,7 @@ class SimNode:
         self.lost_cache = False  # it lost power once, or a disk was remounted
         self.gone = False  # for ever
         self.skew_ms = 0  # how wrong its clock is
+        self.clock = Clock()
         self.repairs: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what must be done before all is well again
         self._network = network
         self._managers = managers
@@ -142,7 +143,7 @@ class SimNode:
     async def start(self) -> None:
         """Until it serves. Errors of the start, such as a refused disk, are raised and leave no process."""
         assert self.process is None, f"{self.host} runs"
-        process = self.process = Process(self.host)
+        process = self.process = Process(self.host, clock=self.clock)
         try:
             await process.spawn(self._start(process))
         except BaseException:

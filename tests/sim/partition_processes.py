@@ -40,7 +40,7 @@ from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
 from tests.sim.node import CLUSTER
-from tests.sim.processes import Process
+from tests.sim.processes import Clock, Process
 
 CLIENT_OPTIONS = dataclasses.replace(
     OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=2_000_000, block_payload_bytes_max=20_000
@@ -54,6 +54,7 @@ class SimProcess:
         self.host = host
         self.address = f"{host}:{port}"
         self.process: Process | None = None
+        self.clock = cluster.clocks[host] = Clock()
         self.store: MemoryClient
         self.streams: Client
         self.up = False  # it runs, and has started
@@ -65,12 +66,12 @@ class SimProcess:
     def running(self) -> bool:
         return self.process is not None
 
-    def _connect(self) -> random.Random:
+    def _connect(self, process: Process) -> random.Random:
         """In the process: its connections, and its own chance."""
         cluster = self._cluster
         rng = random.Random(self._rng.getrandbits(64))
         plan = meta_plan(random.Random(rng.getrandbits(64)))
-        self.store = cluster.etcd.client(plan=plan, call_timeout_s=META_TIMEOUT_S)
+        self.store = cluster.etcd.connect(process, plan=plan, call_timeout_s=META_TIMEOUT_S)
         self.streams = Client(
             [manager.address for manager in cluster.managers.values()],
             cluster=CLUSTER,
@@ -88,8 +89,8 @@ class SimProcess:
     async def start(self) -> None:
         """Until it is up. If it fails, or is killed meanwhile, there is no process."""
         assert self.process is None, f"{self.host} runs"
-        process = self.process = Process(self.host)
-        rng = process.enter(self._connect)
+        process = self.process = Process(self.host, clock=self.clock)
+        rng = process.enter(self._connect, process)
         try:
             await process.run(self._start(rng))
         except BaseException:

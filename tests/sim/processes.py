@@ -10,6 +10,7 @@ Invariants: a callback belongs to the process in whose context it was made; what
             on its own account (deliver, expire a lease) belongs to nobody and goes on;
             a paused process takes no step: as after SIGCONT, what came meanwhile is heard first, and then its timers
             run late, all at once and in order;
+            time is what a process's own clock shows; the network and the metadata store go by the world's;
             a killed process's file system refuses every further call, so that no cleanup outlives it; its timers do
             not run any more, only its tasks do, to their end.
 Neighbours: loop.py has virtual time; cluster.py builds nodes, managers and clients on this.
@@ -21,6 +22,8 @@ import asyncio
 import contextvars
 import heapq
 import math
+import sys
+import types
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
@@ -33,18 +36,55 @@ T = TypeVar("T")
 _OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
 # Timers of these run on their own account, whoever caused them.
-_OUTSIDE = frozenset({"neve.rpc.sim_link", "neve.rpc.sim_connection", "neve.meta.memory", "neve.meta.memory_link"})
+_OUTSIDE = frozenset(
+    {
+        "neve.rpc.sim_link",
+        "neve.rpc.sim_connection",
+        "neve.meta.memory",
+        "neve.meta.memory_link",
+        "tests.sim.watched_store",
+    }
+)
+
+# These ask for the world's time, whoever calls them. A channel is called by both ends of its connection.
+_WORLD = _OUTSIDE | {"neve.rpc.sim", "neve.rpc.sim_channel"}
 
 
 class Killed(Exception):
     """The process ended before it had done this."""
 
 
-class Process:
-    """One process of the simulation. `fs` is its door to the machine's disks, closed by its end."""
+class Clock:
+    """What a machine's monotonic clock shows. It may run fast or slow, and never jumps."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
+        self.rate = 1.0
+        self.true = True  # it has always shown the world's time
+        self._since_s = self._shown_s = 0.0
+
+    def set_rate(self, rate: float) -> None:
+        if rate == self.rate:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._since_s, self._shown_s = now_s, self.shown_s(now_s)
+        self.rate = rate
+        self.true = False
+
+    def shown_s(self, now_s: float) -> float:
+        return now_s if self.true else self._shown_s + (now_s - self._since_s) * self.rate
+
+    def when_s(self, shown_s: float) -> float:
+        """The world's time at which it will show this."""
+        return shown_s if self.true else self._since_s + (shown_s - self._shown_s) / self.rate
+
+
+class Process:
+    """One process of the simulation. `fs` is its door to the machine's disks, closed by its end. `clock`: its
+    machine's."""
+
+    def __init__(self, name: str, *, clock: Clock | None = None) -> None:
         self.name = name
+        self.clock = clock or Clock()
         self.paused = False
         self.killed = False
         self.slow_factor = 1.0  # of what its threads do
@@ -68,6 +108,10 @@ class Process:
                 raise Killed(self.name) from None
             task.cancel()
             raise
+
+    def time(self) -> float:
+        """By its own clock, whoever asks."""
+        return self.clock.shown_s(asyncio.get_running_loop().time())
 
     def enter(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function as this process: what it starts belongs to it."""
@@ -134,6 +178,15 @@ def _owner_of(context: contextvars.Context | None) -> Process | None:
     return _OWNER.get() if context is None else context.get(_OWNER)
 
 
+def _clock_of(caller: types.FrameType) -> Clock | None:
+    """The clock that a caller goes by; None if that shows the world's time."""
+    owner = _OWNER.get()
+    if owner is None or owner.clock.true:
+        return None
+    module = caller.f_globals.get("__name__", "")
+    return None if module in _WORLD or module.startswith("tests.") else owner.clock
+
+
 def _is_outside(callback: Callable[..., object]) -> bool:
     return getattr(callback, "__module__", None) in _OUTSIDE
 
@@ -196,9 +249,29 @@ class ProcessLoop(SimLoop):
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
+    def time(self) -> float:
+        """By the clock of whoever asks."""
+        clock = _clock_of(sys._getframe(1))
+        now_s = super().time()
+        return now_s if clock is None else clock.shown_s(now_s)
+
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
+        clock = _clock_of(sys._getframe(1))
+        if clock is not None:
+            when = clock.when_s(when)
+        return self._add_timer(when, callback, args, context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        clock = _clock_of(sys._getframe(1))
+        if clock is not None:
+            delay /= clock.rate
+        return self._add_timer(super().time() + delay, callback, args, context)
+
+    def _add_timer(self, when: float, callback: Any, args: Any, context: Any) -> asyncio.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True  # type: ignore[attr-defined]

@@ -38,6 +38,7 @@ from tests.sim.node import SimNode
 from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of
 from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
+from tests.sim.troubles_clocks import ClockTroubles
 from tests.sim.troubles_nodes import FORGETTING, NodeTroubles
 from tests.sim.troubles_tails import TailTroubles
 from tests.sim.uses import Users
@@ -92,6 +93,7 @@ class Story:
             NodeTroubles(self),
             TailTroubles(self),
             ManagerTroubles(self),
+            ClockTroubles(self),
             NetworkTroubles(self),
             MetaTroubles(self),
             ClientTroubles(self),

@@ -59,6 +59,24 @@ async def test_t11_a_writer_that_was_stopped_past_its_lease_acknowledges_nothing
     await cluster.settle()
 
 
+@pytest.mark.parametrize("rate", [0.99, 1.0, 1.01])
+@simulated()
+async def test_t11_a_writer_whose_clock_runs_slow_gives_its_lease_up_before_the_store_does(
+    cluster: SimCluster, rate: float
+) -> None:
+    """Whoever gets the lock next must not meet an owner who still trusts his lease (rule 2)."""
+    stream, old, writer, _ = await written(cluster)
+    old.process.clock.set_rate(rate)
+    old.meta.stall()
+    new = await cluster.client("new")
+    successor = await new.writer(stream.id)  # waits for the lease's end; watched_store.py looks at its holder then
+    await successor.append_some(3, 100)
+    cluster.check_no_bugs()
+    with pytest.raises(NeveError):
+        await writer.append()
+    await cluster.settle()
+
+
 @simulated()
 async def test_t13_a_fence_that_one_node_never_got(cluster: SimCluster) -> None:
     stream, _, writer, extent = await written(cluster)

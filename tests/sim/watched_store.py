@@ -3,7 +3,8 @@
 Invariants: what breaks a rule is noted when it is committed, with its revision, and is never forgotten:
             G7: keys of the managers change only by transactions that compare the key of whoever leads then;
             G3: a seal, once written, never changes: not its length, nor a digest that was there;
-            G2: a seal keeps what was acknowledged before.
+            G2: a seal keeps what was acknowledged before;
+            rule 2: a lease that ends is over by its holder's clock.
 Neighbours: cluster.py uses it and fails when there are violations; checkers.py looks at the whole once more.
 """
 
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from neve.meta.memory import MemoryStore
+from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory_link import FaultPlan
 from neve.meta.txn import Compare, Delete, KeyRange, KeyValue, Operation, Put, Relation, Target, TxnResult, as_range
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
 from neve.stream_manager.records import Extent
+from tests.sim.processes import Process
 
 GUARDED = (r.STREAMS, r.EXTENTS, r.NODES, r.NAMES, r.TASKS, r.REPLAY, r.QUOTAS, r.SETTINGS, r.COMMITS)
 
@@ -31,7 +34,25 @@ class WatchedStore(MemoryStore):
         self.nodes_of: dict[int, tuple[int, ...]] = {}  # by extent id, as last written
         self.on_linked: Callable[[int], None] = lambda _: None
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
+        self._holders: list[tuple[Process, MemoryClient]] = []
         self._lists: dict[bytes, tuple[int, ...]] = {}  # extents, by the key of their stream
+
+    def connect(self, process: Process, *, plan: FaultPlan, call_timeout_s: float) -> MemoryClient:
+        """A process's connection, whose leases are measured by its own clock and looked at when they end here."""
+        client = self.client(plan=plan, call_timeout_s=call_timeout_s)
+        client.clock = process.time
+        self._holders.append((process, client))
+        return client
+
+    def end_lease(self, lease_id: int) -> None:
+        """Whoever holds it must know by its own clock that it may be over, before others get what it held."""
+        self._holders = [(process, client) for process, client in self._holders if not process.killed]
+        for process, client in self._holders:
+            lease = client._leases._leases.get(lease_id)
+            if lease is not None and not lease.lost.is_set() and client.clock() < lease._deadline_s:
+                left_s = lease._deadline_s - client.clock()
+                self.violations.append(f"lease {lease_id} is over, and {process.name} trusts it for {left_s:.4f} s (2)")
+        super().end_lease(lease_id)
 
     def all_keys(self) -> tuple[KeyValue, ...]:
         return self.key_space.read(KeyRange.prefix(self.root)).kvs

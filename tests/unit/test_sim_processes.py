@@ -120,3 +120,31 @@ def test_handlers_belong_to_the_process_that_serves() -> None:
         await channel.close()
 
     processes.run(main())
+
+
+def test_a_process_goes_by_its_own_clock_and_the_world_by_the_worlds() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        process = Process("slow")
+        process.clock.set_rate(0.5)
+
+        async def nap() -> tuple[float, float]:
+            own_s = process.time()
+            async with asyncio.timeout(3.0):
+                await asyncio.sleep(2.0)
+            slept_s = process.time() - own_s
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await asyncio.sleep(5.0)
+            return slept_s, process.time() - own_s
+
+        assert await process.spawn(nap()) == pytest.approx((2.0, 3.0))
+        assert loop.time() - begun_s == pytest.approx(6.0)
+        process.clock.set_rate(1.0)
+        shown_s = process.time()
+        assert loop.time() - shown_s == pytest.approx(3.0), "it does not jump"
+        await process.spawn(asyncio.sleep(1.0))
+        assert process.time() - shown_s == pytest.approx(1.0)
+
+    processes.run(main())

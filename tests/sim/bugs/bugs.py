@@ -25,6 +25,7 @@ from neve.extent_node import attributes, core, core_append, store_append
 from neve.extent_node import servicer as node_servicer
 from neve.extent_node.commit import Committer
 from neve.extent_node.replica import Replica
+from neve.meta import lease as meta_lease
 from neve.meta import lock as meta_lock
 from neve.meta.election import Leadership
 from neve.meta.lease import Lease
@@ -241,6 +242,12 @@ def _lease_ignored(change: Any) -> None:
     change(Lease, "remaining_s", lambda self: 1.0)
     change(OwnedKey, "_lose", lambda self, reason: None)
     change(OwnedKey, "ensure", lambda self: None)
+
+
+@bug("all clocks run alike", origin="rule 2", needs=("clock runs fast or slow",))
+def _equal_clocks(change: Any) -> None:
+    """A lease is trusted for as long as its time is by our own clock."""
+    change(meta_lease, "RATE_ERROR_MAX", 0.0)
 
 
 @bug("a reopening keeps its token", origin="rule 1")

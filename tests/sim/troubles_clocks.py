@@ -1,0 +1,36 @@
+"""Clocks that run fast or slow: a lease's time is not everybody's time.
+
+Invariants: no clock's rate differs from the metadata store's by more than what leases allow for (rule 2);
+            a machine's clock never jumps: what it gained or lost in its time it keeps.
+Neighbours: processes.py has clocks; watched_store.py looks at holders of leases when these end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.sim.troubles import Kind, Scene
+
+RATES = (0.99, 0.99, 0.999, 1.01)  # within a hundredth, as rule 2 says; slow is the danger
+
+
+class ClockTroubles:
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def kinds(self) -> Sequence[Kind]:
+        return (Kind("clock runs fast or slow", self._change_rate, sharp=True),)
+
+    def _change_rate(self) -> bool:
+        scene = self._scene
+        clients = scene.cluster.clients
+        gone = {name for name, client in clients.items() if not client.running}
+        clocks = {n: clock for n, clock in scene.cluster.clocks.items() if clock.rate == 1.0 and n not in gone}
+        if not clocks:
+            return False
+        name = scene.pick(list(clocks), str)
+        clock, rate = clocks[name], scene.rng.choice(RATES)
+        clock.set_rate(rate)
+        length_s = scene.for_a_while(lambda: clock.set_rate(1.0))
+        scene.say(f"the clock of {name} runs at {rate:g} for {length_s:.2f} s")
+        return True
