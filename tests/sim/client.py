@@ -129,7 +129,13 @@ class SimClient:
         async def open_it() -> Writer:
             writer = self.neve.writer(stream_id, owner=self.name, **how)
             await writer.open()
-            self.ledger.opened(session, writer.token, takeover=bool(how.get("takeover")))
+            self.ledger.opened(
+                session,
+                writer.token,
+                takeover=bool(how.get("takeover")),
+                found=writer.committed,
+                revision=self.meta.store.key_space.revision,
+            )
             return writer
 
         return SimWriter(self, session, await self.run(open_it()))

@@ -307,6 +307,10 @@ class SimCluster:
         position = attempt.position
         if position is None:
             return
+        newer = self.ledger.outruns(attempt, position, self.etcd.linked)
+        if newer is not None:
+            told = f"{attempt.payload[:40]!r} is acknowledged at {position}, {newer.owner} had found {newer.found} (G5)"
+            self.violations.append(told)
         state = next((each.term.state for each in self.managers.values() if each.term is not None), None)
         extent = (state or self.stored_state()).extents.get(position.extent_id)
         if extent is None:

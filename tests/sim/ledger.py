@@ -4,14 +4,15 @@ Invariants: every payload is unique, so that what is read tells which append it 
             an append counts as acknowledged from the moment on which its future has a position: whoever waits for it
             may see it later, and a process that is stopped in between has been told before;
             when a newer owner has opened a stream that nobody held, whatever an older one then still waits for is
-            barred: G5 says that it is never acknowledged.
+            barred: G5 says that it is never acknowledged. However it was opened, nothing of an older one is
+            acknowledged that the newer one has not found.
 Neighbours: client.py writes into it, checkers.py reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,8 @@ class Session:
     attempts: list[Attempt] = field(default_factory=list)  # in the order of their calls
     named: int = 0
     weak: bool = False  # without sync, in a story in which all may lose power at once
+    found: Position | None = None  # the end of the stream when it was opened
+    found_at: int = 0  # the metadata's revision at that moment
 
 
 @dataclass(eq=False, slots=True)
@@ -85,17 +88,35 @@ class Ledger:
         self.sessions.append(session)
         return session
 
-    def opened(self, session: Session, token: int, *, takeover: bool = False) -> None:
+    def opened(
+        self, session: Session, token: int, *, takeover: bool = False, found: Position | None, revision: int = 0
+    ) -> None:
         """Its owner knows that it has the stream: what older owners wait for now must never be acknowledged. Unless it
         was taken from one who lives: until that one hears of it, it may acknowledge what all replicas had taken before
-        (docs/protocol.md)."""
+        (docs/protocol.md): what the new owner has `found`."""
         session.token = token
+        session.found, session.found_at = found, revision
         if takeover:
             return
         for older in self.sessions:
             if older.stream_id == session.stream_id and 0 < older.token < token:
                 for attempt in older.attempts:
                     attempt.barred = attempt.barred or not (attempt.settled or attempt.seen_late)
+
+    def outruns(self, attempt: Attempt, position: Position, linked: Mapping[int, int]) -> Session | None:
+        """The newer owner, if there is one, who has opened the stream and not found what is acknowledged there: of an
+        older owner nothing is ever added to that (G5, also after a take-over). `linked`: at which revisions extents
+        became a part of streams."""
+        session = self.sessions[attempt.session - 1]
+        for newer in self.sessions_of(session.stream_id):
+            if newer.token <= session.token or newer.found is None:
+                continue
+            if position.extent_id == newer.found.extent_id:
+                if position.offset >= newer.found.offset:
+                    return newer
+            elif linked.get(position.extent_id, 0) > newer.found_at:
+                return newer
+        return None
 
     def attempt(self, session: Session, size_bytes: int = 0) -> Attempt:
         """What a session may append next: unique, and padded to a size. It counts when it is `made`."""

@@ -32,6 +32,7 @@ class WatchedStore(MemoryStore):
         self.acknowledged: dict[int, int] = {}  # by extent id, how far writers were told that it is safe
         self.leaders: list[bytes] = []  # values of the election's keys, in the order in which they led
         self.nodes_of: dict[int, tuple[int, ...]] = {}  # by extent id, as last written
+        self.linked: dict[int, int] = {}  # by extent id, the revision at which it became a part of a stream
         self.on_linked: Callable[[int], None] = lambda _: None
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
         self._holders: list[tuple[Process, MemoryClient]] = []
@@ -133,6 +134,7 @@ class WatchedStore(MemoryStore):
         self._lists[op.key] = stream.extent_ids
         for extent_id in stream.extent_ids[-2:]:
             if extent_id not in before:
+                self.linked.setdefault(extent_id, revision)
                 self.on_linked(extent_id)
         for extent in young:
             self.nodes_of[extent.extent_id] = extent.node_ids
