@@ -47,6 +47,7 @@ from neve.stream_manager.state import StateListener
 log = logging.getLogger(__name__)
 
 PREPARED_MAX = 10_000  # streams with an extent ahead
+_NOBODY: frozenset[int] = frozenset()
 ANSWER_MARGIN_S = 0.2  # before a caller's deadline: late enough to be useful, early enough to arrive
 
 
@@ -181,7 +182,8 @@ class Allocator(StateListener):
         """The prepared one if the writer names it and it can be linked, else a new one."""
         ctx = self._ctx
         check_list_room(stream, ctx.config)
-        avoid = frozenset(request.avoid_node_ids)
+        avoided = request.avoid_node_ids
+        avoid = frozenset(avoided) if avoided else _NOBODY
         prepared_id = request.prepared_extent_id
         if prepared_id:
             prepared = self._linkable(stream.stream_id)
@@ -274,6 +276,8 @@ class Allocator(StateListener):
                 del self._waiting[extent_id]
 
     def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+        if not self._waiting:
+            return
         changed = new or old
         assert changed is not None
         for waiter in self._waiting.pop(changed.extent_id, ()):
@@ -281,6 +285,8 @@ class Allocator(StateListener):
                 waiter.set_result(None)
 
     def on_stream(self, old: Stream | None, new: Stream | None) -> None:
+        if not self._prepared:
+            return
         changed = new or old
         assert changed is not None
         prepared = self._prepared.get(changed.stream_id)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 from neve.stream_manager.records import Replay
 
@@ -23,29 +22,26 @@ LINE = "mutation method=%s by=%s peer=%s call=%x/%d streams=%s extents=%s node=%
 _MARK = "\0"
 
 
-class Entry(NamedTuple):
-    method: str
-    principal: str
-    peer: str
-    client_id: int
-    call_id: int
-    known: Replay | None
-    outcome: str
+# Of one mutation: method, principal, peer, client and call id, what is remembered of it, what became of it.
+Entry = tuple[str, str, str, int, int, Replay | None, str]
 
-    def line(self) -> str:
-        method, principal, peer, client_id, call_id, known, outcome = self
-        streams, extents, node_id = (known.stream_ids, known.extent_ids, known.node_id) if known else ((), (), 0)
-        return LINE % (
-            method,
-            principal or "-",
-            peer,
-            client_id,
-            call_id,
-            _ids(streams) if known else "-",
-            _ids(extents) if known else "-",
-            node_id,
-            outcome,
-        )
+
+def line(entry: Entry) -> str:
+    method, principal, peer, client_id, call_id, known, outcome = entry
+    if known is None:
+        return LINE % (method, principal or "-", peer, client_id, call_id, "-", "-", 0, outcome)
+    _, _, _, streams, extents, node_id = known
+    return LINE % (
+        method,
+        principal or "-",
+        peer,
+        client_id,
+        call_id,
+        ",".join(map(str, streams)),
+        ",".join(map(str, extents)),
+        node_id,
+        outcome,
+    )
 
 
 class AuditLog:
@@ -67,13 +63,9 @@ class AuditLog:
         beginning = _line_beginning() if len(entries) > 1 else None
         if beginning is None:
             for entry in entries:
-                audit.info("%s", entry.line())
+                audit.info("%s", line(entry))
         else:
-            audit.info("%s", f"\n{beginning}".join([entry.line() for entry in entries]))
-
-
-def _ids(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
+            audit.info("%s", f"\n{beginning}".join([line(entry) for entry in entries]))
 
 
 def _line_beginning() -> str | None:

@@ -153,9 +153,9 @@ def believed(
         return None
     extent_id, digest = old.extent_id, old.seal.digest
     if not digest and ctx.condemned.number == asked_at and tuple(confirmed) == old.replicas and not old.confirmed:
-        told_first, *others = confirmed.values()
-        if all(found == told_first for found in others):  # mostly: all have confirmed the same, and nothing else is new
-            return old.with_confirmed(old.node_ids, told_first)
+        digests = list(confirmed.values())
+        if digests.count(digests[0]) == len(digests):  # mostly: all have confirmed the same, and nothing else is new
+            return old.confirmed_by_all(digests[0])
     if not digest:
         told = {replica[0]: found for replica, found in confirmed.items()}
         chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)

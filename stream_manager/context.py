@@ -81,7 +81,17 @@ _new = tuple.__new__  # as in records.py
 class Mutation:
     """One execution of a call: who asks, and how the call is remembered. `replayed`: it was committed before."""
 
-    __slots__ = ("call_id", "client_id", "method_id", "principal", "recorded", "replayed", "request_crc32c", "wall_ms")
+    __slots__ = (
+        "call_id",
+        "client_id",
+        "key",
+        "method_id",
+        "principal",
+        "recorded",
+        "replayed",
+        "request_crc32c",
+        "wall_ms",
+    )
 
     def __init__(
         self,
@@ -92,6 +102,7 @@ class Mutation:
         wall_ms: int,
         replayed: Replay | None = None,
     ) -> None:
+        self.key = call
         self.client_id, self.call_id = call
         self.method_id = method_id
         self.request_crc32c = request_crc32c

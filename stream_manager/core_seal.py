@@ -82,10 +82,10 @@ def _usual(answers: Mapping[int, pb.LengthAnswer | None], acknowledged_end: int)
     for answer in answers.values():
         if answer is None or answer.kind != _LENGTH or answer.HasField("seal"):
             return None
-        if answer.length < length:
-            length = answer.length
-        if answer.committed > committed:
-            committed = answer.committed
+        if (found := answer.length) < length:
+            length = found
+        if (found := answer.committed) > committed:
+            committed = found
     if not answers or length < committed:
         return None
     return SealDecision(length, True, dict.fromkeys(answers, Counted.TRUSTWORTHY))

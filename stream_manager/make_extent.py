@@ -43,7 +43,7 @@ async def make_extent(ctx: LeaderContext, policy: Policy, *, stream_id: int, avo
             extent_bytes_max=policy.extent_bytes_max,
             stream_id=stream_id,
         )
-        replicas = tuple([replica for replica in made if isinstance(replica, ReplicaAt)])
+        replicas = tuple([replica for replica in made if type(replica) is ReplicaAt])
         if len(replicas) == len(choices):
             return Extent(extent_id, EVERSION_FIRST, replicas, policy.extent_bytes_max, ctx.wall_ms(), stream_id)
         errors = {c.node_id: m for c, m in zip(choices, made, strict=True) if isinstance(m, NeveError)}

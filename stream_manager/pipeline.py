@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar, cast
 from google.protobuf.message import Message
 
 from neve.proto import common_pb2
-from neve.proto.crc import crc32c
+from neve.proto.crc import crc32c_bytes
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, Overloaded
 from neve.rpc.service import Answer, Call, Encoded
-from neve.stream_manager.audit import AuditLog, Entry
+from neve.stream_manager.audit import AuditLog
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.replay import ReplayCache
 
@@ -33,6 +33,7 @@ Rep = TypeVar("Rep", bound=Message)
 log = logging.getLogger(__name__)
 
 Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Rep | Encoded[Rep]]]
+OnDone = Callable[[Any, BaseException | None], None]  # the reply, or why there is none
 Observe = Callable[[str, float], None]  # a method's name, and how long a call of it took, in seconds
 
 
@@ -50,11 +51,23 @@ class AllowAll:
 class Execution(Answer[Any]):
     """One call that is being executed, and those who wait for its answer: that of one or of several callers."""
 
-    __slots__ = ("_pipeline", "_waiting", "begun_s", "checksum", "done", "error", "joined", "method_id", "reply")
+    __slots__ = (
+        "_on_done",
+        "_others",
+        "_pipeline",
+        "begun_s",
+        "checksum",
+        "done",
+        "error",
+        "joined",
+        "method_id",
+        "reply",
+    )
 
     def __init__(self, pipeline: Pipeline, method_id: int, checksum: int, begun_s: float) -> None:
         self._pipeline = pipeline
-        self._waiting: list[Callable[[Any, BaseException | None], None]] = []
+        self._on_done: OnDone | None = None  # of the first who waits: mostly there is no other
+        self._others: list[OnDone] | None = None
         self.method_id = method_id
         self.checksum = checksum
         self.begun_s = begun_s
@@ -63,16 +76,23 @@ class Execution(Answer[Any]):
         self.reply: Any = None
         self.error: BaseException | None = None
 
-    def then(self, on_done: Callable[[Any, BaseException | None], None]) -> None:
+    def then(self, on_done: OnDone) -> None:
         if self.done:
             on_done(self.reply, self.error)
+        elif self._on_done is None:
+            self._on_done = on_done
+        elif self._others is None:
+            self._others = [on_done]
         else:
-            self._waiting.append(on_done)
+            self._others.append(on_done)
 
     def answer(self, reply: Any, error: BaseException | None) -> None:
         self.done, self.reply, self.error = True, reply, error
-        for on_done in self._waiting:
-            on_done(reply, error)
+        if self._on_done is not None:
+            self._on_done(reply, error)
+        if self._others is not None:
+            for on_done in self._others:
+                on_done(reply, error)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self.done:
@@ -123,29 +143,30 @@ class Pipeline:
         `eager`, for hot flows: the flow's first steps are taken without a task, up to its first wait for anything but a
         commit. Up to then it must not use asyncio.timeout or current_task.
         """
-        begun_s = self._ctx.clock()
+        ctx, method = self._ctx, call.method
+        begun_s = ctx.clock()
         self._admit(request, call)
         call_id: common_pb2.CallId = request.call  # type: ignore[attr-defined]
         key = (call_id.client_id, call_id.call_id)
         checksum = request_checksum(request)
-        method_id = call.method.method_id
+        method_id = method.method_id
         replayed = None
         if key != (0, 0):
-            execution = self._running.get(key)
-            if execution is not None:
-                return self._join(execution, key, method_id, checksum)
-            replayed = self._replay.find(*key, method_id=method_id, request_crc32c=checksum)
-        mutation = Mutation(key, method_id, checksum, call.principal, self._ctx.wall_ms(), replayed)
+            running = self._running.get(key)
+            if running is not None:
+                return self._join(running, key, method_id, checksum)
+            replayed = self._replay.find(key, method_id=method_id, request_crc32c=checksum)
         execution = Execution(self, method_id, checksum, begun_s)
         if key != (0, 0):
             self._running[key] = execution
         self.in_flight += 1
+        mutation = Mutation(key, method_id, checksum, call.principal, ctx.wall_ms(), replayed)
         # It goes on as a part of the term, with or without its caller.
-        work = self._execute(request, call.method.name, call.peer, mutation, flow, execution)
+        work = self._execute(request, method.name, call.peer, mutation, flow, execution)
         if eager:
-            self._ctx.tasks.begin(work)
+            ctx.tasks.begin(work)
         else:
-            task = self._ctx.tasks.start(work)
+            task = ctx.tasks.start(work)
             task.add_done_callback(lambda _: self._end_unbegun(key, execution))
         return execution
 
@@ -227,20 +248,12 @@ class Pipeline:
             raise
         finally:
             self._observe(method, self._ctx.clock() - execution.begun_s)
-            self.audit.note(
-                Entry(
-                    method,
-                    mutation.principal,
-                    peer,
-                    mutation.client_id,
-                    mutation.call_id,
-                    mutation.recorded or mutation.replayed,
-                    outcome,
-                )
-            )
-            self._end((mutation.client_id, mutation.call_id), execution, reply, error)
+            client_id, call_id = key = mutation.key
+            known = mutation.recorded or mutation.replayed
+            self.audit.note((method, mutation.principal, peer, client_id, call_id, known, outcome))
+            self._end(key, execution, reply, error)
 
 
 def request_checksum(request: Message) -> int:
     """Of what is asked. The order of a map's entries is not fixed, so it is made so here."""
-    return crc32c(request.SerializeToString(deterministic=True))
+    return crc32c_bytes(request.SerializeToString(deterministic=True))

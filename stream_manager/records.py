@@ -200,6 +200,14 @@ class Extent(NamedTuple):
                 return replica
         return None
 
+    def confirmed_by_all(self, digest: bytes) -> Extent:
+        """The same for all nodes at once."""
+        assert self.seal is not None, self
+        assert not self.seal.digest, self
+        length, eversion, _ = self.seal
+        confirmed = shared(tuple([replica[0] for replica in self.replicas]))
+        return _new(Extent, (*self[:6], _new(ExtentSeal, (length, eversion, digest)), confirmed, *self[8:]))
+
     def with_confirmed(self, node_ids: tuple[int, ...] | list[int], digest: bytes) -> Extent:
         """As after these nodes confirmed the seal with this digest (20)."""
         assert self.seal is not None, self

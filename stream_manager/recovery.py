@@ -94,7 +94,7 @@ class Recovery(StateListener):
 
     def on_extent(self, old: Extent | None, new: Extent | None) -> None:
         """What is known of replicas that are not listed any more is of no use."""
-        if old is None or (new is not None and new.replicas == old.replicas):
+        if old is None or (new is not None and (new.replicas is old.replicas or new.replicas == old.replicas)):
             return
         for replica in old.replicas:
             if new is None or replica not in new.replicas:

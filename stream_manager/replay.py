@@ -46,10 +46,14 @@ class ReplayCache:
         self._in_streams: dict[tuple[int, int], Replay] = {}  # by client and call, about in the order of their times
         self.count = 0  # of those with a key of their own
 
-    def find(self, client_id: int, call_id: int, *, method_id: int, request_crc32c: int) -> Replay | None:
-        found = self._in_streams.get((client_id, call_id)) or self._by_client.get(client_id, {}).get(call_id)
+    def find(self, call: tuple[int, int], *, method_id: int, request_crc32c: int) -> Replay | None:
+        """By client and call id."""
+        found = self._in_streams.get(call)
+        if found is None:
+            calls = self._by_client.get(call[0])
+            found = calls.get(call[1]) if calls is not None else None
         if found is not None and (found.method_id, found.request_crc32c) != (method_id, request_crc32c):
-            detail = f"{client_id:x}/{call_id} was another request before: a call id is used once"
+            detail = f"{call[0]:x}/{call[1]} was another request before: a call id is used once"
             raise InvalidArgument(what="call", detail=detail)
         return found
 

@@ -97,7 +97,8 @@ async def decide_length(
     ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner | None, acknowledged_end: int | None
 ) -> tuple[SealDecision, bool]:
     """Fence the replicas and choose the length (17, 18); the second is whether one of them has met a conflict (7)."""
-    answers = await fence_replicas(ctx, tail, owner)
+    token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
+    answers = await ask_replicas(ctx, tail, ctx.nodes.fence_all, token=token, lock=lock)
     decision = choose_length(
         answers,
         acknowledged_end=acknowledged_end if owner is not None else None,

@@ -204,48 +204,49 @@ class State:
 
     def _set_extent(self, extent_id: int, new: Extent | None) -> None:
         old = self.extents.get(extent_id)
+        stays = old is not None and new is not None and new.replicas is old.replicas
         if old is not None:
-            self._forget_extent(old, keep_nodes=new is not None and new.replicas is old.replicas)
+            if old.seal is None:
+                self.open_extents.pop(extent_id, None)
+            else:
+                self.sealed_bytes -= old.seal.length
+                self.unconfirmed_extents.pop(extent_id, None)
+            if not stays:
+                self._leave_nodes(old)
         if new is not None:
-            if old is None:
-                _insert(self._extent_order, extent_id)
             self.extents[extent_id] = new
-            replicas, seal = new.replicas, new.seal
+            seal = new.seal
             if seal is None:
                 self.open_extents[extent_id] = None
             else:
                 self.sealed_bytes += seal.length
-                if len(new.confirmed) < len(replicas):
+                if len(new.confirmed) < len(new.replicas):
                     self.unconfirmed_extents[extent_id] = None
-            if len(replicas) == 1:
-                self.single_extents[extent_id] = None
-            if old is None or replicas is not old.replicas:
-                extents_on = self._extents_on
-                for node_id, _, _ in replicas:
-                    held = extents_on.get(node_id)
-                    if held is None:
-                        held = extents_on[node_id] = {}
-                    held[extent_id] = None
+            if not stays:
+                if old is None:
+                    _insert(self._extent_order, extent_id)
+                self._enter_nodes(new)
         elif old is not None:
             del self.extents[extent_id]
             _remove(self._extent_order, extent_id)
         for on_extent in self._on_extent:
             on_extent(old, new)
 
-    def _forget_extent(self, old: Extent, *, keep_nodes: bool) -> None:
-        """Take an extent out of what is derived from it."""
-        extent_id = old.extent_id
-        if old.seal is None:
-            self.open_extents.pop(extent_id, None)
-        else:
-            self.sealed_bytes -= old.seal.length
-            self.unconfirmed_extents.pop(extent_id, None)
-        if keep_nodes:
-            return
-        self.single_extents.pop(extent_id, None)
+    def _enter_nodes(self, new: Extent) -> None:
+        extent_id, replicas, extents_on = new.extent_id, new.replicas, self._extents_on
+        if len(replicas) == 1:
+            self.single_extents[extent_id] = None
+        for node_id, _, _ in replicas:
+            held = extents_on.get(node_id)
+            if held is None:
+                held = extents_on[node_id] = {}
+            held[extent_id] = None
+
+    def _leave_nodes(self, old: Extent) -> None:
+        self.single_extents.pop(old.extent_id, None)
         for replica in old.replicas:
             held = self._extents_on[replica.node_id]
-            held.pop(extent_id, None)
+            held.pop(old.extent_id, None)
             if not held:
                 del self._extents_on[replica.node_id]
 
@@ -283,9 +284,9 @@ class State:
             on_stream(old, new)
 
     def _refer(self, extent_id: int, stream_id: int) -> None:
-        found = self.streams_of(extent_id)
-        if stream_id not in found:
-            self._streams_of[extent_id] = (*found, stream_id) if found else stream_id
+        found = self._streams_of.setdefault(extent_id, stream_id)  # mostly nobody did before
+        if found != stream_id and stream_id not in (found := self.streams_of(extent_id)):
+            self._streams_of[extent_id] = (*found, stream_id)
 
     def _unrefer(self, extent_id: int, stream_id: int) -> None:
         left = tuple(other for other in self.streams_of(extent_id) if other != stream_id)

@@ -147,7 +147,7 @@ async def test_old_replay_records_are_deleted_and_young_ones_kept() -> None:
         assert len((await cluster.store.range_all(keys)).kvs) == 1
         assert cluster.term.replay.count == 1
         found = cluster.term.replay.find(
-            *(call.client_id, call.call_id),
+            (call.client_id, call.call_id),
             method_id=methods.STREAM_MANAGER_SEAL_STREAM.method_id,
             request_crc32c=request_checksum(sealed),
         )

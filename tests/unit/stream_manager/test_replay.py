@@ -31,7 +31,7 @@ def test_exactly_the_old_calls_are_deleted_and_dropped(created_s: dict[int, int]
     assert deleted == old
     for run in runs:
         cache.drop(run)
-    kept = {n for n in created_s if cache.find(5, n, method_id=1, request_crc32c=2) is not None}
+    kept = {n for n in created_s if cache.find((5, n), method_id=1, request_crc32c=2) is not None}
     assert kept == set(created_s) - old
     assert cache.count == len(kept)
     assert list(cache.expired(1000 * now_s)) == []
