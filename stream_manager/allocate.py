@@ -114,7 +114,12 @@ class Allocator(StateListener):
         """The next extent first, then the seal of the open tail (17)."""
         ctx = self._ctx
         assert stream.tail_id == tail.extent_id, stream
-        successor, link_before_s = await self._next_extent(stream, request)
+        if request.prepared_extent_id or request.avoid_node_ids:
+            successor, deadline_s = await self._next_extent(stream, request)
+        else:
+            check_list_room(stream, ctx.config)
+            deadline_s = link_before_s(ctx)
+            successor = await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
         end = request.acknowledged_end if request.HasField("acknowledged_end") else None
         decision, conflict = await decide_length(ctx, tail, owner, end)
         done = None
@@ -126,7 +131,7 @@ class Allocator(StateListener):
                 mutation,
                 token=owner.token,
                 length=decision.length,
-                link_before_s=link_before_s,
+                link_before_s=deadline_s,
             )
         if done is None:
             ids = (tail.extent_id, successor.extent_id)
@@ -134,7 +139,7 @@ class Allocator(StateListener):
                 owner=owner,
                 acknowledged_end=end,
                 successor=successor,
-                link_before_s=link_before_s,
+                link_before_s=deadline_s,
                 conflict=conflict,
                 stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
             )
@@ -142,7 +147,8 @@ class Allocator(StateListener):
                 ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part
             )
             done = alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
-        self._forget(stream.stream_id)
+        if self._prepared:
+            self._forget(stream.stream_id)
         return done
 
     async def _again(

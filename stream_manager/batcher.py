@@ -208,28 +208,28 @@ class Batcher:
         """From the head of the queue, as many as fit and do not get in each other's way."""
         batch = _Batch()
         queue, revisions, values = self._queue, batch.revisions, batch.values
+        keys: set[bytes] = set()  # of both
         size_bytes = 0
         while queue:
             pending = queue[0]
             changes = pending.changes
+            compared, written = changes.revisions, changes.values
             if batch.pending:
-                if len(revisions) + len(changes.revisions) > ITEMS_MAX or len(values) + len(changes.values) > ITEMS_MAX:
+                if len(revisions) + len(compared) > ITEMS_MAX or len(values) + len(written) > ITEMS_MAX:
                     break  # compares that both have are counted twice here: such are few
-                if size_bytes + changes.size_bytes > BYTES_MAX or not values.keys().isdisjoint(changes.values):
+                if size_bytes + changes.size_bytes > BYTES_MAX:
                     break
-                if not values.keys().isdisjoint(changes.revisions) or not revisions.keys().isdisjoint(changes.values):
-                    break
-                if not revisions.keys().isdisjoint(changes.revisions) and any(
-                    revisions.get(key, revision) != revision for key, revision in changes.revisions.items()
-                ):
+                if not (keys.isdisjoint(written) and keys.isdisjoint(compared)) and _in_the_way(batch, changes):
                     break
             queue.popleft()
             self._queued_items -= pending.items
             if pending.done:  # cancelled before anything was sent
                 continue
             batch.pending.append(pending)
-            revisions.update(changes.revisions)
-            values.update(changes.values)
+            revisions.update(compared)
+            values.update(written)
+            keys.update(compared)
+            keys.update(written)
             size_bytes += changes.size_bytes
         return batch
 
@@ -379,6 +379,16 @@ class Batcher:
         if not pending.done:
             self.counters.failed += 1
             pending.settle(None, error)
+
+
+def _in_the_way(batch: _Batch, changes: Changes) -> bool:
+    """Whether one writes what the other writes or compares, or they compare a key with different revisions."""
+    if any(key in batch.values or key in batch.revisions for key in changes.values):
+        return True
+    return any(
+        key in batch.values or batch.revisions.get(key, revision) != revision
+        for key, revision in changes.revisions.items()
+    )
 
 
 def _reason(batch: _Batch, result: TxnResult) -> NeveError:

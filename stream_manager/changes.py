@@ -221,18 +221,20 @@ class Changes:
 
     def finish(self) -> None:
         """All is recorded: encode the streams, now that their young extents are known."""
-        for key, stream in self._streams:
+        streams, released = self._streams, self._released
+        for key, stream in streams:
             self._set(key, codec.encode_stream(stream, self._young_of(stream)))
-        if self._released:
-            put = [stream.stream_id for _, stream in self._streams]
-            assert all(stream_id in put for stream_id in self._released), f"{self._released} is compared by nothing"
-        self._streams.clear()
+        if released:
+            put = [stream.stream_id for _, stream in streams]
+            assert all(stream_id in put for stream_id in released), f"{released} is compared by nothing"
+        streams.clear()
         assert not self._young, f"young extents without their stream: {self._young}"
-        self.size_bytes = (
-            ITEM_BYTES * (len(self.revisions) + len(self.values))
-            + sum(map(len, self.revisions))
-            + sum([len(key) + len(value or b"") for key, value in self.values.items()])
-        )
+        size_bytes = ITEM_BYTES * (len(self.revisions) + len(self.values))
+        for key in self.revisions:
+            size_bytes += len(key)
+        for key, value in self.values.items():
+            size_bytes += len(key) if value is None else len(key) + len(value)
+        self.size_bytes = size_bytes
 
     def _young_of(self, stream: Stream) -> list[Extent]:
         """Those in its list that have no key, as they will be."""

@@ -53,20 +53,21 @@ async def seal_replicas(
     if extent is None or extent.seal is None:
         return None
     asked_at = ctx.condemned.number
-    return await _await_answers(ctx, extent, _ask(ctx, extent, node_ids), asked_at)
+    replicas = _to_ask(ctx, extent, node_ids)
+    asked = ctx.nodes.begin_seals(extent, replicas)
+    return await _await_answers(ctx, extent, list(zip(replicas, asked, strict=True)), asked_at)
 
 
-def _ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None = None) -> Begun:
+def _to_ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None = None) -> Sequence[ReplicaAt]:
     dead = ctx.state.dead_nodes()
-    replicas: Sequence[ReplicaAt] = extent.replicas
-    if dead or extent.confirmed or node_ids is not None:
-        replicas = [
-            replica
-            for replica in replicas
-            if replica[0] not in extent.confirmed
-            and (replica[0] not in dead if node_ids is None else replica[0] in node_ids)
-        ]
-    return list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
+    if not dead and not extent.confirmed and node_ids is None:
+        return extent.replicas
+    return [
+        replica
+        for replica in extent.replicas
+        if replica[0] not in extent.confirmed
+        and (replica[0] not in dead if node_ids is None else replica[0] in node_ids)
+    ]
 
 
 async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> SealOutcome:
@@ -190,11 +191,12 @@ def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
         ctx.part.note_unconfirmed(extent_id)  # nodes hang: the reconciler asks when they answer again
         return
     asked_at = ctx.condemned.number
-    begun = _ask(ctx, extent)
-    confirmed = _confirmed_at_once(extent, begun)
+    replicas = _to_ask(ctx, extent)
+    asked = ctx.nodes.begin_seals(extent, replicas)
+    confirmed = _confirmed_at_once(extent, replicas, asked)
     if confirmed is None or not extent.all_took_part:  # its writer waits for what is not acknowledged (16)
         ctx.seals_in_flight += 1
-        ctx.spawn(_first_round(ctx, extent, begun, asked_at), name="seal")
+        ctx.spawn(_first_round(ctx, extent, list(zip(replicas, asked, strict=True)), asked_at), name="seal")
         return
     left_over = ctx.heard.add(extent.stream_id, Heard(extent_id, confirmed, asked_at, ctx.clock()))
     if left_over is not None:
@@ -216,19 +218,26 @@ async def _first_round(ctx: LeaderContext, extent: Extent, begun: Begun, asked_a
         ctx.part.note_unconfirmed(extent.extent_id)
 
 
-def _confirmed_at_once(extent: Extent, begun: Begun) -> dict[ReplicaAt, bytes] | None:
+def _confirmed_at_once(
+    extent: Extent, replicas: Sequence[ReplicaAt], asked: Sequence[Asked[en.SealExtentReply]]
+) -> dict[ReplicaAt, bytes] | None:
     """The digests, if every replica has confirmed already: the shortest way, without a task."""
     assert extent.seal is not None, extent
+    if len(replicas) != len(extent.replicas):
+        return None
     length = extent.seal.length
     confirmed: dict[ReplicaAt, bytes] = {}
-    for replica, one in begun:
-        if one.waits is not None or isinstance(one.value, NeveError):
+    for replica, one in zip(replicas, asked, strict=True):
+        if one.waits is not None:
             return None
-        seal = one.value.seal
-        if not one.value.confirmed or seal.length != length:
+        answer = one.value
+        if isinstance(answer, NeveError) or not answer.confirmed:
+            return None
+        seal = answer.seal
+        if seal.length != length:
             return None
         confirmed[replica] = seal.digest
-    return confirmed if len(confirmed) == len(extent.replicas) else None
+    return confirmed
 
 
 # --- what was heard and waits for its stream's next write -------------------------------------------------------

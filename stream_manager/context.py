@@ -32,7 +32,7 @@ from neve.stream_manager.changes import Changes
 from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.heard import HeardTable
 from neve.stream_manager.locks import LockTable
-from neve.stream_manager.records import Extent, NodeEntry, Replay, StreamCall
+from neve.stream_manager.records import Extent, NodeEntry, Replay, ReplicaAt, StreamCall
 from neve.stream_manager.state import State
 
 if TYPE_CHECKING:
@@ -169,6 +169,9 @@ class NodesPart(Placement, Protocol):
 
     def seems_down(self, node_id: int) -> bool:
         """Not worth waiting for long: suspect or worse. A hint only; who is dead says `state.dead_nodes()` (17)."""
+
+    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
+        """That `seems_down` says so of none of their nodes."""
 
     # hooks
     def note_unconfirmed(self, extent_id: int) -> None:

@@ -11,6 +11,8 @@ from neve.stream_manager import record_codec as codec
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream, Task
 from neve.stream_manager.state import State
 
+_new = tuple.__new__  # as in records.py
+
 
 def stream_info(stream: Stream) -> sm.StreamInfo:
     return sm.StreamInfo.FromString(stream_info_bytes(stream))
@@ -43,14 +45,14 @@ def joined_alloc_reply(
         parts += (b"\x1a", varint(len(tail)), tail)
     if all_took_part:
         parts.append(b"\x20\x01")
-    return Encoded(sm.StreamAllocExtentReply, b"".join(parts))
+    return _new(Encoded, (sm.StreamAllocExtentReply, b"".join(parts)))
 
 
 def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded[sm.CreateStreamReply]:
     parts = [b"\x0a", sized(stream_info_bytes(stream))]
     if tail is not None:
         parts += (b"\x12", sized(extent_info_bytes(state, tail)))
-    return Encoded(sm.CreateStreamReply, b"".join(parts))
+    return _new(Encoded, (sm.CreateStreamReply, b"".join(parts)))
 
 
 # These are bytes of the messages, joined from parts that are encoded already: to parse them takes a fifteenth of the

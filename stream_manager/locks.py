@@ -101,6 +101,9 @@ class LockTable:
 
     def release(self, key: Key) -> None:
         waiting = self.waiters[key]
+        if waiting is None:
+            del self.waiters[key]
+            return
         while waiting:
             turn = waiting.popleft()
             if not turn.done():

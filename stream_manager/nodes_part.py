@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from neve.proto import stream_manager_pb2 as sm
@@ -29,7 +29,7 @@ from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.read_order import NEGLIGIBLE
 from neve.stream_manager.reconcile import Reconciler
-from neve.stream_manager.records import Extent, NodeEntry, Settings
+from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Settings
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
 from neve.stream_manager.relocate import Relocation
@@ -180,6 +180,9 @@ class ClusterNodes(NodesPart):
 
     def seems_down(self, node_id: int) -> bool:
         return self.registry.seems_down(node_id)
+
+    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
+        return self.registry.all_seem_up(replicas)
 
     # --- hooks -----------------------------------------------------------------------------------------------
 

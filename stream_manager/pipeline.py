@@ -256,4 +256,5 @@ class Pipeline:
 
 def request_checksum(request: Message) -> int:
     """Of what is asked. The order of a map's entries is not fixed, so it is made so here."""
-    return crc32c_bytes(request.SerializeToString(deterministic=True))
+    checksum: int = crc32c_bytes(request.SerializeToString(deterministic=True))
+    return checksum

@@ -92,10 +92,8 @@ class Recovery(StateListener):
         if extent is not None and replica in extent.replicas:
             self.bad[extent_id, replica.node_id] = replica.incarnation
 
-    def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+    def on_replicas(self, old: Extent, new: Extent | None) -> None:
         """What is known of replicas that are not listed any more is of no use."""
-        if old is None or (new is not None and (new.replicas is old.replicas or new.replicas == old.replicas)):
-            return
         for replica in old.replicas:
             if new is None or replica not in new.replicas:
                 self.bad.pop((old.extent_id, replica.node_id), None)

@@ -12,7 +12,7 @@ Not here:   what nodes hold (replica_reports.py); who has moved since (relocate.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from neve.proto import common_pb2
@@ -25,7 +25,7 @@ from neve.stream_manager.core_health import NEVER_S, Health, NodeHealth
 from neve.stream_manager.node_entries import DISKS_MAX, MODE_WORDS, check_registration, entry_of
 from neve.stream_manager.placement import Candidate, Wish, policy_named
 from neve.stream_manager.read_order import FailureHistory, order_replicas
-from neve.stream_manager.records import Disk, Extent, NodeEntry, Settings
+from neve.stream_manager.records import Disk, Extent, NodeEntry, ReplicaAt, Settings
 from neve.stream_manager.state import StateListener
 from neve.stream_manager.topology import Topology
 
@@ -236,6 +236,13 @@ class Registry(StateListener):
         if not self.status(node_id).health.heard and in_grace:
             return judged is Health.DEAD
         return judged is not Health.ALIVE
+
+    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
+        now_s, up_until_s = self._ctx.clock(), self._up_until_s
+        for replica in replicas:
+            if now_s >= up_until_s.get(replica[0], NEVER_S) and self.seems_down(replica[0]):
+                return False
+        return True
 
     def give_up_s(self, node: NodeEntry, now_s: float, *, delay_s: float) -> float:
         """When recovery from this node's death is due. Who is being worked on is waited for."""

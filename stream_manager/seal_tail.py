@@ -63,16 +63,15 @@ async def ask_replicas(
     ctx: LeaderContext, extent: Extent, ask: AskAll, *, token: int = 0, lock: str = ""
 ) -> dict[int, en.LengthAnswer | None]:
     """Ask all replicas side by side; None for a dead, silent or failing one. `NotOwner` if a newer token was met."""
+    replicas = extent.replicas
     dead = ctx.state.dead_nodes()
-    suspect_s = ctx.config.timeouts.suspect_call_s
-    seems_down = ctx.part.seems_down
-    asked: dict[ReplicaAt, float | None] = {}
-    answers: dict[int, en.LengthAnswer | None] = {}
-    for replica in extent.replicas:
-        node_id = replica[0]
-        answers[node_id] = None
-        if node_id not in dead:
-            asked[replica] = suspect_s if seems_down(node_id) else None
+    asked: dict[ReplicaAt, float | None] = dict.fromkeys(replicas)  # with the usual timeout
+    if dead or not ctx.part.all_seem_up(replicas):
+        suspect_s, seems_down = ctx.config.timeouts.suspect_call_s, ctx.part.seems_down
+        asked = {
+            replica: suspect_s if seems_down(replica[0]) else None for replica in replicas if replica[0] not in dead
+        }
+    answers: dict[int, en.LengthAnswer | None] = {replica[0]: None for replica in replicas}
     for replica, answer in zip(asked, await ask(extent, asked, token=token), strict=True):
         if not isinstance(answer, NeveError):
             answers[replica[0]] = answer

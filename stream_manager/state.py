@@ -42,6 +42,9 @@ class StateListener:
 
     def on_stream(self, old: Stream | None, new: Stream | None) -> None: ...
     def on_extent(self, old: Extent | None, new: Extent | None) -> None: ...
+    def on_replicas(self, old: Extent, new: Extent | None) -> None:
+        """It has other replicas now, or is gone: rare, for those who need not hear of every change of an extent."""
+
     def on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None: ...
     def on_task(self, old: Task | None, new: Task | None) -> None: ...
     def on_quota(self, old: Quota | None, new: Quota | None) -> None: ...
@@ -231,6 +234,9 @@ class State:
             _remove(self._extent_order, extent_id)
         for on_extent in self._on_extent:
             on_extent(old, new)
+        if old is not None and not stays:
+            for listener in self.listeners:
+                listener.on_replicas(old, new)
 
     def _enter_nodes(self, new: Extent) -> None:
         extent_id, replicas, extents_on = new.extent_id, new.replicas, self._extents_on

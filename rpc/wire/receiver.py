@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from neve.proto.crc import crc32c_bytes
 from neve.proto.errors import ProtocolViolation
 from neve.rpc.limits import KIB
 from neve.rpc.service import EMPTY
@@ -121,9 +122,10 @@ class FrameReceiver:
             message_start = start + PRELUDE_BYTES
             message_end, end = message_start + prelude.message_bytes, start + size_bytes
             message = bytes(view[message_start:message_end])
-            if end == message_end:
+            if end == message_end:  # as most frames are: checked in place
                 attachment = EMPTY
-                check_body(prelude, message, b"")
+                if crc32c_bytes(message) != prelude.message_crc or prelude.attachment_crc:
+                    check_body(prelude, message, b"")
             elif end - message_end > ATTACHMENT_COPY_BYTES_MAX:
                 attachment = view[message_end:end]
                 check_body(prelude, message, attachment)

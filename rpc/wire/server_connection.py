@@ -182,8 +182,9 @@ class ServerConnection(Connection):
         route = self.server.routes.get(prelude.method_id)
         problem: errors.NeveError | None = None
         request: Any = None
-        if prelude.call_id == 0 or prelude.call_id in self.calls:
-            raise errors.ProtocolViolation(detail=f"call id {prelude.call_id} is 0 or in use")
+        call_id = prelude.call_id
+        if call_id == 0 or call_id in self.calls:
+            raise errors.ProtocolViolation(detail=f"call id {call_id} is 0 or in use")
         if self.server.draining:
             problem = errors.ShuttingDown()
         elif route is None:
@@ -196,10 +197,10 @@ class ServerConnection(Connection):
         if problem is not None or route is None:
             assert problem is not None
             self._release_request(PRELUDE_BYTES + prelude.body_bytes)
-            self._send_error(prelude.call_id, problem)
+            self._send_error(call_id, problem)
             return
         call = WireCall(self, route, prelude, attachment)
-        self.calls[prelude.call_id] = call
+        self.calls[call_id] = call
         if route.answers and not self._unstarted:
             self._await_answer(route, request, call)
             return
