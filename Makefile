@@ -1,8 +1,9 @@
 # Two commands matter: `make demo` runs Neve, `make test` checks it. Each does all of its own set-up.
-.PHONY: help demo test setup setup-test lint typecheck unit format proto lock fuzz bench clean
+.PHONY: help demo test setup setup-test lint typecheck unit format proto lock fuzz mutants bench clean
 
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MUTANTS_ARGS ?=
 export PYTHON
 
 help:  ## list the targets
@@ -42,6 +43,10 @@ lock: setup-test  ## write the lock files anew from pyproject.toml
 fuzz: setup-test  ## fuzz the frame decoder for a minute
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
 	.venv/bin/python -m tests.fuzz.frames -max_total_time=60
+
+mutants: setup-test  ## change the decision cores in small ways: their tests should notice; MUTANTS_ARGS=core_seal for one
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'mutmut>=3.8,<4'
+	.venv/bin/python -m tests.mutants $(MUTANTS_ARGS)
 
 bench: setup-test  ## measure transports and node beside the machine's limits; BENCH_ARGS=--quick for a short look
 	.venv/bin/python -m tests.bench.rpc $(BENCH_ARGS)

@@ -20,6 +20,9 @@ from neve.rpc.sim_frame import Frame, Kind
 # Draws the seconds that a frame of so many bytes takes.
 Delay = Callable[[random.Random, int], float]
 
+# No network holds a frame for longer and then delivers it: a slow link to a far host is not slow for ever once healed.
+DELAY_S_MAX = 20.0
+
 # Timers of a loop may run this much early.
 _CLOCK_RESOLUTION_S = 1e-6
 
@@ -48,7 +51,7 @@ class Link:
     blocked: bool = False
 
     def draw_delay_s(self, rng: random.Random, size_bytes: int) -> float:
-        return self.delay(rng, size_bytes) * self.slow_factor
+        return min(self.delay(rng, size_bytes) * self.slow_factor, DELAY_S_MAX)
 
     def draw_loss(self, rng: random.Random) -> bool:
         if self.drops_due:

@@ -35,6 +35,7 @@ ALL_KINDS = (
     "node stopped",
     "node vanishes",
     "node's clock skewed",
+    "owner dies, replica loses power",
     "power cut",
     "power cut everywhere",
     "power cut, and killed again",

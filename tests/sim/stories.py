@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.rpc.sim import exponential_delay
+from neve.stream_manager.config import Collecting
 from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
 from tests.sim.client import OPTIONS, Killed, SimClient
 from tests.sim.cluster import SimCluster, run_story
@@ -51,6 +52,8 @@ PAUSE_S_MEAN = 0.6
 SCRUB_INTERVAL_S = 10.0
 TROUBLE_S = (0.05, 0.5, 2.0, 5.0, 12.0, 20.0)  # about as long as a retry, a call, a lease, a death
 
+# So short that the collector acts in a story, and at its end leaves nothing over.
+COLLECTING = Collecting(grace_s=10.0, extra_replica_grace_s=5.0, interval_s=2.0)
 EAGER_JOURNAL = {"journal_extents_min": 1, "in_place_bytes_min": 1500}
 FOCUS_SHARE = 0.8
 HAUNTED = 0.7  # nodes that start
@@ -139,6 +142,9 @@ class Story:
     def on_started(self, node: SimNode) -> None:
         if self.rng.random() < HAUNTED:
             self._ghost.haunt(node)
+
+    def reopen(self, stream_id: int) -> None:
+        self.users.take_over(stream_id)
 
     def for_a_while(
         self, undo: Callable[[], Coroutine[Any, Any, None] | None], *, lengths_s: Sequence[float] = ()
@@ -338,6 +344,7 @@ def play(
                 managers=shape.managers,
                 nodes=shape.nodes,
                 node_options=options,
+                collecting=COLLECTING,
                 **kind.cluster_options(seed),
             )
     except Exception as error:  # noqa: BLE001 - whatever it was, it is what the story found

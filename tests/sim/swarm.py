@@ -16,7 +16,7 @@ from dataclasses import dataclass
 EVENTS_MIN, EVENTS_MAX = 8, 24
 EVENTS_SHORT = (6, 14)
 LOSING = frozenset({"bits flipped", "disk errors", "disks wiped", "node vanishes"})  # what few stories may have
-LOSING_WEIGHT = 3.0
+LOSING_WEIGHT = 6.0
 THEMED = 0.5  # of the stories
 THEME_SHARE = 0.4  # of their troubles
 

@@ -24,7 +24,7 @@ from tests.sim.swarm import Shape
 
 T = TypeVar("T")
 
-SKEWS_MS = (-600_000, -5_000, 5_000, 600_000)
+SKEWS_MS = (-600_000, -5_000, 5_000, 60_000)  # what was made in the future is collected when it is past
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class Scene(Protocol):
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
 
     def on_started(self, node: SimNode) -> None: ...
+
+    def reopen(self, stream_id: int) -> None:
+        """Somebody takes this stream over."""
+        ...
 
     async def new_client(self, role: str) -> SimClient | None: ...
 

@@ -30,6 +30,7 @@ FORGETTING = (
     "power cut everywhere",
     "disk remounted",
     "disks wiped",
+    "owner dies, replica loses power",
 )
 SOON_S = (0.01, 0.1, 0.4)  # before a writer gives a node up
 NODES_MAX = 6
@@ -46,9 +47,7 @@ FAILING = (
     (WRITES, ""),
     (SYNCS, ""),
     (SYNCS, EXTENT),
-    (DATA_SYNCS, EXTENT),
-    (DATA_SYNCS, EXTENT),
-    (DATA_SYNCS, EXTENT),
+    *((DATA_SYNCS, EXTENT),) * 6,
     (READS | WRITES | SYNCS, ""),
 )
 
@@ -333,8 +332,8 @@ class NodeTroubles:
         def fails(call: str, path: str) -> bool:
             if call not in calls or not path.startswith(folder + "/") or not path.endswith(files):
                 return False
-            if call in SYNCS and path.endswith(EXTENT):
-                extent_id = int(path.rpartition("/")[2].removesuffix(EXTENT), 16)
+            if call in SYNCS and path.endswith(EXTENT):  # opened under its own name, or when it was made aside
+                extent_id = int(path.rpartition("/")[2].removesuffix(EXTENT).partition("-")[0], 16)
                 wire.sync_failed(node.host, extent_id, lives=lambda: node.process is process)
             return True
 

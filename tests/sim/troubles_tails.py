@@ -14,7 +14,7 @@ from tests.sim.ambush import NOBODY
 from tests.sim.client import SimClient
 from tests.sim.node import SimNode
 from tests.sim.troubles import Kind, Scene
-from tests.sim.troubles_nodes import start_node
+from tests.sim.troubles_nodes import POWER_CUT_MODES, SOON_S, start_node
 
 SLOW_SHARES = (0.2, 0.3, 0.4)  # of a writer's patience, on the way: longer than it takes to give up a dead node
 DELAY_S_MEAN = 150e-6  # of a message, as it is when nothing is slow
@@ -27,10 +27,13 @@ class TailTroubles:
         self._scene = scene
 
     def kinds(self) -> Sequence[Kind]:
-        return (Kind("slow replica and a dead one", self._slow_and_dead, sharp=True),)
+        return (
+            Kind("slow replica and a dead one", self._slow_and_dead, sharp=True),
+            Kind("owner dies, replica loses power", self._forget, sharp=True),
+        )
 
-    def _tails(self) -> list[tuple[SimClient, list[SimNode]]]:
-        """Writers that run, and the nodes of their streams' tails that do, rather those of the moment."""
+    def _tails(self) -> list[tuple[int, SimClient, list[SimNode]]]:
+        """Streams, their writers if these run, and the nodes of their tails that do."""
         cluster = self._scene.cluster
         state = next((each.term.state for each in cluster.managers.values() if each.term is not None), None)
         if state is None:
@@ -45,7 +48,7 @@ class TailTroubles:
             owner = cluster.clients[max(opened, key=lambda session: session.token).owner]
             nodes = [cluster.nodes[node_id] for node_id in tail.node_ids if cluster.nodes[node_id].serving]
             if owner.running and not owner.process.paused and len(nodes) > 1:
-                found.append((owner, nodes))
+                found.append((stream_id, owner, nodes))
         return found
 
     def _slow_and_dead(self) -> bool:
@@ -54,7 +57,7 @@ class TailTroubles:
         scene = self._scene
         if not (tails := self._tails()):
             return False
-        owner, nodes = scene.pick(tails, lambda tail: tail[0].name)
+        _, owner, nodes = scene.pick(tails, lambda tail: tail[1].name)
         slow, dead = scene.rng.sample(nodes, 2)
         network = scene.cluster.network
         others = [owner.name, *(manager.host for manager in scene.cluster.managers.values())]
@@ -96,6 +99,37 @@ class TailTroubles:
         listeners[look] = None
         length_s = scene.for_a_while(end, lengths_s=SLOW_S)
         scene.say(f"{slow.host} is slow for {owner.name} and the managers for {length_s:.2f} s, {dead.host} is to die")
+        return True
+
+    def _forget(self) -> bool:
+        """Nobody is left who knows how much was acknowledged; one replica has lost some of it, and a new owner asks."""
+        scene = self._scene
+        tails = [
+            (stream_id, owner, node)
+            for stream_id, owner, nodes in self._tails()
+            for node in nodes
+            if scene.shape.sync or node.node_id == scene.victim
+        ]
+        if not tails:
+            return False
+        stream_id, owner, node = scene.pick(tails, lambda tail: tail[1].name)
+        mode, again = scene.rng.choice(POWER_CUT_MODES), scene.rng.random() < 0.5
+        owner.kill()
+        node.power_cut(mode)
+
+        async def reopen() -> None:
+            await start_node(scene, node)
+            process = node.process
+            if again and process is not None:
+                await asyncio.sleep(scene.rng.choice(SOON_S))
+                if node.process is process:
+                    node.kill()
+                    scene.say(f"{node.host} killed again")
+                    await start_node(scene, node)
+            scene.reopen(stream_id)
+
+        length_s = scene.for_a_while(reopen, lengths_s=SOON_S)
+        scene.say(f"{owner.name} killed; {node.host}: no power, {mode} for {length_s:.2f} s")
         return True
 
 

@@ -75,10 +75,10 @@ class Users:
             self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
         client.kill()
 
-    def take_over(self) -> bool:
-        """Somebody opens a stream at once, whoever has it."""
+    def take_over(self, stream_id: int = 0) -> bool:
+        """Somebody opens a stream at once, this one or any, whoever has it."""
         ledger = self._scene.cluster.ledger
-        streams = [stream_id for stream_id in ledger.streams if stream_id not in ledger.deleted]
+        streams = [each for each in ledger.streams if each not in ledger.deleted and stream_id in (0, each)]
         if self.over or not streams:
             return False
         stream_id = self._rng.choice(streams)

@@ -4,6 +4,7 @@ Invariants: what breaks a rule is noted when it is committed, with its revision,
             G7: keys of the managers change only by transactions that compare the key of whoever leads then;
             G3: a seal, once written, never changes: not its length, nor a digest that was there;
             G2: a seal keeps what was acknowledged before;
+            an id of a stream or an extent is never used again;
             rule 2: a lease that ends is over by its holder's clock.
 Neighbours: cluster.py uses it and fails when there are violations; checkers.py looks at the whole once more.
 """
@@ -14,7 +15,19 @@ from collections.abc import Callable, Sequence
 
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import FaultPlan
-from neve.meta.txn import Compare, Delete, KeyRange, KeyValue, Operation, Put, Relation, Target, TxnResult, as_range
+from neve.meta.txn import (
+    Compare,
+    Delete,
+    Get,
+    KeyRange,
+    KeyValue,
+    Operation,
+    Put,
+    Relation,
+    Target,
+    TxnResult,
+    as_range,
+)
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
 from neve.stream_manager.records import Extent
@@ -35,6 +48,8 @@ class WatchedStore(MemoryStore):
         self.linked: dict[int, int] = {}  # by extent id, the revision at which it became a part of a stream
         self.on_linked: Callable[[int], None] = lambda _: None
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
+        self._made: set[bytes] = set()  # keys of streams that there are or were
+        self._leaving: frozenset[int] = frozenset()
         self._holders: list[tuple[Process, MemoryClient]] = []
         self._lists: dict[bytes, tuple[int, ...]] = {}  # extents, by the key of their stream
 
@@ -67,6 +82,7 @@ class WatchedStore(MemoryStore):
         if any(self._is_guarded(op) for op in branch):
             self._check_guard(compares if result.succeeded else (), leader, result.revision)
         if result.succeeded:
+            self._leaving = self._left_by(success)
             for key, before in old.items():
                 self._check_extent(before, self.at(key), result.revision)
             for op in puts:
@@ -88,6 +104,15 @@ class WatchedStore(MemoryStore):
         value = b"" if leader is None else leader.value
         if not self.leaders or self.leaders[-1] != value:
             self.leaders.append(value)
+
+    def _left_by(self, operations: Sequence[Operation]) -> frozenset[int]:
+        """What was listed by the streams that these change: it may go to another one by the same transaction."""
+        lists = (
+            self._lists.get(op.key if isinstance(op, Put) else as_range(op.keys).start, ())
+            for op in operations
+            if not isinstance(op, Get)
+        )
+        return frozenset(extent_id for listed in lists for extent_id in listed)
 
     def is_listed(self, extent_id: int) -> bool:
         return any(extent_id in listed for listed in self._lists.values())
@@ -130,12 +155,17 @@ class WatchedStore(MemoryStore):
     def _check_young(self, op: Put, revision: int) -> None:
         """Those in a stream's record that have no key of their own: what their keys say counts more."""
         stream, young = codec.decode_stream(op.value, revision)
-        before = self._lists.get(op.key, ())
-        self._lists[op.key] = stream.extent_ids
+        before = self._lists.get(op.key)
+        if before is None and op.key in self._made:
+            self.violations.append(f"revision {revision}: the id of stream {stream.stream_id} was used before")
+        self._made.add(op.key)
         for extent_id in stream.extent_ids[-2:]:
-            if extent_id not in before:
+            if extent_id not in (before or ()):
+                if extent_id in self.linked and not self.is_listed(extent_id) and extent_id not in self._leaving:
+                    self.violations.append(f"revision {revision}: the id of extent {extent_id} was used before")
                 self.linked.setdefault(extent_id, revision)
                 self.on_linked(extent_id)
+        self._lists[op.key] = stream.extent_ids
         for extent in young:
             self.nodes_of[extent.extent_id] = extent.node_ids
             if self.at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:

@@ -43,6 +43,7 @@ from neve.stream_manager.records import Extent
 from tests.sim.swarm import Shape
 
 Kind = pb.LengthAnswer.Kind
+FORGETFUL = ("power cut", "power cut, and killed again", "owner dies, replica loses power")
 LATE_S = 30.0  # more than it takes others to lead and go on
 
 
@@ -105,7 +106,12 @@ def _error_is_zero(change: Any) -> None:
     change(seal_tail, "choose_length", wrong)
 
 
-@bug("a doubtful length is trusted", origin="T4, rule 18", suits=lambda shape: not shape.sync, needs=("power cut",))
+@bug(
+    "a doubtful length is trusted",
+    origin="T4, rule 18",
+    suits=lambda shape: not shape.sync,
+    needs=FORGETFUL,
+)
 def _doubtful_is_trusted(change: Any) -> None:
     """A seal believes a replica that may have lost its page cache."""
     choose = core_seal.choose_length
@@ -469,14 +475,19 @@ def _page_cache_length(change: Any) -> None:
     "doubt ends with the process",
     origin="rule 12",
     suits=lambda shape: not shape.sync or shape.mixed,
-    needs=("power cut, and killed again",),
+    needs=("power cut, and killed again", "owner dies, replica loses power"),
 )
 def _doubt_forgotten(change: Any) -> None:
     """A replica that may have lost bytes is doubtful in memory only: the second restart trusts it."""
     change(Replica, "persist_doubt", lambda self, doubt: None)
 
 
-@bug("no replica is doubtful", origin="T22, rule 12", suits=lambda shape: not shape.sync, needs=("power cut",))
+@bug(
+    "no replica is doubtful",
+    origin="T22, rule 12",
+    suits=lambda shape: not shape.sync,
+    needs=FORGETFUL,
+)
 def _no_doubt(change: Any) -> None:
     """After a power cut a replica without its page cache is as good as any."""
     change(core, "doubt_on_start", lambda state, **how: None)
