@@ -67,22 +67,33 @@ def write_request(
     parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
     small, small_max = SMALL, SMALL_MAX  # most lengths are small: looked up in place
     for key, revision in revisions.items():
-        size = len(key)
-        compare = (
-            b"\x10\x02\x1a" + (small[size] if size <= small_max else varint(size)) + key + b"\x30" + varint(revision)
-        )
-        size = len(compare)
-        parts += (b"\x0a", small[size] if size <= small_max else varint(size), compare)
+        number, size = varint(revision), len(key)
+        if size < 128:  # then its length is one byte
+            parts += (b"\x0a", small[size + len(number) + 5], b"\x10\x02\x1a", small[size], key, b"\x30", number)
+        else:
+            parts.append(b"\x0a" + sized(b"\x10\x02\x1a" + sized(key) + b"\x30" + number))
     for key, value in values.items():
         if value is None:
-            operation = b"\x1a" + sized(b"\x0a" + sized(key))
-        elif len(key) + len(value) < small_max - 16:
-            put = b"".join((b"\x0a", small[len(key)], key, b"\x12", small[len(value)], value))
-            operation = b"\x12" + small[len(put)] + put
+            parts.append(b"\x12" + sized(b"\x1a" + sized(b"\x0a" + sized(key))))
+            continue
+        size, value_size = len(key), len(value)
+        if size < 128 <= value_size and size + value_size < small_max - 16:  # so that each length's own size is known
+            size_text = small[size + value_size + 5]
+            size_whole = small[size + value_size + 6 + len(size_text)]
+            parts += (
+                b"\x12",
+                size_whole,
+                b"\x12",
+                size_text,
+                b"\x0a",
+                small[size],
+                key,
+                b"\x12",
+                small[value_size],
+                value,
+            )
         else:
-            operation = b"\x12" + sized(b"\x0a" + sized(key) + b"\x12" + sized(value))
-        size = len(operation)
-        parts += (b"\x12", small[size] if size <= small_max else varint(size), operation)
+            parts.append(b"\x12" + sized(b"\x12" + sized(b"\x0a" + sized(key) + b"\x12" + sized(value))))
     for key in reads:
         parts += (b"\x1a", sized(b"\x0a" + sized(b"\x0a" + sized(key))))
     return b"".join(parts)

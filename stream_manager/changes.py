@@ -220,7 +220,10 @@ class Changes:
     # --- for the batcher -------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All is recorded: encode the streams, now that their young extents are known."""
+        """All is recorded: encode the streams, now that their young extents are known. Nothing is left to do for who
+        has set the size as well."""
+        if self.size_bytes:
+            return
         streams, released = self._streams, self._released
         for key, stream in streams:
             self._set(key, codec.encode_stream(stream, self._young_of(stream)))

@@ -40,9 +40,9 @@ def joined_alloc_reply(
     stream: bytes, sealed: bytes, tail: bytes, *, all_took_part: bool
 ) -> Encoded[sm.StreamAllocExtentReply]:
     """From the descriptions as bytes; `tail` is empty if there is none."""
-    parts = [b"\x0a", varint(len(stream)), stream, b"\x12", varint(len(sealed)), sealed]
+    parts = [b"\x0a", varint(len(stream)), stream, b"\x12", SMALL[len(sealed)], sealed]
     if tail:
-        parts += (b"\x1a", varint(len(tail)), tail)
+        parts += (b"\x1a", SMALL[len(tail)], tail)
     if all_took_part:
         parts.append(b"\x20\x01")
     return _new(Encoded, (sm.StreamAllocExtentReply, b"".join(parts)))
@@ -123,7 +123,13 @@ def fixed_info(state: State, extent: Extent) -> bytes:
     extent_id, _, replicas, extent_bytes_max, created_ms, _, _, confirmed, *_ = extent
     nodes = state.nodes
     parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", codec.encoded_time(created_ms)]
-    parts += [_replica_bytes(nodes.get(replica[0]), replica, confirmed) for replica in replicas]
+    for node_id, disk_uuid, incarnation in replicas:
+        key = (node_id, disk_uuid, node_id in confirmed)
+        node = nodes.get(node_id)
+        around = _around.get(key)
+        if around is None or around[0] is not node:
+            around = _new_around(node, key)
+        parts += (around[1], incarnation.to_bytes(8, "little"), around[2])
     return b"".join(parts)
 
 
@@ -139,23 +145,20 @@ def joined_extent_info(extent: Extent, fixed: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _replica_bytes(node: NodeEntry | None, replica: ReplicaAt, confirmed: tuple[int, ...]) -> bytes:
-    node_id, disk_uuid, incarnation = replica
-    key = (node_id, disk_uuid, node_id in confirmed)
-    found = _around.get(key)
-    if found is None or found[0] is not node:
-        place = codec.place_of(node_id, disk_uuid)
-        behind = b""
-        if node is not None:
-            behind += b"\x12" + sized(node.wire_address.encode())
-            if node.grpc_address:
-                behind += b"\x22" + sized(node.grpc_address.encode())
-        if key[2]:
-            behind += b"\x18\x01"
-        before = b"\x0a" + varint(len(place) + 8) + place
-        size_bytes = varint(len(before) + 8 + len(behind))
-        found = codec.keep(_around, key, (node, b"\x1a" + size_bytes + before, behind))
-    return found[1] + incarnation.to_bytes(8, "little") + found[2]
+def _new_around(node: NodeEntry | None, key: tuple[int, str, bool]) -> tuple[NodeEntry | None, bytes, bytes]:
+    """A replica's description before and behind its incarnation."""
+    node_id, disk_uuid, is_confirmed = key
+    place = codec.place_of(node_id, disk_uuid)
+    behind = b""
+    if node is not None:
+        behind += b"\x12" + sized(node.wire_address.encode())
+        if node.grpc_address:
+            behind += b"\x22" + sized(node.grpc_address.encode())
+    if is_confirmed:
+        behind += b"\x18\x01"
+    before = b"\x0a" + varint(len(place) + 8) + place
+    size_bytes = varint(len(before) + 8 + len(behind))
+    return codec.keep(_around, key, (node, b"\x1a" + size_bytes + before, behind))
 
 
 def node_record(node: NodeEntry) -> sm.NodeRecord:

@@ -148,6 +148,12 @@ def encode_extent(extent: Extent, body: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
+def encode_open_extent(extent: Extent, body: bytes) -> bytes:
+    """The same of one that was just made."""
+    assert extent.seal is None, extent
+    return body + b"\x18" + SMALL[extent.eversion]
+
+
 def _packed_nodes(node_ids: tuple[int, ...]) -> bytes:
     return b"\x32" + sized(b"".join([varint(node_id) for node_id in node_ids]))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 
 from neve.meta.lock import lock_key
+from neve.meta.txn import ITEM_BYTES
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.fields import varint
 from neve.rpc.service import Encoded
@@ -150,19 +151,26 @@ class Rolls:
         stream_id, tail_id, successor_id = stream.stream_id, tail.extent_id, successor.extent_id
         sealed = tail.sealed_at(length, all_took_part=True)
         new_stream = stream.rolled(successor_id, mutation.stream_call(changes, (stream_id,), (tail_id, successor_id)))
-        young = (codec.encode_extent(sealed, hand.tail_body), codec.encode_extent(successor, body))
-        changes.values[stream_key] = codec.stream_record(new_stream, hand.stem, ids, young)
-        changes.revisions[stream_key] = stream.mod_revision
-        changes.revisions[hand.lock_key] = token
-        changes.owners[hand.lock_key] = OwnerClaim(stream.lock, token)
-        changes.writes.append((EXTENT, tail_id, sealed, True))
+        young = (codec.encode_extent(sealed, hand.tail_body), codec.encode_open_extent(successor, body))
+        record = codec.stream_record(new_stream, hand.stem, ids, young)
+        lock_name = hand.lock_key
+        changes.values = {stream_key: record}
+        changes.revisions = {stream_key: stream.mod_revision, lock_name: token}
+        changes.owners[lock_name] = OwnerClaim(stream.lock, token)
+        changes.writes = [
+            (EXTENT, tail_id, sealed, True),
+            (EXTENT, successor_id, successor, True),
+            (STREAM, stream_id, new_stream, False),
+        ]
+        size_bytes = 3 * ITEM_BYTES + 2 * len(stream_key) + len(lock_name) + len(record)
         if before is not None:
             assert heard is not None, before
             confirmed = believed(self._ctx, before, heard.confirmed, heard.asked_at) or before
             key = self._ctx.root + r.EXTENTS + r.id_text(before.extent_id)
-            changes.values[key] = codec.encode_extent(confirmed, hand.before_body)
+            record = changes.values[key] = codec.encode_extent(confirmed, hand.before_body)
             changes.writes.append((EXTENT, before.extent_id, confirmed, False))
-        changes.writes += ((EXTENT, successor_id, successor, True), (STREAM, stream_id, new_stream, False))
+            size_bytes += ITEM_BYTES + len(key) + len(record)
+        changes.size_bytes = size_bytes
 
     def _answer(
         self, hand: AtHand, tail_id: int, successor: Extent, body: bytes, ids: bytes

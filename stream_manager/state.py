@@ -172,11 +172,9 @@ class State:
         """Take over what was committed at `revision`. Batches in flight at a time may be applied in any order."""
         for kind, ident, record, young in changes.writes:
             if kind == EXTENT:
-                assert record is None or isinstance(record, Extent), record
-                self._set_extent(ident, record if young or record is None else record.at(revision))  # type: ignore[arg-type]
+                self._set_extent(ident, record if young or record is None else record.at(revision))  # type: ignore[arg-type, union-attr]
             elif kind == STREAM:
-                assert record is None or isinstance(record, Stream), record
-                self._set_stream(ident, record and record.at(revision))  # type: ignore[arg-type]
+                self._set_stream(ident, record and record.at(revision))  # type: ignore[arg-type, union-attr]
             else:
                 self._apply_other(kind, ident, record, revision)
         self.revision = max(self.revision, revision)
@@ -207,22 +205,23 @@ class State:
 
     def _set_extent(self, extent_id: int, new: Extent | None) -> None:
         old = self.extents.get(extent_id)
-        stays = old is not None and new is not None and new.replicas is old.replicas
+        stays = False
         if old is not None:
+            stays = new is not None and new.replicas is old.replicas
             if old.seal is None:
-                self.open_extents.pop(extent_id, None)
+                del self.open_extents[extent_id]
             else:
                 self.sealed_bytes -= old.seal.length
-                self.unconfirmed_extents.pop(extent_id, None)
+                if len(old.confirmed) < len(old.replicas):
+                    del self.unconfirmed_extents[extent_id]
             if not stays:
                 self._leave_nodes(old)
         if new is not None:
             self.extents[extent_id] = new
-            seal = new.seal
-            if seal is None:
+            if new.seal is None:
                 self.open_extents[extent_id] = None
             else:
-                self.sealed_bytes += seal.length
+                self.sealed_bytes += new.seal.length
                 if len(new.confirmed) < len(new.replicas):
                     self.unconfirmed_extents[extent_id] = None
             if not stays:
