@@ -52,6 +52,15 @@ Versioned = TypeVar("Versioned", NodeEntry, Task, Quota, Settings)
 Write = tuple[Kind, int | str, Record | None, bool]
 
 
+class Rolled(NamedTuple):
+    """All that a usual roll writes (roll.py): it stands here in place of `writes`."""
+
+    before: Extent | None  # that gets a key of its own; it was young and unconfirmed
+    sealed: Extent  # that was the open tail; young
+    successor: Extent  # young
+    stream: Stream
+
+
 class OwnerClaim(NamedTuple):
     """Somebody says to hold a lock with this token."""
 
@@ -69,6 +78,7 @@ class Changes:
         "calls",
         "owners",
         "revisions",
+        "rolled",
         "root",
         "size_bytes",
         "state",
@@ -81,6 +91,7 @@ class Changes:
         self.root = root
         self.state = state  # where young extents that this mutation does not touch are found
         self.writes: list[Write] = []
+        self.rolled: Rolled | None = None
         self.calls: list[StreamCall] = []  # replay records with a key of their own (26)
         self.stream_call: StreamCall | None = None  # one that is part of a stream that is put here
         self.revisions: dict[bytes, int] = {}  # key → the mod revision that it must have; 0: it must be absent

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from neve.stream_manager.records import Extent, ReplicaAt
 
-KEPT_S = 0.1  # far below how often most writers roll; those that roll more often are the ones that gain
+KEPT_S = 0.25  # far below how often most writers roll; those that roll more often are the ones that gain
 HEARD_MAX = 10_000
 
 

@@ -23,7 +23,7 @@ from neve.rpc.service import Encoded
 from neve.stream_manager import describe
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.changes import EXTENT, STREAM, YOUNG_WINDOW, Changes, OwnerClaim
+from neve.stream_manager.changes import YOUNG_WINDOW, Changes, OwnerClaim, Rolled
 from neve.stream_manager.confirm import believed, heard_end, seal_behind
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.heard import Heard
@@ -157,20 +157,16 @@ class Rolls:
         changes.values = {stream_key: record}
         changes.revisions = {stream_key: stream.mod_revision, lock_name: token}
         changes.owners[lock_name] = OwnerClaim(stream.lock, token)
-        changes.writes = [
-            (EXTENT, tail_id, sealed, True),
-            (EXTENT, successor_id, successor, True),
-            (STREAM, stream_id, new_stream, False),
-        ]
+        confirmed = None
         size_bytes = 3 * ITEM_BYTES + 2 * len(stream_key) + len(lock_name) + len(record)
         if before is not None:
             assert heard is not None, before
             confirmed = believed(self._ctx, before, heard.confirmed, heard.asked_at) or before
             key = self._ctx.root + r.EXTENTS + r.id_text(before.extent_id)
             record = changes.values[key] = codec.encode_extent(confirmed, hand.before_body)
-            changes.writes.append((EXTENT, before.extent_id, confirmed, False))
             size_bytes += ITEM_BYTES + len(key) + len(record)
         changes.size_bytes = size_bytes
+        changes.rolled = Rolled(confirmed, sealed, successor, new_stream)
 
     def _answer(
         self, hand: AtHand, tail_id: int, successor: Extent, body: bytes, ids: bytes

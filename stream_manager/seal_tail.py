@@ -71,16 +71,19 @@ async def ask_replicas(
         asked = {
             replica: suspect_s if seems_down(replica[0]) else None for replica in replicas if replica[0] not in dead
         }
-    answers: dict[int, en.LengthAnswer | None] = {replica[0]: None for replica in replicas}
+    answers: dict[int, en.LengthAnswer | None] = {}
+    if len(asked) < len(replicas):
+        answers.update({replica[0]: None for replica in replicas})
     for replica, answer in zip(asked, await ask(extent, asked, token=token), strict=True):
         if not isinstance(answer, NeveError):
             answers[replica[0]] = answer
-        elif isinstance(answer, LockedByOther):
+            continue
+        answers[replica[0]] = None
+        if isinstance(answer, LockedByOther):
             raise NotOwner(lock=lock, token=token, detail=f"a replica has seen token {answer.token_seen}")
-        elif isinstance(answer, NotLeader):
+        if isinstance(answer, NotLeader):
             raise NotLeader(leader=answer.leader, detail=answer.detail)
-        else:
-            log.warning("length_unknown extent_id=%d node_id=%d error=%s", extent.extent_id, replica.node_id, answer)
+        log.warning("length_unknown extent_id=%d node_id=%d error=%s", extent.extent_id, replica.node_id, answer)
     return answers
 
 

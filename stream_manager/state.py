@@ -31,6 +31,7 @@ from neve.stream_manager.changes import (
     Changes,
     Kind,
     Record,
+    Rolled,
 )
 from neve.stream_manager.records import Extent, NodeEntry, Quota, Settings, Stream, Task
 
@@ -170,6 +171,10 @@ class State:
 
     def apply(self, changes: Changes, revision: int) -> None:
         """Take over what was committed at `revision`. Batches in flight at a time may be applied in any order."""
+        if changes.rolled is not None:
+            self._apply_roll(changes.rolled, revision)
+            self.revision = max(self.revision, revision)
+            return
         for kind, ident, record, young in changes.writes:
             if kind == EXTENT:
                 self._set_extent(ident, record if young or record is None else record.at(revision))  # type: ignore[arg-type, union-attr]
@@ -178,6 +183,40 @@ class State:
             else:
                 self._apply_other(kind, ident, record, revision)
         self.revision = max(self.revision, revision)
+
+    def _apply_roll(self, rolled: Rolled, revision: int) -> None:
+        """What `_set_extent` and `_set_stream` would do for these, one after the other, in a third of the time."""
+        before, sealed, successor, stream = rolled
+        extents, unconfirmed, on_extent = self.extents, self.unconfirmed_extents, self._on_extent
+        if before is not None:
+            extent_id = before.extent_id
+            old, new = extents[extent_id], before.at(revision)
+            extents[extent_id] = new
+            if len(new.confirmed) == len(new.replicas):
+                del unconfirmed[extent_id]
+            for hear in on_extent:
+                hear(old, new)
+        extent_id = sealed.extent_id
+        old, extents[extent_id] = extents[extent_id], sealed
+        assert sealed.seal is not None, sealed
+        self.sealed_bytes += sealed.seal.length
+        del self.open_extents[extent_id]
+        unconfirmed[extent_id] = None
+        for hear in on_extent:
+            hear(old, sealed)
+        extent_id = successor.extent_id
+        extents[extent_id] = successor
+        self.open_extents[extent_id] = None
+        _insert(self._extent_order, extent_id)
+        self._enter_nodes(successor)
+        for hear in on_extent:
+            hear(None, successor)
+        stream_id = stream.stream_id
+        self._streams_of[extent_id] = stream_id
+        old_stream, new_stream = self.streams[stream_id], stream.at(revision)
+        self.streams[stream_id] = new_stream
+        for hear_stream in self._on_stream:
+            hear_stream(old_stream, new_stream)
 
     def _apply_other(self, kind: Kind, ident: int | str, record: Record | None, revision: int) -> None:
         number = ident if isinstance(ident, int) else 0

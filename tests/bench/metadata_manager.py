@@ -25,6 +25,8 @@ from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
 DIGEST = bytes(32)
 EVERSION_SEALED = 2
 
+_new = tuple.__new__  # as in stream_manager.records
+
 
 class Done(Asked[en.SealExtentReply]):
     """A call that needs no time."""
@@ -52,7 +54,7 @@ class AtOnce(NodeCalls):
         for choice in choices:
             if choice.node_id not in disks:
                 disks[choice.node_id] = self._disk(choice)
-        return [ReplicaAt(choice.node_id, disks[choice.node_id], extent_id) for choice in choices]
+        return [_new(ReplicaAt, (choice.node_id, disks[choice.node_id], extent_id)) for choice in choices]
 
     async def fence_all(
         self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int

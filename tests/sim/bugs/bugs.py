@@ -304,7 +304,7 @@ def _old_tail(change: Any) -> None:
     commit = Batcher.commit
 
     async def unproved(self: Any, changes: Any) -> Any:
-        if not changes.writes:
+        if not changes.writes and changes.rolled is None:
             return 0
         return await commit(self, changes)
 
