@@ -129,6 +129,7 @@ class Pipeline:
         self._authoriser = authoriser
         self._not_leader = not_leader  # made when needed: it names who leads by then
         self._observe = observe
+        self._in_flight_max = ctx.config.limits.requests_in_flight_max
         self._running: dict[tuple[int, int], Execution] = {}
         self.audit = AuditLog()
         self.in_flight = 0
@@ -199,9 +200,8 @@ class Pipeline:
     def _admit(self, request: Message, call: Call) -> None:
         """That we lead was checked when the caller looked for the term, in this very step of the loop."""
         self._authoriser.authorise(call.principal, call.method.name, request)
-        limit = self._ctx.config.limits.requests_in_flight_max
-        if self.in_flight >= limit:
-            raise Overloaded(what="stream manager", detail=f"{limit} requests are in flight")
+        if self.in_flight >= self._in_flight_max:
+            raise Overloaded(what="stream manager", detail=f"{self._in_flight_max} requests are in flight")
 
     def ensure_leading(self) -> None:
         """`NotLeader`, which says who leads, if the term is over: then nothing is answered any more (25)."""

@@ -101,6 +101,13 @@ def encode(
     return b"".join((head, _PRELUDE_CRC.pack(crc32c_bytes(head)), message))
 
 
+def encode_reply(call_id: int, message: bytes) -> bytes:
+    """A REPLY without an attachment, as `encode` makes it: the commonest frame of a server."""
+    size_bytes = len(message)
+    head = _FIELDS.pack(size_bytes, size_bytes, call_id, 0, REPLY, 0, 0, crc32c_bytes(message), 0)
+    return b"".join((head, _PRELUDE_CRC.pack(crc32c_bytes(head)), message))
+
+
 def decode_prelude(head: bytes, message_bytes_max: int, attachment_bytes_max: int) -> Prelude:
     """The prelude in these PRELUDE_BYTES; ProtocolViolation if it is none, or announces more than is allowed."""
     if crc32c_bytes(head) != _CRC_OF_CHECKED:

@@ -23,7 +23,17 @@ from neve.rpc.service import EMPTY, Answer, Call, Encoded, FileBytes, Route, att
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
-from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, REQUEST, Kind, Prelude, encode, parse
+from neve.rpc.wire.frame import (
+    PRELUDE_BYTES,
+    PROTOCOL_VERSION,
+    REPLY,
+    REQUEST,
+    Kind,
+    Prelude,
+    encode,
+    encode_reply,
+    parse,
+)
 from neve.rpc.wire.receiver import violation_of_kind
 
 if TYPE_CHECKING:
@@ -122,13 +132,14 @@ class ServerConnection(Connection):
         if prelude.kind != REQUEST:
             return True  # small, and of those that make room: a CANCEL, or that keep the peace: HELLO, BEAT
         limits, server, size_bytes = self.limits, self.server, PRELUDE_BYTES + prelude.body_bytes
-        if self.request_bytes and self.request_bytes + size_bytes > limits.connection_bytes_max:
+        own_bytes, all_bytes = self.request_bytes + size_bytes, server.request_bytes + size_bytes
+        if own_bytes > limits.connection_bytes_max and own_bytes != size_bytes:
             return False
-        if server.request_bytes and server.request_bytes + size_bytes > limits.server_bytes_max:
+        if all_bytes > limits.server_bytes_max and all_bytes != size_bytes:
             server.held.add(self)
             return False
-        self.request_bytes += size_bytes
-        server.request_bytes += size_bytes
+        self.request_bytes = own_bytes
+        server.request_bytes = all_bytes
         return True
 
     def on_frame(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
@@ -305,7 +316,12 @@ class ServerConnection(Connection):
         else:
             raise errors.Internal(detail=f"{call.method.path} answered with a {type(reply).__name__}")
         buffers = call.reply_attachment
-        size_bytes = attachment_bytes(buffers) if buffers else 0
+        # While requests are being read, what they are answered gathers; an answer to the only call need not wait.
+        at_once = not self._receiving and len(self.calls) == 1
+        if not buffers and len(message) <= self.limits.message_bytes_max:
+            self.send(encode_reply(call.call_id, message), at_once=at_once)
+            return
+        size_bytes = attachment_bytes(buffers)
         if size_bytes > self.limits.attachment_bytes_max or len(message) > self.limits.message_bytes_max:
             limit_bytes = self.limits.attachment_bytes_max if size_bytes else self.limits.message_bytes_max
             what = f"reply of {call.method.path}"
@@ -320,8 +336,7 @@ class ServerConnection(Connection):
         )
         if call.reply_file is not None and len(buffers) == 1 and self.send_file(head, call.reply_file):
             return
-        # While requests are being read, what they are answered gathers; an answer to the only call need not wait.
-        self.send(head, buffers, size_bytes, at_once=not self._receiving and len(self.calls) == 1)
+        self.send(head, buffers, size_bytes, at_once=at_once)
 
     def _send_error(self, call_id: int, error: BaseException) -> None:
         self.send(encode(Kind.ERROR, call_id=call_id, message=errors.to_message(error).SerializeToString()))

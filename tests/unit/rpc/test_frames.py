@@ -13,7 +13,7 @@ from neve.proto.crc import crc32c
 from neve.proto.errors import ProtocolViolation
 from neve.rpc.limits import KIB
 from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
-from neve.rpc.wire.frame import OWN_CHECKSUMS, PRELUDE_BYTES, Kind, Prelude, encode
+from neve.rpc.wire.frame import OWN_CHECKSUMS, PRELUDE_BYTES, Kind, Prelude, encode, encode_reply
 from neve.rpc.wire.receiver import ATTACHMENT_COPY_BYTES_MAX, FrameReceiver
 
 Frame = tuple[int, int, bytes, bytes]  # kind, call id, message, attachment
@@ -260,3 +260,14 @@ def test_a_small_attachment_does_not_pin_its_chunk() -> None:
     sink.feed(encoded((Kind.REQUEST, 2, b"m", bytes(ATTACHMENT_COPY_BYTES_MAX + 1))), random.Random(0), 1 << 20)
     (_, _, large) = sink.frames[1]
     assert isinstance(large.obj, bytearray)
+
+
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=300))
+def test_a_reply_without_an_attachment_is_the_same_frame_by_the_shorter_way(call_id: int, message: bytes) -> None:
+    assert encode_reply(call_id, message) == encode(Kind.REPLY, call_id=call_id, message=message)
+
+
+def test_a_checksum_of_an_attachment_that_is_not_there_is_refused() -> None:
+    head = encode(Kind.REQUEST, call_id=1, method_id=2, message=b"m", attachment_crc=7)
+    with pytest.raises(ProtocolViolation, match="attachment checksum"):
+        Sink().feed(head, random.Random(0), 1000)
