@@ -8,7 +8,7 @@
     contradicts the seal                an alarm: a person must look
 
 Invariants: what a manager did not finish before it died is found again in the state: nothing is kept for it;
-            a task that has failed keeps nobody from being asked: it may lack a source that is back by now;
+            a task that has failed, or is held up, keeps nobody from being asked: it may lack a source that is back;
             each extent is asked with a growing delay, at most `reconcile_max` at a time, and a part of them for one
             node: a node that hangs until its time is over holds up nobody's confirmations but its own (T46).
 Neighbours: confirm.py asks and records; recovery.py repairs and makes anew; dead nodes' replicas are recovery's alone.
@@ -77,7 +77,7 @@ class Reconciler:
             if len(self._asking) >= self._config.reconcile_max:
                 return
             task = state.tasks.get(extent_id)
-            if extent_id in self._asking or (task is not None and not task.attempts):
+            if extent_id in self._asking or (task is not None and not task.attempts and not self._held_up(extent_id)):
                 continue
             if self._ctx.heard.has(state.extents[extent_id]):
                 continue
@@ -88,6 +88,9 @@ class Reconciler:
                 continue
             by_node.update(asked)
             self._asking[extent_id] = self._ctx.tasks.start(self._ask(extent_id, now_s))
+
+    def _held_up(self, extent_id: int) -> bool:
+        return bool(self._problems.text(extent_id))
 
     def _not_confirmed(self, extent_id: int, dead: frozenset[int]) -> list[int]:
         """Nodes from which an answer is missing at this moment."""

@@ -13,6 +13,7 @@ from neve.proto.methods import EXTENT_NODE_APPEND_BLOCK
 from neve.rpc.service import Call
 from neve.stream_manager.config import Recovery
 from neve.stream_manager.records import Extent
+from tests.sim.node import SimNode
 from tests.unit.extent_node.store_rig import block_of, segment
 from tests.unit.stream_manager.nodes_rig import BLOCKS, BYTES, TOKEN, Rig, simulated
 
@@ -159,6 +160,44 @@ async def test_a_short_replica_that_cannot_be_filled_where_it_is_is_made_elsewhe
 
 async def refuse(request: en.StartCopyRequest) -> Any:
     raise errors.DiskFull(extent_id=request.extent_id, detail="as the test wants it")
+
+
+@simulated
+async def test_a_task_without_a_source_keeps_nobody_from_being_asked() -> None:
+    """Disks of two nodes are away, and their replicas condemned; the third node goes for ever before it was copied.
+    When the disks come back, whole, they are all there is, and enough."""
+    async with Rig(recovery=Recovery(delay_s=1)) as rig:
+        await rig.start_nodes(1, 2, 3, 4, disks=2)
+        extent_id = (await rig.sealed_stream(nodes=(1, 2, 3))).extent_id
+        await confirmed(rig, extent_id)
+        folders = {node_id: _folder(rig.nodes[node_id], extent_id) for node_id in (1, 2)}
+        strange = {node_id: SimNode(rig.network, node_id=90 + node_id, managers=[], disks=2).fs for node_id in (1, 2)}
+
+        async def exchange_disks() -> None:
+            for node_id, folder in folders.items():
+                node = rig.nodes[node_id]
+                node.kill()
+                node.fs.swap_disk(strange[node_id], folder)
+                await node.start()
+
+        async def unreachable(*_: object, **__: object) -> None:
+            raise ConnectFailed(detail="as the test wants it")
+
+        start_copy, rig.ctx.nodes.start_copy = rig.ctx.nodes.start_copy, unreachable  # type: ignore[method-assign]
+        await exchange_disks()
+        await rig.until(lambda: rig.extent(extent_id).confirmed == (3,) and extent_id in rig.ctx.state.tasks)
+        rig.nodes[3].kill()
+        await rig.until(lambda: rig.ctx.state.nodes[3].dead)
+        assert rig.ctx.state.tasks[extent_id].attempts == 0
+        rig.ctx.nodes.start_copy = start_copy  # type: ignore[method-assign]
+        await exchange_disks()
+        await rig.until(lambda: rig.extent(extent_id).all_confirmed and 3 not in rig.extent(extent_id).node_ids)
+        rig.check_equal(extent_id)
+
+
+def _folder(node: SimNode, extent_id: int) -> str:
+    """Of the disk that has this extent."""
+    return next(f"/disk{disk}" for disk in range(node.disks) if node.fs.stat(node.extent_path(extent_id, disk)))
 
 
 # --- a manager that dies in between ---------------------------------------------------------------------------
