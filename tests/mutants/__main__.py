@@ -34,7 +34,7 @@ CORES: Mapping[str, Sequence[str]] = {
     "extent_node/core_answers": (f"{UNIT}/extent_node/test_core_answers.py",),
     "extent_node/core_append": (f"{UNIT}/extent_node/test_core_append.py",),
     "extent_node/core_control": (f"{UNIT}/extent_node/test_core_control.py",),
-    "extent_node/core_state": (f"{UNIT}/extent_node/test_core_append.py", f"{UNIT}/extent_node/test_core_control.py"),
+    "extent_node/core_state": (f"{UNIT}/extent_node/test_core_answers.py",),
     "partition_manager/core_balance": (f"{UNIT}/partition_manager/test_core_balance.py",),
     "partition_manager/core_regions": (f"{UNIT}/partition_manager/test_core_regions.py",),
     "partition_server/core_compaction": (f"{UNIT}/partition_server/test_merge.py",),
@@ -42,7 +42,10 @@ CORES: Mapping[str, Sequence[str]] = {
     "stream_manager/core_health": (f"{UNIT}/stream_manager/test_core_health.py",),
     "stream_manager/core_open": (f"{UNIT}/stream_manager/test_core_seal.py",),
     "stream_manager/core_recovery": (f"{UNIT}/stream_manager/test_core_recovery.py",),
-    "stream_manager/core_seal": (f"{UNIT}/stream_manager/test_core_seal.py",),
+    "stream_manager/core_seal": (
+        f"{UNIT}/stream_manager/test_core_seal.py",
+        f"{UNIT}/stream_manager/test_accept_length.py",
+    ),
 }
 # mutmut 3.8 asks tests for a private attribute of theirs, which pytest has not had since version 9.
 CONFTEST = """

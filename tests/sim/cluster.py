@@ -81,9 +81,13 @@ class _ErrorLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.lines: list[str] = []
+        self.unexplained: list[str] = []
+        self.explains: Callable[[str, str], bool] | None = None  # of an event and its host
 
     def emit(self, record: logging.LogRecord) -> None:
         line = f"{record.name}: {record.getMessage()}"
+        if self.explains is not None and not self.explains(record.getMessage().partition(" ")[0], processes.owner()):
+            self.unexplained.append(f"{processes.owner()} {line}")
         if record.exc_info is not None:
             line += "\n" + logging.Formatter().formatException(record.exc_info)
         self.lines.append(line)
@@ -296,6 +300,11 @@ class SimCluster:
         assert not self._unhandled, self._unhandled
         lines = [line for line in self._errors.lines if not any(word in line for word in self.expected_errors)]
         assert not lines, "\n".join(lines)
+        assert not self._errors.unexplained, "nothing explains: " + "\n".join(self._errors.unexplained)
+
+    def let_explain(self, explains: Callable[[str, str], bool]) -> None:
+        """Whoever makes trouble says which errors it explains, by event and host: any other one is a bug."""
+        self._errors.explains = explains
 
     def _watch_acknowledgement(self, attempt: Attempt) -> None:
         assert attempt.future is not None

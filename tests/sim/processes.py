@@ -178,6 +178,12 @@ def _owner_of(context: contextvars.Context | None) -> Process | None:
     return _OWNER.get() if context is None else context.get(_OWNER)
 
 
+def owner() -> str:
+    """The name of the process that this is done by; "" if it is none."""
+    process = _OWNER.get()
+    return "" if process is None else process.name
+
+
 def _clock_of(caller: types.FrameType) -> Clock | None:
     """The clock that a caller goes by; None if that shows the world's time."""
     owner = _OWNER.get()

@@ -33,6 +33,7 @@ from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
 from tests.sim.client import OPTIONS, Killed, SimClient
 from tests.sim.cluster import SimCluster, run_story
 from tests.sim.coverage import Coverage
+from tests.sim.explained import is_explained
 from tests.sim.ghost import Ghost
 from tests.sim.loop import current
 from tests.sim.node import SimNode
@@ -87,6 +88,7 @@ class Story:
         self.rng = random.Random(f"story {seed}")
         cluster.synced = shape.sync
         self.victim = self.rng.choice(list(cluster.nodes))
+        cluster.let_explain(self._explains)
         self._far_host = self.rng.choice(list(cluster.nodes.values())).host
         self.drained: set[int] = set()
         self.users = Users(self)
@@ -116,6 +118,7 @@ class Story:
         self._work: list[asyncio.Task[None]] = []
         self._undoing: list[asyncio.Task[None]] = []
         self._names = 0
+        self._begun: set[str] = set()  # kinds of trouble
         self._options = dataclasses.replace(OPTIONS, append_timeout_s=shape.append_timeout_s)
 
     # --- for troubles and users ------------------------------------------------------------------------------
@@ -142,6 +145,12 @@ class Story:
     def on_started(self, node: SimNode) -> None:
         if self.rng.random() < HAUNTED:
             self._ghost.haunt(node)
+
+    def _explains(self, event: str, host: str) -> bool:
+        if event.startswith("partition_"):  # the larger world's own matter
+            return True
+        victim = self.cluster.nodes[self.victim].host
+        return is_explained(event, host, troubles=self._begun, victim=victim)
 
     def reopen(self, stream_id: int) -> None:
         self.users.take_over(stream_id)
@@ -228,6 +237,7 @@ class Story:
     def _cause_some(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
         for _ in range(self.rng.choice(AT_ONCE)):
             kind = self.rng.choices(kinds, [weights[each.name] for each in kinds])[0]
+            self._begun.add(kind.name)  # before it: what it causes may be logged at once
             if kind.cause():
                 self._coverage.faults[kind.name] += 1
         self.focus = frozenset()

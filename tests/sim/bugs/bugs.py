@@ -113,7 +113,7 @@ def _error_is_zero(change: Any) -> None:
     needs=FORGETFUL,
 )
 def _doubtful_is_trusted(change: Any) -> None:
-    """A seal believes a replica that may have lost its page cache."""
+    """A seal believes a replica that may have lost its page cache, and does not look at what readers were shown."""
     choose = core_seal.choose_length
 
     def wrong(answers: Any, **how: Any) -> Any:
@@ -121,6 +121,9 @@ def _doubtful_is_trusted(change: Any) -> None:
         for node_id, answer in answers.items():
             if answer is not None and answer.kind == Kind.DOUBTFUL:
                 answer = pb.LengthAnswer(kind=Kind.LENGTH, length=answer.valid_length)
+            elif answer is not None and answer.kind == Kind.LENGTH:
+                answer = pb.LengthAnswer.FromString(answer.SerializeToString())
+                answer.committed = 0
             told[node_id] = answer
         return choose(told, **how)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from neve.extent_node import blocks
 from neve.extent_node.attributes import Meta, Seal
-from neve.extent_node.core import ReplicaState
+from neve.extent_node.core import Refuse, ReplicaState
 from neve.proto import common_pb2
 
 DISK = str(uuid.UUID(int=0xD15C))
@@ -48,6 +48,17 @@ WRONG = {
     "disk": common_pb2.Replica(node_id=3, disk_uuid=str(uuid.UUID(int=1)), incarnation=META.incarnation),
     "incarnation": common_pb2.Replica(node_id=3, disk_uuid=DISK, incarnation=0xDEF),
 }
+
+
+def told_by(decision: Refuse) -> type:
+    """What kind of refusal it is. Whoever gets it acts on its facts: they are of this replica and this request, and
+    complete."""
+    facts = decision.error.facts()
+    assert facts.get("extent_id", META.extent_id) == META.extent_id, facts
+    assert all(value is not None for value in (*facts.values(), decision.error.detail)), facts
+    versions = [value for name, value in facts.items() if name.startswith(("eversion", "token"))]
+    assert len(set(versions)) == len(versions), f"it is refused since they differ: {facts}"
+    return type(decision.error)
 
 
 def body_of(size_bytes: int, *, seed: int = 0) -> tuple[bytes, list[int]]:

@@ -7,18 +7,29 @@ import itertools
 import pytest
 
 from neve.extent_node import core
-from neve.extent_node.attributes import Doubt, Seal
-from neve.extent_node.core import Readable, ReadOnly, Refuse, ReplicaState, Tombstone
+from neve.extent_node.attributes import Attributes, Doubt, Seal
+from neve.extent_node.core import Quarantined, Readable, ReadOnly, Refuse, ReplicaState, Tombstone
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
-from tests.unit.extent_node.core_states import ANY, DIGEST, LENGTH, META, RIGHT, WRONG, replica, sealed_replica
+from tests.unit.extent_node.core_states import (
+    ANY,
+    DIGEST,
+    LENGTH,
+    META,
+    RIGHT,
+    TOKEN,
+    WRONG,
+    replica,
+    sealed_replica,
+    told_by,
+)
 
 Kind = pb.LengthAnswer.Kind
 
 
 def read(existing: core.Existing, offset: int, wanted: common_pb2.Replica = ANY) -> Readable | type:
     decision = core.decide_read(existing, wanted=wanted, extent_id=42, offset=offset)
-    return type(decision.error) if isinstance(decision, Refuse) else decision
+    return told_by(decision) if isinstance(decision, Refuse) else decision
 
 
 # --- reads -------------------------------------------------------------------------------------------------------
@@ -56,6 +67,7 @@ def test_an_open_replica_shows_nothing_after_a_restart_until_it_is_told() -> Non
 
 def test_who_is_not_here_is_not_read() -> None:
     assert read(None, 0) is errors.ReplicaMissing
+    assert read(Quarantined(42), 0) is errors.ReplicaDamaged
     assert read(Tombstone(42, 5), 0) is errors.ReplicaDeleted
     for wanted in WRONG.values():
         assert read(sealed_replica(), 0, wanted) is errors.WrongReplica
@@ -84,13 +96,13 @@ def test_copies_take_ranges_of_confirmed_bytes_only(
         assert decision == common_pb2.Seal(length=LENGTH, eversion=6, digest=DIGEST)
     else:
         assert isinstance(decision, Refuse)
-        assert type(decision.error) is error
+        assert told_by(decision) is error
         facts = decision.error.facts()
         assert facts["offset"] == (40 if error is errors.ReplicaDamaged else offset + size_bytes)
     for absent, expected in ((None, errors.ReplicaMissing), (replica(), errors.ReplicaMissing)):
         refusal = ask(absent)
         assert isinstance(refusal, Refuse)
-        assert type(refusal.error) is expected
+        assert told_by(refusal) is expected
 
 
 # --- lengths -----------------------------------------------------------------------------------------------------
@@ -157,6 +169,8 @@ def test_a_description_tells_what_is_here_now() -> None:
     )
     assert core.replica_info(sealed_replica()).seal.digest == DIGEST
     assert core.replica_info(sealed_replica()).eversion == 6
+    assert core.replica_info(replica(fenced=True)).fenced
+    assert core.length_answer(replica(conflict=True)).conflict
 
 
 # --- what is restored --------------------------------------------------------------------------------------------
@@ -166,7 +180,12 @@ def test_durable_state_comes_back_and_nothing_else_is_believed() -> None:
     state = replica(fenced=True, unsynced=True, doubt=Doubt.DAMAGE, committed=50, read_only=ReadOnly.DISK_FULL)
     restored = ReplicaState.restore(state.attributes(), file_bytes=LENGTH)
     restored.validate()
+    assert state.attributes() == Attributes(
+        meta=META, token=TOKEN, fenced=True, seal=None, unsynced=True, doubt=Doubt.DAMAGE
+    )
     assert restored.attributes() == state.attributes()
+    sealed = sealed_replica()
+    assert ReplicaState.restore(sealed.attributes(), file_bytes=LENGTH).seal == sealed.seal is not None
     assert (restored.length, restored.committed, restored.durable_end, restored.journaled_end) == (LENGTH, 0, 0, 0)
     assert restored.read_only is None
 

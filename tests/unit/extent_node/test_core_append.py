@@ -22,7 +22,18 @@ from neve.extent_node.attributes import Doubt, Seal
 from neve.extent_node.core import Append, CompareOverlap, PersistToken, ReadOnly, Refuse
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
-from tests.unit.extent_node.core_states import ANY, DIGEST, LENGTH, META, RIGHT, TOKEN, WRONG, body_of, replica
+from tests.unit.extent_node.core_states import (
+    ANY,
+    DIGEST,
+    LENGTH,
+    META,
+    RIGHT,
+    TOKEN,
+    WRONG,
+    body_of,
+    replica,
+    told_by,
+)
 
 SIZE = 40
 
@@ -125,7 +136,7 @@ def test_every_combination_of_state_and_segment_is_decided_as_rule_4_says() -> N
             continue  # bytes that are here have had room
         state, segment, body = set_up(case)
         decision = core.decide_append(state, segment, body)
-        found = type(decision.error) if isinstance(decision, Refuse) else type(decision)
+        found = told_by(decision) if isinstance(decision, Refuse) else type(decision)
         assert found is oracle(case), (case, decision)
         outcomes.add(found)
     assert len(outcomes) == 14  # every kind of outcome occurs

@@ -45,6 +45,7 @@ from tests.unit.extent_node.core_states import (
     WRONG,
     replica,
     sealed_replica,
+    told_by,
 )
 
 BOTH = (False, True)
@@ -53,7 +54,7 @@ OTHER_DIGEST = bytes(32)
 
 
 def error_of(decision: object) -> type | None:
-    return type(decision.error) if isinstance(decision, Refuse) else None
+    return told_by(decision) if isinstance(decision, Refuse) else None
 
 
 # --- create ------------------------------------------------------------------------------------------------------

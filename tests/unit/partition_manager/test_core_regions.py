@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.partition_manager import core_regions as core
-from neve.partition_manager.core_regions import Cause, Change, MapBroken, PartitionStreamIds, RegionMap
+from neve.partition_manager.core_regions import (
+    KEY_BYTES_MAX,
+    Cause,
+    Change,
+    MapBroken,
+    PartitionStreamIds,
+    RegionMap,
+)
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import InvalidArgument, NotFound
@@ -17,10 +24,14 @@ def cause(number: int = 1, method_id: int = 7) -> Cause:
     return Cause(common_pb2.CallId(client_id=5, call_id=number), method_id)
 
 
+def streams_of(number: int) -> PartitionStreamIds:
+    return PartitionStreamIds(100 * number + 1, 100 * number + 2, 100 * number + 3)
+
+
 def first_map(*split_keys: bytes) -> RegionMap:
     edges = [b"", *split_keys, b""]
     regions = [
-        core.new_region(10 * number, edges[number - 1], edges[number], PartitionStreamIds(number, number, number))
+        core.new_region(10 * number, edges[number - 1], edges[number], streams_of(number))
         for number in range(1, len(edges))
     ]
     return core.bootstrap(regions, cause()).after
@@ -93,6 +104,51 @@ def test_regions_with_a_gap_or_an_overlap_are_no_map(ranges: list[tuple[bytes, b
             RegionMap.of(record, regions)
 
 
+def test_the_first_map_is_what_was_asked_for_and_remembers_who_asked() -> None:
+    regions = [
+        core.new_region(10, b"", b"m", streams_of(1)),
+        core.new_region(20, b"m", b"", streams_of(2)),
+    ]
+    change = core.bootstrap(regions, cause(9))
+    assert change.put == change.after.regions
+    assert [(r.format, r.epoch, r.version) for r in change.put] == [(1, 1, 1)] * 2
+    assert [(r.log_stream_id, r.row_stream_id, r.meta_stream_id) for r in change.put] == [
+        (101, 102, 103),
+        (201, 202, 203),
+    ]
+    made = change.after.call_made(cause(9).call)
+    assert made is not None
+    assert (made.version, made.method_id, list(made.partition_ids)) == (1, 7, [10, 20])
+    assert change.after.record().format == 1
+
+
+def test_neighbours_and_what_lies_behind_a_key() -> None:
+    regions = first_map(b"g", b"p")
+    assert [regions.right_of(each) for each in (10, 20, 30)] == [regions.get(20), regions.get(30), None]
+    assert regions.after(b"") == regions.regions
+    assert regions.after(b"g") == regions.regions[2:]
+    assert regions.after(b"h") == regions.regions[2:]
+    assert regions.after(b"p") == ()
+    with pytest.raises(NotFound, match="no such partition: 99"):
+        regions.get(99)
+
+
+def test_keys_may_be_as_long_as_keys_may_be() -> None:
+    longest = b"k" * KEY_BYTES_MAX
+    core.check_split_keys([b"a", longest])
+    core.check_middle_key(first_map().find(b"a"), longest)
+    for wrong in ([longest + b"k"], [b""], [b"b", b"a"], [b"a", b"a"]):
+        with pytest.raises(InvalidArgument, match="split_keys"):
+            core.check_split_keys(wrong)
+    with pytest.raises(InvalidArgument, match="middle_key"):
+        core.check_middle_key(first_map().find(b"a"), longest + b"k")
+
+
+def test_a_split_cannot_make_a_partition_that_is_there() -> None:
+    with pytest.raises(InvalidArgument, match="partition 30 is there already"):
+        split(first_map(b"g", b"p"), 20, b"h", 30)
+
+
 def test_t19_a_middle_key_outside_of_the_region_is_an_error() -> None:
     before = first_map(b"g", b"p")
     for partition_id, middle_key in ((20, b"g"), (20, b"p"), (20, b"a"), (20, b"z"), (20, b""), (10, b""), (30, b"p")):
@@ -110,7 +166,8 @@ def test_a_split_keeps_the_left_streams_and_gives_the_right_ones_another_lock() 
     after = split(before.after, 20, b"t", 1000, 3).after
     left, right = after.get(20), after.get(1000)
     assert (left.start, left.end, right.start, right.end) == (b"m", b"t", b"t", b"")
-    assert (left.log_stream_id, right.log_stream_id) == (2, 1001)
+    assert (left.log_stream_id, left.row_stream_id, left.meta_stream_id) == (201, 202, 203)
+    assert (right.log_stream_id, right.row_stream_id, right.meta_stream_id) == (1001, 1002, 1003)
     assert (left.lock, right.lock) == ("partition/0000000000000014", "partition/00000000000003e8")
     assert (left.server_id, right.server_id) == (4, 4)
     assert (left.epoch, right.epoch, after.get(10).epoch) == (2, 1, 1)

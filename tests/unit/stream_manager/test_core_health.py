@@ -121,6 +121,43 @@ def test_t43_a_death_keeps_its_time_whatever_beats_come_until_the_node_is_stored
     assert health.dead_since_s() == SETTLED_S + 160 + 30
 
 
+def test_t43_who_is_silent_again_after_it_came_back_is_given_up_when_its_death_says() -> None:
+    """It had a chance to prove steady, and did not take it."""
+    slow = HealthConfig(heartbeat_s=2, suspect_after_s=5, dead_after_s=30, stabilise_s=10, leader_grace_s=15)
+    health = NodeHealth(slow, since_s=TERM_S)
+    for late_s in range(0, 60, 2):
+        health.beat(TERM_S + late_s)
+    died_s = TERM_S + 58 + 30
+    assert health.judge(died_s + 1) is Health.DEAD
+    health.beat(died_s + 1)
+    assert health.give_up_s(died_s + 2, delay_s=1) == died_s + 1 + 10 + 3 * 2
+    assert health.give_up_s(died_s + 32, delay_s=1) == died_s + 1
+
+
+def test_a_heartbeat_is_as_old_as_it_is() -> None:
+    health = settled()
+    assert health.age_s(SETTLED_S + 0.25) == 0.25
+    assert health.age_s(SETTLED_S - 1) == 0
+    assert node().age_s(TERM_S + 0.5) == 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"heartbeat_s": 0},
+        {"heartbeat_s": 5},
+        {"suspect_after_s": 30},
+        {"stabilise_s": -1},
+        {"leader_grace_s": -1},
+    ],
+)
+def test_times_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
+    times = {"heartbeat_s": 0.5, "suspect_after_s": 5, "dead_after_s": 30, "stabilise_s": 0, "leader_grace_s": 0}
+    HealthConfig(**times)
+    with pytest.raises(ValueError, match="must"):
+        HealthConfig(**(times | wrong))
+
+
 def test_t43_who_was_dead_before_the_term_died_at_the_graces_end_however_often_it_beats() -> None:
     health = NodeHealth(CONFIG, since_s=TERM_S, was_dead=True)
     assert health.dead_since_s() == TERM_S + 15
