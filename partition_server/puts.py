@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from neve.client.types import Position
 from neve.partition_server import log_format
-from neve.partition_server.engine_config import KEY_BYTES_MAX
+from neve.partition_server.engine_config import KEY_BYTES_MAX, TTL_MS_MAX
 from neve.partition_server.entry import Info, new_info
 from neve.partition_server.log_format import Caller
 from neve.partition_server.store import Store
@@ -67,7 +67,8 @@ class GroupedPuts:
         return self._loop.create_task(self._one_by_one(puts))
 
     def _fit(self, puts: Puts) -> bool:
-        """Whether every key is ours, and every value one record. What is not is told to each by its own put."""
+        """Whether every key is ours, every value one record, every time to live possible. What is not is told to each
+        by its own put."""
         start, end = self._store.start, self._store.end
         keys = puts.keys
         lowest, highest = min(keys), max(keys)
@@ -77,6 +78,7 @@ class GroupedPuts:
             and (not end or highest < end)
             and max(map(len, keys)) <= KEY_BYTES_MAX
             and max(map(len, puts.values)) <= self._store.part_bytes
+            and max(puts.ttls_ms, default=0) <= TTL_MS_MAX
         )
 
     def _submit(self, puts: Puts) -> asyncio.Future[Results] | None:
@@ -87,23 +89,24 @@ class GroupedPuts:
         group = PutGroup(Caller(client_id, 0, puts.completed_below), call_ids if client_id else ())
         if client_id and not store.sessions.enter_group(group, now_ms):
             return None
-        records, entries = log_format.encode_puts(
-            puts.keys,
-            puts.values,
-            seq=store.seq + 1,
-            client_id=client_id,
-            call_ids=call_ids,
-            completed_below=puts.completed_below,
-            modified_ms=now_ms,
-            ttls_ms=puts.ttls_ms,
-        )
         try:
+            records, entries = log_format.encode_puts(
+                puts.keys,
+                puts.values,
+                seq=store.seq + 1,
+                client_id=client_id,
+                call_ids=call_ids,
+                completed_below=puts.completed_below,
+                modified_ms=now_ms,
+                ttls_ms=puts.ttls_ms,
+            )
             logged = store.streams.log.submit_many(records)
-        except NeveError as error:
+        except Exception as error:  # also a bug leaves no call under way for ever
             store.sessions.leave_group(group)
             if isinstance(error, Overloaded):
                 return None
-            store.fail(error)
+            if isinstance(error, NeveError):
+                store.fail(error)
             raise
         store.seq = entries[-1].seq
         memtable = store.view.memtables[0]

@@ -16,7 +16,7 @@ from neve.partition_server.entry import Part
 from neve.partition_server.log_format import Caller
 from neve.partition_server.store import Store
 from neve.partition_server.write import Outcome
-from neve.partition_server.writes import Writes, check_value
+from neve.partition_server.writes import Writes, check_ttl, check_value
 from neve.proto.crc import Buffer, crc32c
 from neve.proto.errors import InvalidArgument, NotFound, Overloaded
 
@@ -45,6 +45,7 @@ class Uploads:
         store = self._store
         store.check_key(key)
         store.check_writable()
+        check_ttl(ttl_ms)
         for upload in self._uploads.values():
             if caller.client_id and upload.begun_by == caller and upload.key == key:
                 return upload.id  # the same call once more

@@ -21,7 +21,7 @@ from typing import Any
 
 from neve.client.types import Position
 from neve.partition_server import log_format
-from neve.partition_server.engine_config import VALUE_BYTES_MAX
+from neve.partition_server.engine_config import TTL_MS_MAX, VALUE_BYTES_MAX
 from neve.partition_server.entry import GONE, PUT, Entry, Part, Parts
 from neve.partition_server.log_format import BatchDelete, BatchPut, Caller
 from neve.partition_server.lookups import Lookups
@@ -71,6 +71,7 @@ class Writes:
         store.check_key(key)
         store.check_writable()
         check_value(value)
+        check_ttl(ttl_ms)
         write, is_new = store.sessions.enter(caller, store.wall_ms())
         future = write.wait(self._loop)
         if not is_new:
@@ -81,8 +82,8 @@ class Writes:
                 return future
             except Overloaded:
                 pass  # the writer is full: a task waits for it
-            except NeveError as error:
-                self._give_up(write, error)
+            except Exception as error:  # noqa: BLE001 - whoever waits hears of it, and the log does
+                self._give_up(write, self._told(error))
                 return future
         task = self._loop.create_task(self._run(write, self._put, key, value, expected, ttl_ms))
         future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
@@ -109,6 +110,7 @@ class Writes:
             store.check_key(each.key)
             if each.value is not None:
                 check_value(each.value)
+            check_ttl(each.ttl_ms)
         check_size("batch", sum(len(each.value) for each in operations if each.value is not None))
         store.check_writable()
         write, is_new = store.sessions.enter(caller, store.wall_ms())
@@ -159,20 +161,26 @@ class Writes:
         """Do the work of a new write; what fails before its submission leaves nothing behind."""
         try:
             await work(write, *arguments)
-        except NeveError as error:
-            self._give_up(write, error)
+        except Exception as error:
+            self._give_up(write, self._told(error))
             raise
         except asyncio.CancelledError:
             self._give_up(write, Cancelled(detail="its caller went away"))
             raise
 
     def _on_task_done(self, write: Write, task: asyncio.Task[None]) -> None:
-        """Whoever waits has heard what it raised, unless it was cancelled before its first step, or has a bug."""
+        """Whoever waits has heard what it raised, unless it was cancelled before its first step."""
         if task.cancelled():
             self._give_up(write, Cancelled(detail="its caller went away"))
-        elif (error := task.exception()) is not None and not isinstance(error, NeveError):
-            log.error("put_failed partition_id=%d", self._store.partition_id, exc_info=error)
-            self._give_up(write, Internal(detail=f"{type(error).__name__}: {error}"))
+        else:
+            task.exception()  # seen
+
+    def _told(self, error: Exception) -> NeveError:
+        """What callers hear. A bug ends the one write that met it, and leaves no call under way for ever."""
+        if isinstance(error, NeveError):
+            return error
+        log.error("write_failed partition_id=%d", self._store.partition_id, exc_info=error)
+        return Internal(detail=f"{type(error).__name__}: {error}")
 
     def _give_up(self, write: Write, error: NeveError) -> None:
         if write.memtable is None:  # otherwise its record is on its way, whatever becomes of its caller
@@ -467,6 +475,11 @@ class Writes:
 
 def check_value(value: Buffer) -> None:
     check_size("value", len(value))
+
+
+def check_ttl(ttl_ms: int) -> None:
+    if not 0 <= ttl_ms <= TTL_MS_MAX:
+        raise InvalidArgument(what="ttl_ms", detail=f"{ttl_ms}, at most {TTL_MS_MAX}; 0 is for ever")
 
 
 def check_size(what: str, size_bytes: int) -> None:
