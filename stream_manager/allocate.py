@@ -113,7 +113,7 @@ class Allocator(StateListener):
     ) -> Encoded[sm.StreamAllocExtentReply]:
         """The next extent first, then the seal of the open tail (17)."""
         ctx = self._ctx
-        assert stream.tail_id == tail.extent_id, stream
+        assert stream.extent_ids[-1] == tail.extent_id, stream
         if request.prepared_extent_id or request.avoid_node_ids:
             successor, deadline_s = await self._next_extent(stream, request)
         else:

@@ -72,22 +72,22 @@ def stream_info_bytes(stream: Stream) -> bytes:
 
 def joined_stream_info(stream: Stream, stem: bytes, ids: bytes) -> bytes:
     """From what `stream_stem` and `codec.packed_ids` gave for it."""
-    version = stream.version
+    _, _, _, _, sealed, _, _, version, _, truncated_before, mod_revision, _, _, after_hole = stream
     parts = [
         stem,
         b"\x40",
         SMALL[version] if version <= SMALL_MAX else varint(version),
         b"\x48",
-        varint(stream.mod_revision),
+        varint(mod_revision),
     ]
     if ids:
         parts += (b"\x22", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
-    if stream.sealed:
+    if sealed:
         parts.append(b"\x28\x01")
-    if stream.truncated_before:
-        parts += (b"\x58", varint(stream.truncated_before))
-    if stream.after_hole:
-        parts += (b"\x62", sized(b"".join(map(varint, stream.after_hole))))
+    if truncated_before:
+        parts += (b"\x58", varint(truncated_before))
+    if after_hole:
+        parts += (b"\x62", sized(b"".join(map(varint, after_hole))))
     return b"".join(parts)
 
 

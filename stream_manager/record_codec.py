@@ -242,20 +242,20 @@ def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
 
 def stream_record(stream: Stream, stem: bytes, ids: bytes, young: Iterable[bytes]) -> bytes:
     """The same from parts that are encoded already: `stream_stem`, `packed_ids`, `encode_extent`."""
-    version = stream.version
+    _, _, _, _, sealed, _, _, version, _, truncated_before, _, _, linked_by, after_hole = stream
     parts = [stem, b"\x48", SMALL[version] if version <= SMALL_MAX else varint(version)]
     if ids:
         parts += (b"\x2a", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
-    if stream.sealed:
+    if sealed:
         parts.append(b"\x30\x01")
-    if stream.truncated_before:
-        parts += (b"\x58", varint(stream.truncated_before))
+    if truncated_before:
+        parts += (b"\x58", varint(truncated_before))
     for encoded in young:
         parts += (b"\x62", SMALL[len(encoded)], encoded)
-    if stream.linked_by is not None:
-        parts += (b"\x72", SMALL[_CALL.size], _encode_call(stream.linked_by))
-    if stream.after_hole:
-        parts += (b"\x7a", sized(b"".join(map(varint, stream.after_hole))))
+    if linked_by is not None:
+        parts += (b"\x72", SMALL[_CALL.size], _encode_call(linked_by))
+    if after_hole:
+        parts += (b"\x7a", sized(b"".join(map(varint, after_hole))))
     return b"".join(parts)
 
 

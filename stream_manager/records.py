@@ -115,9 +115,11 @@ class Stream(NamedTuple):
 
     def rolled(self, extent_id: int, call: StreamCall | None) -> Stream:
         """The next version, with one more extent, as written by that call; None: whoever links it is not remembered."""
-        ids, by = (*self.extent_ids, extent_id), call or self.linked_by
-        made_of = (*self[:3], ids, *self[4:7], self.version + 1, *self[8:10])
-        return _new(Stream, (*made_of, 0, self.made_by, by, self.after_hole))
+        _, _, _, extent_ids, _, _, _, version, _, _, _, made_by, linked_by, after_hole = self
+        ids = (*extent_ids, extent_id)
+        return _new(
+            Stream, (*self[:3], ids, *self[4:7], version + 1, *self[8:10], 0, made_by, call or linked_by, after_hole)
+        )
 
     def with_list(self, extent_ids: tuple[int, ...], *others: Stream, truncated_before: int | None = None) -> Stream:
         """The next version with a list that is put together from this stream's, with holes, and from others'."""
@@ -202,9 +204,10 @@ class Extent(NamedTuple):
 
     def confirmed_by_all(self, digest: bytes) -> Extent:
         """The same for all nodes at once."""
-        assert self.seal is not None, self
-        assert not self.seal.digest, self
-        length, eversion, _ = self.seal
+        seal = self.seal
+        assert seal is not None, self
+        length, eversion, digest_before = seal
+        assert not digest_before, self
         confirmed = shared(tuple([replica[0] for replica in self.replicas]))
         return _new(Extent, (*self[:6], _new(ExtentSeal, (length, eversion, digest)), confirmed, *self[8:]))
 

@@ -88,11 +88,12 @@ class Rolls:
         """The answer, once it is committed; None: it is not usual, and nothing was done. The caller holds the stream's
         lock; every replica of `tail` has answered the fence, and none says that anything is wrong with it."""
         ctx = self._ctx
-        stream_id, tail_id, successor_id = stream.stream_id, tail.extent_id, successor.extent_id
+        tail_id, _, _, _, _, stream_id, _, _, _, tail_revision, _ = tail
+        successor_id = successor.extent_id
         extents = ctx.state.extents
         if tail_id in ctx.conflicts or extents.get(tail_id) is not tail or ctx.clock() >= link_before_s:
             return None
-        if stream.sealed or tail.mod_revision:
+        if stream.sealed or tail_revision:
             return None
         hand = self._at_hand.get(stream_id)
         if hand is None or hand.stream is not stream:
@@ -148,15 +149,16 @@ class Rolls:
     ) -> None:
         """As `commit_seal` does it by the methods of `Changes`, one by one."""
         stream, stream_key = hand.stream, hand.stream_key
-        stream_id, tail_id, successor_id = stream.stream_id, tail.extent_id, successor.extent_id
+        stream_id, _, lock, _, _, _, _, _, _, _, revision, *_ = stream
+        tail_id, successor_id = tail.extent_id, successor.extent_id
         sealed = tail.sealed_at(length, all_took_part=True)
         new_stream = stream.rolled(successor_id, mutation.stream_call(changes, (stream_id,), (tail_id, successor_id)))
         young = (codec.encode_extent(sealed, hand.tail_body), codec.encode_open_extent(successor, body))
         record = codec.stream_record(new_stream, hand.stem, ids, young)
         lock_name = hand.lock_key
         changes.values = {stream_key: record}
-        changes.revisions = {stream_key: stream.mod_revision, lock_name: token}
-        changes.owners[lock_name] = OwnerClaim(stream.lock, token)
+        changes.revisions = {stream_key: revision, lock_name: token}
+        changes.owners[lock_name] = OwnerClaim(lock, token)
         confirmed = None
         size_bytes = 3 * ITEM_BYTES + 2 * len(stream_key) + len(lock_name) + len(record)
         if before is not None:

@@ -189,17 +189,17 @@ class State:
         before, sealed, successor, stream = rolled
         extents, unconfirmed, on_extent = self.extents, self.unconfirmed_extents, self._on_extent
         if before is not None:
-            extent_id = before.extent_id
+            extent_id, _, replicas, _, _, _, _, confirmed, *_ = before
             old, new = extents[extent_id], before.at(revision)
             extents[extent_id] = new
-            if len(new.confirmed) == len(new.replicas):
+            if len(confirmed) == len(replicas):
                 del unconfirmed[extent_id]
             for hear in on_extent:
                 hear(old, new)
-        extent_id = sealed.extent_id
+        extent_id, _, _, _, _, stream_id, seal, *_ = sealed
         old, extents[extent_id] = extents[extent_id], sealed
-        assert sealed.seal is not None, sealed
-        self.sealed_bytes += sealed.seal.length
+        assert seal is not None, sealed
+        self.sealed_bytes += seal[0]
         del self.open_extents[extent_id]
         unconfirmed[extent_id] = None
         for hear in on_extent:
@@ -211,7 +211,6 @@ class State:
         self._enter_nodes(successor)
         for hear in on_extent:
             hear(None, successor)
-        stream_id = stream.stream_id
         self._streams_of[extent_id] = stream_id
         old_stream, new_stream = self.streams[stream_id], stream.at(revision)
         self.streams[stream_id] = new_stream

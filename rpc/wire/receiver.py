@@ -112,7 +112,8 @@ class FrameReceiver:
                     self._held = True
                     return
                 self._prelude = prelude
-            size_bytes = PRELUDE_BYTES + prelude.body_bytes
+            body_bytes, message_bytes, _, _, _, _, _, message_crc, attachment_crc = prelude
+            size_bytes = PRELUDE_BYTES + body_bytes
             if available < size_bytes:
                 if not self._frame_fits():
                     self._move(size_bytes)
@@ -120,11 +121,11 @@ class FrameReceiver:
                     self._tell_head(prelude)
                 return
             message_start = start + PRELUDE_BYTES
-            message_end, end = message_start + prelude.message_bytes, start + size_bytes
+            message_end, end = message_start + message_bytes, start + size_bytes
             message = bytes(view[message_start:message_end])
             if end == message_end:  # as most frames are: checked in place
                 attachment = EMPTY
-                if crc32c_bytes(message) != prelude.message_crc or prelude.attachment_crc:
+                if crc32c_bytes(message) != message_crc or attachment_crc:
                     check_body(prelude, message, b"")
             elif end - message_end > ATTACHMENT_COPY_BYTES_MAX:
                 attachment = view[message_end:end]

@@ -66,17 +66,18 @@ class WireCall(Call):
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
         # All that the base class sets, without the call: this runs for every request.
+        body_bytes, _, call_id, _, _, _, timeout_ms, _, _ = prelude
         self.method = route.method
         self.attachment = attachment
-        self.deadline_s = connection.loop.time() + prelude.timeout_ms / 1000
+        self.deadline_s = connection.loop.time() + timeout_ms / 1000
         self.principal = connection.principal
         self.peer = connection.peer
         self.reply_attachment = []
         self.own_checksums = False
         self.connection = connection
-        self.call_id = prelude.call_id
-        self.timeout_ms = prelude.timeout_ms
-        self.request_bytes = PRELUDE_BYTES + prelude.body_bytes
+        self.call_id = call_id
+        self.timeout_ms = timeout_ms
+        self.request_bytes = PRELUDE_BYTES + body_bytes
 
     def cancel(self) -> None:
         """Cancel the handler, once: its clean-up is not interrupted by a deadline and a CANCEL that come together.
@@ -129,9 +130,10 @@ class ServerConnection(Connection):
     # --- frames ----------------------------------------------------------------------------------------------
 
     def admit(self, prelude: Prelude) -> bool:
-        if prelude.kind != REQUEST:
+        body_bytes, _, _, _, kind, *_ = prelude
+        if kind != REQUEST:
             return True  # small, and of those that make room: a CANCEL, or that keep the peace: HELLO, BEAT
-        limits, server, size_bytes = self.limits, self.server, PRELUDE_BYTES + prelude.body_bytes
+        limits, server, size_bytes = self.limits, self.server, PRELUDE_BYTES + body_bytes
         own_bytes, all_bytes = self.request_bytes + size_bytes, server.request_bytes + size_bytes
         if own_bytes > limits.connection_bytes_max and own_bytes != size_bytes:
             return False
@@ -190,16 +192,16 @@ class ServerConnection(Connection):
             self.send(encode(Kind.GOAWAY))
 
     def _on_request(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
-        route = self.server.routes.get(prelude.method_id)
+        _, _, call_id, method_id, *_ = prelude
+        route = self.server.routes.get(method_id)
         problem: errors.NeveError | None = None
         request: Any = None
-        call_id = prelude.call_id
         if call_id == 0 or call_id in self.calls:
             raise errors.ProtocolViolation(detail=f"call id {call_id} is 0 or in use")
         if self.server.draining:
             problem = errors.ShuttingDown()
         elif route is None:
-            problem = errors.Unimplemented(method=f"{prelude.method_id:#06x}")
+            problem = errors.Unimplemented(method=f"{method_id:#06x}")
         else:
             try:
                 request = parse(route.method.request, message)
