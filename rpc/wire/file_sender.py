@@ -1,8 +1,8 @@
 """Sends bytes of a file to a socket past its transport: the kernel takes them from the page cache, and nobody copies.
 
 A transport has to be given bytes, which the kernel then copies into the socket. By sendfile it only notes whose pages
-they are; the one copy left is the receiver's. Measured, 1 GiB in the page cache over loopback: the sender takes 50 to
-70 µs of processor time a MiB instead of 130 to 170 from a mapping.
+they are; the one copy left is the receiver's. Measured on two cores, 14 reads each of a sealed gibibyte in turns, by
+sendfile and from a mapping: the node takes 165 µs of processor time a MiB, and 214; its reader 205, and 212.
 
 Invariants: only while the transport holds nothing unsent: bytes leave in the order in which they were given;
             what the kernel does not take at once is given back, as views, for the transport: nothing here waits;

@@ -56,6 +56,7 @@ class FrameReceiver:
         self._start = 0  # of the frame that is being received
         self._end = 0  # of the received bytes
         self._prelude: Prelude | None = None  # of that frame, once known and admitted
+        self._whole_at = 0  # where that frame will be whole, once all that can be told of it before was told; 0 before
         self._held = False  # admit said no: waits for `resume`
         self.frames = 0  # handed on so far
         self._frame_bytes_hint = 0  # what the last large frame took, as the next one will probably take it too
@@ -86,7 +87,8 @@ class FrameReceiver:
     def received(self, count: int) -> None:
         """Take note of `count` bytes in `buffer()`, and hand on every frame that is complete."""
         self._end += count
-        self._parse()
+        if self._end >= self._whole_at:  # most of what comes is the inside of a large frame
+            self._parse()
 
     def resume(self) -> bool:
         """Ask `admit` again for the frame that waits; True when reading may go on."""
@@ -99,7 +101,7 @@ class FrameReceiver:
         """Forget everything received: chunks whose views are held elsewhere stay valid there."""
         self._view = EMPTY
         self._chunk = _NO_CHUNK
-        self._start = self._end = 0
+        self._start = self._end = self._whole_at = 0
         self._prelude = None
 
     def _parse(self) -> None:
@@ -119,6 +121,8 @@ class FrameReceiver:
                     self._move(size_bytes)
                 if self._on_head is not None and not self._head_told:
                     self._tell_head(prelude)
+                if self._on_head is None or self._head_told:
+                    self._whole_at = self._start + size_bytes
                 return
             message_start = start + PRELUDE_BYTES
             message_end, end = message_start + message_bytes, start + size_bytes
@@ -138,6 +142,7 @@ class FrameReceiver:
             self._start = end
             self._prelude = None
             self._head_told = False
+            self._whole_at = 0
             self.frames += 1
             self._on_frame(prelude, message, attachment)
         if self._start == self._end and self._chunk:

@@ -8,9 +8,10 @@ Neighbours: `node_appends` and `node_reads` measure with it, in the process of `
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from neve.extent_node.blocks import EncodedBlocks
 from neve.proto import common_pb2, errors, methods
@@ -128,6 +129,29 @@ class NodeCalls:
         return await self._channel.call(
             methods.EXTENT_NODE_READ_BLOCK, request, timeout_s=TIMEOUT_S, reply_bytes_max=max_bytes + READ_REPLY_BYTES
         )
+
+    def begin_read(
+        self, extent_id: int, offset: int, *, max_bytes: int, on_head: Callable[[pb.ReadBlockReply], None]
+    ) -> asyncio.Future[Reply[pb.ReadBlockReply]]:
+        """As `read`; `on_head` hears where the answer ends, as soon as that is known and once at most."""
+        future: asyncio.Future[Reply[pb.ReadBlockReply]] = asyncio.get_running_loop().create_future()
+
+        def on_done(reply: Reply[pb.ReadBlockReply] | None, error: BaseException | None) -> None:
+            if reply is not None:
+                future.set_result(reply)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        self._channel.begin(
+            methods.EXTENT_NODE_READ_BLOCK,
+            pb.ReadBlockRequest(extent_id=extent_id, offset=offset, max_bytes=max_bytes),
+            on_done,
+            timeout_s=TIMEOUT_S,
+            reply_bytes_max=max_bytes + READ_REPLY_BYTES,
+            on_head=on_head,
+        )
+        return future
 
     # --- the manager -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import random
 import time
 
 from neve.extent_node.blocks import HEADER_BYTES, encode_blocks, verify
-from neve.rpc.service import Buffer
+from neve.proto import extent_node_pb2 as pb
+from neve.rpc.service import Buffer, Reply
 from tests.bench.node_appends import MIB, batches, make_payloads
 from tests.bench.node_calls import NodeCalls, Unexpected
 
@@ -42,27 +43,30 @@ async def read_through(calls: NodeCalls, *, extent_id: int, read_bytes: int, pas
 
 
 async def _read_once(calls: NodeCalls, extent_id: int, read_bytes: int) -> int:
-    """The next read leaves when the end of the last one is known, and before its blocks are checked."""
-    offset = 0
-    reading = asyncio.ensure_future(calls.read(extent_id, offset, max_bytes=read_bytes))
+    """As the client does it: the next read leaves when it is known where the last one will end, before its bytes are
+    here, so that two are under way or held."""
+    ahead: list[tuple[int, asyncio.Future[Reply[pb.ReadBlockReply]]]] = []
+
+    def ask(offset: int) -> None:
+        ahead.append((offset, calls.begin_read(extent_id, offset, max_bytes=read_bytes, on_head=ask_ahead)))
+
+    def ask_ahead(reply: pb.ReadBlockReply) -> None:
+        if reply.end < reply.readable:
+            ask(reply.end)
+
+    ask(0)
     while True:
+        offset, reading = ahead.pop(0)
         reply = await reading
-        if reply.message.end - offset != len(reply.attachment) or not reply.message.sealed:
+        end = reply.message.end
+        if end - offset != len(reply.attachment) or not reply.message.sealed:
             raise Unexpected(f"extent {extent_id} at {offset}: {reply.message}")
-        offset = reply.message.end
-        at_end = offset == reply.message.readable
-        if not at_end:
-            reading = asyncio.ensure_future(calls.read(extent_id, offset, max_bytes=read_bytes))
-            await _let_it_leave()
+        if not ahead:
+            ask_ahead(reply.message)  # nobody told, as of an answer that came in one piece
         _check(reply.attachment, extent_id)
-        if at_end:
-            return offset
-
-
-async def _let_it_leave() -> None:
-    """One turn of the loop starts the call, the next one hands it to the kernel."""
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+        del reply, reading  # lets its memory be used for the next one
+        if not ahead:
+            return end
 
 
 def _check(buffer: Buffer, extent_id: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from neve.client.options import DEFAULT_OPTIONS
 from neve.rpc.limits import Limits
 from neve.rpc.wire.buffers import POOL_BYTES_MAX, STREAM_CHUNK_BYTES
 from tests.bench import node_disk, node_process
@@ -25,7 +26,7 @@ WINDOW = 16  # frames
 # Of how many extents a frame carries an append. One frame of 512 leaves the node idle while the next one is made.
 FRAME_EXTENTS = 64
 
-READ_BYTES = 2 * MIB  # of one ReadBlock call, as the client asks for them
+READ_BYTES = DEFAULT_OPTIONS.read_bytes  # of one ReadBlock call, as the client asks for them
 RANDOM_READ_BYTES = 4 * KIB
 
 # A thousand writers offer 250 MiB together, more than the node's bound: so that the bound is what counts.
