@@ -139,11 +139,13 @@ class JournalRounds:
         counters = self._counters
         counters.journal_rounds += 1
         counters.journal_entries += len(batch)
+        size_bytes = 0
         for replica, queue, entry in batch:
-            counters.journal_bytes += entry.payload_bytes
+            size_bytes += entry.payload_bytes
             replica.state.note_journaled(entry.offset + entry.payload_bytes)
             queue.drop_pieces()
             queue.journaling = True
+        counters.journal_bytes += size_bytes
         ticket = self._journal.begin_sync()
         try:
             await self._run(self._journal.sync, ticket)

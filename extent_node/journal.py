@@ -250,31 +250,33 @@ class Journal:
         position, segment_bytes = segment.position, self.label.segment_bytes
         buffers: list[Buffer] = []
         needed_from = self.needed_from
+        seed, number, durable_through = self._seed, segment.number, self.durable_through
         taken, holders = 0, segment.holders
-        for entry in entries[first:] if first else entries:
-            end = position + record_bytes(entry.payload_bytes)
+        if first:
+            entries = entries[first:]
+        for holder, disk, extent_id, incarnation, offset, payload, payload_bytes in entries:
+            end = position + record_bytes(payload_bytes)
             if end + RECORD_HEADER_BYTES > segment_bytes:
                 break
             buffers += encode_record(
-                entry.payload,
-                seed=self._seed,
+                payload,
+                seed=seed,
                 position=position,
-                segment_number=segment.number,
-                durable_through=self.durable_through,
+                segment_number=number,
+                durable_through=durable_through,
                 needed_from=needed_from,
-                disk=entry.disk,
-                extent_id=entry.extent_id,
-                incarnation=entry.incarnation,
-                offset=entry.offset,
+                disk=disk,
+                extent_id=extent_id,
+                incarnation=incarnation,
+                offset=offset,
             )
             position = end
             taken += 1
+            # Before it is written: a segment that is kept for too long harms nobody.
+            if offset + payload_bytes > holders.get(holder, 0):
+                holders[holder] = offset + payload_bytes
         write_all(self.fs, segment.fd, b"".join(buffers), segment.position)
         segment.position = position
-        for entry in entries[first : first + taken]:
-            end = entry.offset + entry.payload_bytes
-            if end > holders.get(entry.holder, 0):
-                holders[entry.holder] = end
         self._mark_unsynced(segment)
         return taken
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from neve.proto.crc import Buffer, crc32c
+from neve.proto.crc import COPY_BYTES_MAX, Buffer, crc32c
 
 FORMAT_VERSION = 1
 
@@ -135,6 +135,12 @@ def encode_record(
         size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset
     )
     crc = google_crc32c.extend(seed, covered)
+    if size_bytes <= COPY_BYTES_MAX and len(payload) == 1:  # nearly every record: one small append
+        piece = payload[0]
+        if type(piece) is not bytes:
+            piece = bytes(piece)
+        crc = google_crc32c.extend(crc, piece)
+        return [_MAGIC_AND_CRC.pack(RECORD_MAGIC, crc), covered, piece, _PADDING[size_bytes % ALIGN_BYTES]]
     for piece in payload:
         crc = crc32c(piece, crc)
     return [_MAGIC_AND_CRC.pack(RECORD_MAGIC, crc), covered, *payload, _PADDING[size_bytes % ALIGN_BYTES]]

@@ -264,7 +264,9 @@ def _disk_name(text: str) -> str:
 
 def _allow_descriptors(config: NodeConfig, store_config: StoreConfig) -> None:
     allowed = raise_descriptor_limit()
-    wanted = store_config.open_replicas_max + store_config.sealed_files_max + config.listen.limits.connections_max
+    # A connection has a second one once it has sent from a file.
+    connections = 2 * config.listen.limits.connections_max
+    wanted = store_config.open_replicas_max + store_config.sealed_files_max + connections
     if allowed < wanted + DESCRIPTORS_BESIDE:
         log.warning(
             "descriptors_few allowed=%d wanted=%d: allow more (LimitNOFILE=, ulimit -Hn), or lower "
