@@ -303,9 +303,8 @@ class Hosted:
             await _cancelled(task, unwanted)
 
     async def _unwanted(self, region: pm.RegionRecord) -> None:
-        while _same(region, self._wanted):
-            self._woken.clear()
-            await self._woken.wait()
+        if _same(region, self._wanted):
+            await self._woken.wait()  # also if it is wanted again by now: it was given up in between
 
     def _enter(self, phase: Phase) -> None:
         if phase is self.phase:

@@ -72,7 +72,8 @@ class Maintenance:
                 continue
             if what == "flush":
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(store.work.wait(), store.config.maintenance_s)
+                    async with asyncio.timeout(store.config.maintenance_s):  # wait_for of 3.11 may swallow a cancel
+                        await store.work.wait()
             else:
                 await asyncio.sleep(store.config.maintenance_s)
 

@@ -176,6 +176,8 @@ class Reclaimer:
             for extent_id in wanted:
                 if extent_id not in before:
                     continue  # it has to be replayed: too new
+                if extent_id in store.pins:
+                    continue  # an upload may become an object, and a table, while we move what is one already
                 moved_bytes += await self._move_all(extent_id)
                 if not self._held_beside_tables(extent_id):
                     await self._punch(store.log.stream_id, [extent_id])

@@ -221,8 +221,8 @@ class _MemtableSource(_Source):
 
     async def fill(self) -> None:
         """Not one iteration: between two pages, and even within one, keys are added."""
-        for keys in self._memtable.index.runs(self._start, self._end):
-            keys = keys[: self._step]
+        while (keys := next(self._memtable.index.runs(self._start, self._end), None)) is not None:
+            keys = keys[: self._step]  # the rest of the run comes next: hence not the next run
             self._start = keys[-1] + b"\0"
             memtable, applied = self._memtable, self._applied
             self.entries = [entry for key in keys if (entry := memtable.get(key, applied)) is not None]

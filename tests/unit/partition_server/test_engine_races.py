@@ -14,7 +14,9 @@ import pytest
 
 from neve.partition_server.committer import Committer
 from neve.partition_server.engine import Partition
+from neve.partition_server.entry import Entry
 from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.writes import Writes
 from neve.proto.crc import crc32c
 from neve.proto.errors import Internal, NeveError, NotFound, NotOwner, ShuttingDown
 from tests.unit.partition_server.rig import CONFIG, PartitionRig, call, on_cluster
@@ -206,3 +208,89 @@ async def test_a_closed_partition_keeps_no_entry_and_calls_no_object_absent(rig:
                 await read
     finally:
         gc.enable()
+
+
+# --- scans and what is put meanwhile -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "old_count", "new_count"), [(5, 50, 40), (1000, 600, 2300)])
+def test_t51_keys_that_are_put_during_a_scan_hide_none_of_those_behind_them(
+    limit: int, old_count: int, new_count: int
+) -> None:
+    @on_cluster()
+    async def story(rig: PartitionRig) -> None:
+        config = dataclasses.replace(QUIET, memtable_bytes=1 << 24, memtable_records=10**6)
+        partition = await rig.load(await rig.create(), config=config, memory_bytes=1 << 28)
+        old = [b"a%04d" % number for number in range(limit)] + [b"z%04d" % number for number in range(old_count)]
+        await asyncio.gather(*(partition.put(key, b"old") for key in old))
+        page = await partition.scan(limit=limit)
+        found = [info.key for info in page.infos]
+        for first in range(0, new_count, 100):
+            news = [b"z0000m%04d" % number for number in range(first, min(first + 100, new_count))]
+            await asyncio.gather(*(partition.put(key, b"new") for key in news))
+        while page.continuation:
+            page = await partition.scan(limit=limit, continuation=page.continuation)
+            found += [info.key for info in page.infos]
+        assert found == old
+
+    story()
+
+
+# --- uploads that end while extents are given back -----------------------------------------------------------
+
+
+@on_cluster(extent_bytes=12_000)
+async def test_t40_an_upload_that_becomes_a_table_while_its_extent_is_emptied_keeps_it(rig: PartitionRig) -> None:
+    region = await rig.create()
+    config = dataclasses.replace(QUIET, memtable_bytes=1 << 20)
+    partition = await rig.load(region, config=config)
+    value = b"x" * 3_000
+    upload_id = await partition.begin_upload(b"large", call=call(5, 1))
+    await partition.upload_part(upload_id, b"large", offset=0, payload=value)
+    (first, *_) = await rig.stream_extents(region.log_stream_id)
+    for number in range(20):
+        await partition.put(b"k%d" % number, bytes([number]) * 900)
+    await partition.flush()
+    move, completed = Writes.move, False
+
+    async def complete() -> None:
+        nonlocal completed
+        completed = True
+        await partition.complete_upload(
+            upload_id, b"large", size_bytes=len(value), value_crc32c=crc32c(value), call=call(5, 1)
+        )
+        await partition.flush()
+
+    async def move_slowly(self: Writes, entry: Entry, payload: Any) -> Any:
+        if not completed:
+            await complete()
+        return await move(self, entry, payload)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writes, "move", move_slowly)
+        await partition.reclaim([first])
+    if not completed:
+        await complete()
+    partition = await rig.crash_and_load(region, config=config)
+    _, pieces = await partition.get(b"large")
+    assert b"".join(pieces) == value
+
+
+# --- the end, in the turn in which the background was woken --------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["freeze", "close"])
+def test_a_partition_ends_right_after_the_put_that_filled_its_memtable(how: str) -> None:
+    @on_cluster()
+    async def story(rig: PartitionRig) -> None:
+        config = dataclasses.replace(CONFIG, memtable_bytes=2_000, memtables_closed_max=5)
+        partition = await rig.load(await rig.create(), config=config, memory_bytes=1 << 24)
+        await asyncio.sleep(5)  # the background waits for work
+        await partition.put(b"k", b"x" * 1_400)
+        await partition.put(b"k2", b"x" * 1_400)
+        ended = asyncio.ensure_future(getattr(partition, how)())
+        done, _ = await asyncio.wait([ended], timeout=3600)
+        assert done, f"{how} has not ended in an hour"
+        ended.result()
+
+    story()

@@ -268,6 +268,21 @@ async def test_what_the_map_says_after_the_lock_was_taken_is_what_counts(cluster
         await running
 
 
+@partitioned(servers=2)
+async def test_a_partition_that_was_given_away_and_back_at_once_is_served(cluster: PartitionCluster) -> None:
+    """As by a watch that was down meanwhile, and then tells both in one turn."""
+    await cluster.bootstrap()
+    kv = await cluster.kv("kv")
+    await kv.put(b"a", b"1")
+    region = cluster.region(b"a")
+    hosted = cluster.servers[region.server_id].host_.hosted[region.partition_id]
+    hosted.want(None)
+    hosted.want(region)
+    assert not hosted.writable
+    await cluster.until(lambda: hosted.writable, "it is served again")
+    assert (await kv.get(b"a")).value == b"1"
+
+
 def test_bounds_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="frozen_ms"):
         Serving(frozen_ms=0)
