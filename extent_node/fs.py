@@ -19,6 +19,8 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from neve.extent_node import mounts
 
 Buffer = bytes | bytearray | memoryview
@@ -66,6 +68,11 @@ class FileSystem(Protocol):
 
     def map(self, fd: int, size_bytes: int) -> memoryview:
         """The first bytes of a file that does not change any more, read-only."""
+        ...
+
+    def is_resident(self, mapped: memoryview, start: int, end: int) -> bool:
+        """Whether these bytes of what `map` gave are in memory, so that nobody waits for a disk who touches them now.
+        False where nobody can tell."""
         ...
 
     def kernel_fd(self, fd: int) -> int | None:
@@ -147,6 +154,15 @@ class RealFileSystem:
         if size_bytes == 0:
             return memoryview(b"")  # an empty mapping is an error to the kernel
         return memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ))
+
+    def is_resident(self, mapped: memoryview, start: int, end: int) -> bool:
+        start -= start % mmap.PAGESIZE
+        pages = bytearray(-(-(end - start) // mmap.PAGESIZE))
+        address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data + start
+        told = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
+        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(end - start), told) != 0:
+            return False
+        return bool((np.frombuffer(pages, dtype=np.uint8) & 1).all())  # the other bits mean nothing
 
     def kernel_fd(self, fd: int) -> int | None:
         return fd

@@ -1,12 +1,13 @@
 """Sealed extents that are open: descriptor, mapping and index, the least recently used closed first.
 
 Mapped pages that are not in memory stop whoever touches them, and a bad sector under a mapping is a SIGBUS that ends
-the process. So a range is first read by `pread` in a thread, which brings its pages in or says EIO; what was brought in
-once is then served from the mapping without a thread, a copy or a call. Large ranges a transport may send from the file
-itself: what cannot be read there after all is an error of that call, and never a SIGBUS.
+the process. So a range that the kernel does not have in memory is first read by `pread` in a thread, which brings its
+pages in or says EIO; what was in memory once is then served from the mapping without a thread, a copy or a call. Large
+ranges a transport may send from the file itself: what cannot be read there after all is an error of that call, and
+never a SIGBUS.
 
 Invariants: at most `files_max` are open beside those in use; one in use is not closed;
-            nothing is served from a mapping that was not read by `pread` in this opening.
+            nothing is served from a mapping that was not seen in memory, or read by `pread`, in this opening.
 Neighbours: `store_read` reads through it; `store_control` forgets what is deleted.
 """
 
@@ -116,6 +117,16 @@ class SealedFiles:
         self._open[found] = opened
         self._close_oldest()
         return opened
+
+    def is_warm(self, found: Replica, opened: SealedFile, start: int, end: int) -> bool:
+        """Whether [start, end) may be served without waiting."""
+        if opened.is_warm(start, end):
+            return True
+        first, last = start // WARM_BYTES * WARM_BYTES, -(-end // WARM_BYTES) * WARM_BYTES
+        if not found.fs.is_resident(opened.view, first, min(last, len(opened.view))):
+            return False
+        opened.note_warm(start, end)
+        return True
 
     async def warm(self, found: Replica, opened: SealedFile, start: int, end: int) -> None:
         """Bring the pages of [start, end) into memory."""

@@ -80,7 +80,7 @@ class Reader:
         if bounds.serve_end == offset:
             return None
         end, count = self._run_of_blocks(found, opened, request, bounds, self._max_bytes(request))
-        if not opened.is_warm(offset, end):
+        if not self._files.is_warm(found, opened, offset, end):
             return None
         self._count(end - offset)
         return _sealed_result(opened, offset, end, count, bounds)
@@ -133,7 +133,7 @@ class Reader:
     ) -> ReadResult:
         opened = await self._opened(found)
         end, count = self._run_of_blocks(found, opened, request, bounds, max_bytes)
-        if not opened.is_warm(request.offset, end):
+        if not self._files.is_warm(found, opened, request.offset, end):
             await self._files.warm(found, opened, request.offset, end)
         return _sealed_result(opened, request.offset, end, count, bounds)
 
@@ -167,7 +167,7 @@ class Reader:
         self._store.check_backlog()
         opened = await self._opened(found)
         end = request.offset + request.length
-        if not opened.is_warm(request.offset, end):
+        if not self._files.is_warm(found, opened, request.offset, end):
             await self._files.warm(found, opened, request.offset, end)
         payload = opened.view[request.offset : end]
         self._store.counters.read_bytes += request.length

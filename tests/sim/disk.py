@@ -283,6 +283,9 @@ class SimFileSystem:
                 raise ValueError("mmap length is greater than file size")
             return memoryview(file.content)[:size_bytes].toreadonly()
 
+    def is_resident(self, mapped: memoryview, start: int, end: int) -> bool:
+        return False
+
     def kernel_fd(self, fd: int) -> int | None:
         return None
 

@@ -725,6 +725,34 @@ def test_a_range_that_a_transport_could_not_read_is_looked_at_again_and_not_answ
     machine.run(work)
 
 
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_range_is_read_from_the_disk_first_unless_it_is_in_memory(
+    resident: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+    asked: list[tuple[int, int]] = []
+
+    def is_resident(mapped: memoryview, start: int, end: int) -> bool:
+        asked.append((start, end))
+        return resident
+
+    monkeypatch.setattr(machine.fs, "is_resident", is_resident)
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A, B)
+        await seal(store, 1, len(A + B))
+        machine.fs.fail(errno.EIO, match=on("pread", ".ext"))
+        if resident:
+            assert await read_bytes(store, 1, len(A)) == B
+            assert await read_bytes(store, 1) == A + B
+        else:
+            assert await error_of(read_bytes(store, 1, len(A))) is DiskFailed
+        assert asked == [(0, len(A + B))]  # as much as is noted as being in memory
+
+    machine.run(work)
+
+
 def test_the_descriptor_of_a_range_is_given_out_only_while_its_file_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(sealed_files_max=1)
     monkeypatch.setattr(machine.fs, "kernel_fd", lambda fd: fd)
