@@ -26,6 +26,7 @@ from neve.rpc.service import Call, eager
 
 RESERVE_BYTES_MIN = 64 * KIB  # smaller replies are bounded well enough by the number of calls
 LIST_LIMIT_MAX = 10_000
+LIST_REPLICA_BYTES = 256  # of one replica in a list, at most
 AUDITS_MAX = 64  # by order, at a time: each has a descriptor of its own, and reads as fast as it is let
 
 
@@ -178,6 +179,8 @@ class ExtentNodeServicer:
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: Call) -> pb.ListReplicasReply:
         limit = min(request.limit or LIST_LIMIT_MAX, LIST_LIMIT_MAX)
+        if (wanted_bytes := limit * LIST_REPLICA_BYTES) >= RESERVE_BYTES_MIN:
+            await call.reserve_reply(wanted_bytes)
         replicas, more = self._store.list(
             after_extent_id=request.after_extent_id, limit=limit, unsealed_only=request.unsealed_only
         )

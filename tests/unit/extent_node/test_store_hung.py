@@ -14,7 +14,7 @@ import pytest
 
 from neve.extent_node import store_replay
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
-from neve.extent_node.servicer import AUDITS_MAX, ExtentNodeServicer
+from neve.extent_node.servicer import AUDITS_MAX, LIST_LIMIT_MAX, LIST_REPLICA_BYTES, ExtentNodeServicer
 from neve.extent_node.store import Store
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
@@ -527,6 +527,34 @@ def test_room_for_a_large_index_is_taken_before_it_is_made() -> None:
             request = pb.ReadIndexRequest(extent_id=1, max_blocks=max_blocks)
             assert (await servicer_of(store).read_index(request, call)).blocks == blocks
         assert reserved == [INDEX_BLOCKS_MAX * INDEX_BLOCK_BYTES] * 2
+
+    machine.run(work)
+
+
+def test_room_for_a_long_list_is_taken_before_it_is_made_and_is_enough() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1 << 63)
+        await append(store, 1 << 63, 0, A)
+        await seal(store, 1 << 63, len(A))
+        reserved: list[int] = []
+
+        async def reserve(size_bytes: int) -> None:
+            reserved.append(size_bytes)
+
+        call = cast(Any, SimpleNamespace(reserve_reply=reserve))
+        for limit in (0, 1, LIST_LIMIT_MAX + 1):
+            listed = await servicer_of(store).list_replicas(pb.ListReplicasRequest(limit=limit), call)
+            assert len(listed.replicas) == 1
+        assert reserved == [LIST_LIMIT_MAX * LIST_REPLICA_BYTES] * 2
+        largest = pb.ReplicaInfo()
+        largest.CopyFrom(listed.replicas[0])
+        for field in largest.DESCRIPTOR.fields:
+            if field.type == field.TYPE_UINT64:
+                setattr(largest, field.name, (1 << 64) - 1)
+        assert largest.HasField("seal")
+        assert largest.ByteSize() <= LIST_REPLICA_BYTES
 
     machine.run(work)
 
