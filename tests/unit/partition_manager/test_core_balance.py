@@ -169,3 +169,43 @@ def test_bounds_under_which_splits_and_merges_would_chase_each_other_are_refused
         BalanceConfig(split_bytes=100 * MIB, merge_bytes_max=60 * MIB)
     with pytest.raises(ValueError, match="rounds"):
         BalanceConfig(rounds=0)
+
+
+def test_bounds_may_be_as_close_as_a_half() -> None:
+    BalanceConfig(split_bytes=100 * MIB, merge_bytes_max=50 * MIB, split_ops_per_s=100.0, merge_ops_per_s_max=50.0)
+    with pytest.raises(ValueError, match="for ever"):
+        BalanceConfig(split_ops_per_s=100.0, merge_ops_per_s_max=51.0)
+
+
+def test_a_partition_weighs_half_by_its_load() -> None:
+    regions = [region(1, 1), region(2, 1)]
+    assert weights(regions, {1: load(1, ops=300.0), 2: load(2, ops=100.0)}) == {1: 0.625, 2: 0.375}
+    assert weights(regions, {1: load(1, ops=300.0)}) == {1: 0.75, 2: 0.25}, "who says nothing has no load"
+    assert weights(regions, {1: load(1, ops=0.9)}) == {1: 0.5, 2: 0.5}, "an idle cluster"
+    assert weights(regions, {1: load(1, ops=1.5)}) == {1: 0.75, 2: 0.25}
+
+
+def test_the_heaviest_are_given_out_first() -> None:
+    regions = [region(number, 9) for number in (1, 2, 3)]
+    loads = {1: load(1, ops=100.0), 2: load(2, ops=100.0), 3: load(3, ops=1000.0)}
+    assert assign(regions, [1, 2], loads) == {3: 1, 1: 2, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "merged"),
+    [
+        ({"size_bytes": 60 * MIB}, {"size_bytes": 40 * MIB}, True),
+        ({"size_bytes": 60 * MIB}, {"size_bytes": 41 * MIB}, False),
+        ({"ops": 20.0}, {"ops": 30.0}, True),
+        ({"ops": 21.0}, {"ops": 30.0}, False),
+        ({"ops": 30.0}, {"ops": 21.0}, False),
+    ],
+)
+def test_two_are_merged_if_they_are_small_and_idle_together(
+    left: dict[str, float], right: dict[str, float], merged: bool
+) -> None:
+    bounds = {"merge_bytes_max": 100 * MIB, "merge_ops_per_s_max": 50.0}
+    balance = Balance(BalanceConfig(merge_rounds=1, regions_per_server_min=1, **bounds))  # type: ignore[arg-type]
+    loads = {1: load(1, **left), 2: load(2, **right)}  # type: ignore[arg-type]
+    steps = balance.round([region(1, 1), region(2, 1)], [1], loads, now_s=1.0)
+    assert (Merge(1, 2) in steps) == merged

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import SealUnavailable
+from neve.stream_manager import core_seal
 from neve.stream_manager.core_open import decide_open
 from neve.stream_manager.core_seal import Counted, SealDecision, choose_length
 
@@ -131,6 +132,24 @@ def test_all_doubtful_gives_the_longest_valid_prefix_unless_that_is_below_what_i
     assert "12 bytes" in refused(doubtful(5, committed=12), doubtful(9), doubtful(7))
     refused(doubtful(5), doubtful(9), None)
     refused(doubtful(5), doubtful(9), damaged(9))
+
+
+def test_the_short_way_decides_as_the_long_one() -> None:
+    decided = 0
+    for lengths, committed, end in itertools.product(
+        itertools.product((0, 5, 9), repeat=3), (0, 5, 9), (None, 0, 1, 5, 9)
+    ):
+        answers: dict[int, pb.LengthAnswer | None] = {
+            node_id: pb.LengthAnswer(kind=pb.LengthAnswer.LENGTH, length=length, committed=min(committed, length))
+            for node_id, length in enumerate(lengths, start=1)
+        }
+        usual = core_seal._usual(answers, end or 0)
+        if usual is not None:
+            decided += 1
+            assert usual == core_seal._choose(answers, end, (), 1) == choose_length(answers, acknowledged_end=end)
+        else:
+            assert min(lengths) < max(end or 0, min(committed, max(lengths)))
+    assert decided > 100
 
 
 def test_an_extent_of_one_replica() -> None:
