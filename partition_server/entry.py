@@ -2,7 +2,9 @@
 
 Invariants: `seq` orders all entries of a partition; `version` is what users see: the seq of the put that made the
             object, which a moved value keeps;
-            a value is either inside `data` (the log record, or the value itself), or in parts: pieces of log records.
+            a value is either inside `data` (the log record, or the value itself), or in parts: pieces of log records;
+            what an entry keeps in memory is its own: those of a batch do not share its record, which the last of them
+            would keep whole.
 Neighbours: log_format.py and table_format.py make entries of bytes; memtable.py keeps them.
 """
 
@@ -148,6 +150,25 @@ class Entry:
         parts = self.parts
         return len(self.data) + len(self.key) + ENTRY_BYTES + (100 * len(parts) if parts is not None else 0)
 
+    @property
+    def record_at(self) -> int:
+        """Where in its log record the value begins,"""
+        return self.value_at
+
+    @property
+    def record_bytes(self) -> int:
+        """and how long that record is."""
+        return len(self.data)
+
     def __repr__(self) -> str:
         kind = "put" if self.kind == PUT else "delete"
         return f"<{kind} {self.key!r} seq={self.seq} version={self.version} size={self.size_bytes}>"
+
+
+class BatchEntry(Entry):
+    """One whose value is in the record of a batch, together with others; `data` is the value alone."""
+
+    __slots__ = ("record_at", "record_bytes")
+
+    record_at: int
+    record_bytes: int

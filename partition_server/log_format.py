@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
 
-from neve.partition_server.entry import DELETE, PART_BYTES, PUT, Entry, Parts, decode_parts, encode_parts
+from neve.partition_server.entry import DELETE, PART_BYTES, PUT, BatchEntry, Entry, Parts, decode_parts, encode_parts
 from neve.proto.crc import Buffer, crc32c_bytes
 from neve.proto.errors import UnsupportedVersion
 
@@ -279,6 +279,7 @@ def _decode_move(
 
 def _decode_batch(data: bytes, *, seq: int, modified_ms: int, count: int) -> list[Entry]:
     entries: list[Entry] = []
+    entry: Entry
     at = HEADER_BYTES
     for number in range(seq, seq + count):
         if len(data) - at < OPERATION_BYTES:
@@ -288,7 +289,10 @@ def _decode_batch(data: bytes, *, seq: int, modified_ms: int, count: int) -> lis
         key = data[at : at + key_bytes]
         at += key_bytes
         if kind == Kind.PUT:
-            entry = Entry(key, PUT, number, number, modified_ms, expires_ms, crc, size_bytes, data, at, None)
+            value = data[at : at + size_bytes]
+            put = BatchEntry(key, PUT, number, number, modified_ms, expires_ms, crc, size_bytes, value, 0, None)
+            put.record_at, put.record_bytes = at, len(data)
+            entry = put
             at += size_bytes
         elif kind == Kind.PUT_PARTS:
             parts = _decode_parts(data[at : at + parts_count * PART_BYTES])

@@ -122,10 +122,10 @@ def rows_of(entries: Sequence[Entry], *, value_threshold_bytes: int, record_byte
         elif (
             entry.size_bytes >= value_threshold_bytes
             and entry.position is not None
-            and len(entry.data) <= record_bytes_max
+            and entry.record_bytes <= record_bytes_max
         ):
             kinds.append(IN_PARTS)
-            values.append(encode_parts((Part(*entry.position, entry.value_at, entry.size_bytes),)))
+            values.append(encode_parts((Part(*entry.position, entry.record_at, entry.size_bytes),)))
         else:
             kinds.append(INLINE)
             values.append(entry.data[entry.value_at : entry.value_at + entry.size_bytes])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,7 +13,14 @@ from neve.partition_server.engine import Info, Operation, Partition, Puts
 from neve.partition_server.engine_config import TTL_MS_MAX
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import Internal, InvalidArgument
-from tests.unit.partition_server.rig import PartitionRig, call, on_cluster
+from tests.unit.partition_server.rig import CLIENT_OPTIONS, CONFIG, PartitionRig, call, on_cluster
+from tests.unit.partition_server.test_engine import value_of
+
+KIB, MIB = 1 << 10, 1 << 20
+LARGE_BLOCKS = dataclasses.replace(
+    CLIENT_OPTIONS, writer_bytes_max=8 * MIB, buffer_bytes_max=16 * MIB, block_payload_bytes_max=4 * MIB
+)
+ONE_MEMTABLE = dataclasses.replace(CONFIG, memtable_bytes=64 * MIB, part_bytes=2 * MIB)
 
 
 def under_way(partition: Partition) -> dict[int, list[int]]:
@@ -66,3 +74,35 @@ async def test_a_bug_ends_the_write_that_met_it_and_leaves_no_call_under_way(rig
         assert not under_way(partition)
     for write in reversed(writes):  # the same calls: they were not done, and may be
         await write()
+
+
+@on_cluster(extent_bytes=8 * MIB)
+async def test_a_batch_takes_the_memory_that_its_objects_take(rig: PartitionRig) -> None:
+    region = await rig.create()
+    partition = await rig.load(region, config=ONE_MEMTABLE, memory_bytes=64 * MIB, options=LARGE_BLOCKS)
+    operations = [Operation(b"key%04d" % number, b"%04d" % number * 250) for number in range(1000)]
+    await partition.batch(operations)
+    store = partition._store
+    assert 1000 * KIB < partition.state().memtable_bytes < 2000 * KIB, "each was charged the whole record once"
+    for each in operations[1:]:
+        await partition.put(each.key, b"")
+    kept = store.active.entries[b"key0000"]
+    assert len(kept.data) == 1000, "one that is left does not keep the whole record"
+    assert partition.state().memtable_bytes < 500 * KIB
+    store.active.validate()
+
+
+@on_cluster(extent_bytes=8 * MIB)
+async def test_tables_find_the_values_of_a_batch_in_its_record(rig: PartitionRig) -> None:
+    region = await rig.create()
+    how: dict[str, Any] = {"config": ONE_MEMTABLE, "memory_bytes": 64 * MIB, "options": LARGE_BLOCKS}
+    partition = await rig.load(region, **how)
+    values = {b"key%d" % number: bytes([number]) * (90 * number) for number in range(1, 9)}
+    await partition.batch([Operation(key, value) for key, value in values.items()])
+    partition = await rig.crash_and_load(region, **how)
+    for _ in range(2):
+        for key, value in values.items():
+            assert await value_of(partition, key) == value
+        await partition.flush()
+    in_the_log = [value for value in values.values() if len(value) >= CONFIG.value_threshold_bytes]
+    assert sum(partition._store.log_references().values()) == sum(map(len, in_the_log))
