@@ -54,6 +54,7 @@ class Bug:
     suits: Callable[[Shape], bool] = lambda _: True
     needs: tuple[str, ...] = ()  # kinds of trouble, one of which the story must have
     origin: str = ""  # the scenario or the rule
+    world: str = "streams"  # whose stories come to it
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -65,7 +66,12 @@ BUGS: dict[str, Bug] = {}
 
 
 def bug(
-    name: str, *, origin: str, suits: Callable[[Shape], bool] = lambda _: True, needs: tuple[str, ...] = ()
+    name: str,
+    *,
+    origin: str,
+    suits: Callable[[Shape], bool] = lambda _: True,
+    needs: tuple[str, ...] = (),
+    world: str = "streams",
 ) -> Callable[[Any], Any]:
     """Register a function that changes things, given a way to change attributes for the time being."""
 
@@ -82,7 +88,7 @@ def bug(
                 yield
 
         what = (function.__doc__ or "").strip()
-        BUGS[name] = Bug(what=what, plant=plant, suits=suits, needs=needs, origin=origin)
+        BUGS[name] = Bug(what=what, plant=plant, suits=suits, needs=needs, origin=origin, world=world)
         return function
 
     return register

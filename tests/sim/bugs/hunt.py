@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.sim.bugs import partition_bugs  # noqa: F401 - they come into BUGS
 from tests.sim.bugs.bugs import BUGS, Bug
-from tests.sim.stories import play
-from tests.sim.swarm import Shape, has_kind
+from tests.sim.stories import WORLDS, play
+from tests.sim.swarm import has_kind
 
 SEEDS_MAX = 200
 FIRST_SEED = 1
@@ -37,7 +38,8 @@ class Catch:
 def seeds_for(bug: Bug) -> Iterator[int]:
     seed = FIRST_SEED
     while True:
-        if bug.suits(Shape.of(seed, short=True)) and (not bug.needs or any(has_kind(seed, kind) for kind in bug.needs)):
+        shape = WORLDS[bug.world].shape(seed, short=True)
+        if bug.suits(shape) and (not bug.needs or any(has_kind(seed, kind) for kind in bug.needs)):
             yield seed
         seed += 1
 
@@ -50,10 +52,10 @@ def hunt(bug: Bug, *, seeds_max: int = SEEDS_MAX) -> Catch:
             break
         stories += 1
         with bug.planted():
-            outcome = play(seed, short=True)
+            outcome = play(seed, short=True, world=bug.world)
         if any(word in outcome.error for word in BROKEN):
             raise AssertionError(f"the bug does not fit the code any more: {outcome.error}")
-        if outcome.error and not play(seed, short=True).error:
+        if outcome.error and not play(seed, short=True, world=bug.world).error:
             return Catch(stories, seed, outcome.error, time.process_time() - begun_s)
     return Catch(stories, cpu_s=time.process_time() - begun_s)
 

@@ -1,0 +1,233 @@
+"""Deliberate bugs of the partition layer, found by stories of the larger world. See bugs.py.
+
+Neighbours: partition_world.py has the stories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from neve.partition_manager import core_regions, reshape
+from neve.partition_server import core_merge, engine, hosted, loader, log_format, manifest, replay
+from neve.partition_server.engine import Partition
+from neve.partition_server.flusher import Flusher
+from neve.partition_server.puts import GroupedPuts
+from neve.partition_server.reclaimer import Reclaimer
+from neve.partition_server.sessions import Sessions
+from neve.partition_server.store import Store
+from neve.partition_server.write import Write
+from neve.partition_server.writes import Writes
+from neve.proto import partition_manager_pb2 as pm
+from neve.proto import partition_server_pb2 as ps
+from tests.sim.bugs.bugs import bug
+
+WORLD = "partitions"
+
+
+# --- who serves -----------------------------------------------------------------------------------------------
+
+
+@bug("a server answers when its lease is over", origin="T11", needs=("partition server stopped",), world=WORLD)
+def _answers_without_lease(change: Any) -> None:
+    """Reads are answered without a look at the lease: a server that was stopped goes on with what it knew."""
+    change(Store, "ensure_owner", lambda self: self.check_readable())
+
+
+@bug("a region is served as it was heard of", origin="T11, T19", world=WORLD)
+def _unconfirmed(change: Any) -> None:
+    """With the lock taken, a server does not look whether the region is still the one that it is to serve."""
+
+    async def wrong(self: Any, region: Any, group: Any) -> Any:
+        return region
+
+    change(hosted.Hosted, "_confirmed", wrong)
+
+
+@bug("a freeze does not stop reads", origin="T20, T48", world=WORLD)
+def _reads_when_frozen(change: Any) -> None:
+    """When a split is answered for, the server goes on reading for keys that may be another's already."""
+    enter = hosted.Hosted._enter
+
+    def wrong(self: Any, phase: Any) -> None:
+        enter(self, hosted.Phase.FREEZING if phase is hosted.Phase.FROZEN else phase)
+
+    change(hosted.Hosted, "_enter", wrong)
+    change(Store, "ensure_owner", lambda self: self.check_readable())
+
+
+# --- splits and merges ----------------------------------------------------------------------------------------
+
+
+@bug("a repeated split is made again", origin="T19", world=WORLD)
+def _splits_again(change: Any) -> None:
+    """Nobody looks whether a call has changed the map before."""
+
+    async def wrong(term: Any, request: Any, cause: Any) -> Any:
+        snapshot = await term.regions.fresh()
+        region = reshape._region(snapshot, request.partition_id, request.version)
+        with term.reshape(request.partition_id):
+            snapshot = await reshape._split(term, region, request.middle_key, cause)
+        made = snapshot.made.replayed[-1]
+        left, right = (reshape.region_now(snapshot, each) for each in made.partition_ids)
+        return pm.SplitRegionReply(left=left, right=right, version=made.version)
+
+    change(reshape, "split_region", wrong)
+
+
+@bug("a middle key outside is a split, too", origin="T19", world=WORLD)
+def _any_middle_key(change: Any) -> None:
+    """The middle key is not compared with the region's bounds."""
+    change(core_regions, "check_middle_key", lambda region, middle_key: None)
+    change(core_regions.RegionMap, "validate", lambda self: None)
+
+    async def prepare(self: Any, middle_key: bytes) -> Any:
+        partition, group, _ = self._served()
+        ends = await self._freeze(partition.freeze())
+        frozen_ms = self._around.config.serving.frozen_ms
+        return ps.PreparePartitionSplitReply(
+            middle_key=middle_key or partition.middle_key() or b"\xff",
+            owner=group.owner,
+            log=ends[0],
+            row=ends[1],
+            meta=ends[2],
+            frozen_ms=frozen_ms,
+        )
+
+    change(hosted.Hosted, "prepare_split", prepare)
+
+
+@bug("a split loses what was in memory", origin="T49", world=WORLD)
+def _split_loses_memtable(change: Any) -> None:
+    """The new half begins with its tables, and without the log behind them."""
+    replay_all = loader.replay
+    loaded: set[int] = set()
+
+    async def wrong(store: Any, start: Any, make_room: Any) -> int:
+        records: int = await replay_all(store, start, make_room)
+        is_twin = store.region.epoch == 1 and store.region.version > 1
+        if is_twin and store.partition_id not in loaded:  # the first load: what is written later is kept
+            for memtable in store.view.memtables:
+                memtable.entries.clear()
+        loaded.add(store.partition_id)
+        return records
+
+    change(loader, "replay", wrong)
+
+
+@bug("a merge drops a side's memory", origin="T49", world=WORLD)
+def _merge_drops_memory(change: Any) -> None:
+    """A partition is frozen for a merge without a flush: the log behind its tables is not looked at any more."""
+
+    async def wrong(self: Any) -> Any:
+        await self._stop_writing()
+        await self._store.streams.log.flush()
+        position = await self._committer.commit_last()
+        streams = self._store.streams
+        ends = [await engine._end_of(each) for each in (streams.log, streams.row, streams.meta)]
+        return ends[0], ends[1], ends[2], position
+
+    change(Partition, "flush_and_freeze", wrong)
+
+
+@bug("a merge keeps one side's tables", origin="T49", world=WORLD)
+def _merge_keeps_left(change: Any) -> None:
+    """Of the two manifests that a merged partition begins with, only the first counts."""
+    unite = manifest.unite
+
+    def wrong(manifests: Sequence[Any]) -> Any:
+        united = unite(manifests)
+        first = unite(manifests[:1])
+        del united.tables[:]
+        united.tables.extend(first.tables)
+        return united
+
+    change(manifest, "unite", wrong)
+
+
+# --- calls ----------------------------------------------------------------------------------------------------
+
+
+@bug("a repeated call is executed again", origin="T50", world=WORLD)
+def _executes_again(change: Any) -> None:
+    """Results are not remembered: a client that did not hear the answer has its write done once more."""
+    change(Sessions, "remember", lambda self, caller, outcome, now_ms: None)
+    change(Sessions, "remember_all", lambda self, client_id, completed_below, results, now_ms: None)
+
+
+@bug("calls are forgotten by a load", origin="T50", world=WORLD)
+def _forgets_calls(change: Any) -> None:
+    """What the log tells of calls is passed over: only the server that executed them knows."""
+    change(replay, "_remember", lambda sessions, calls: None)
+    change(loader, "restore_sessions", lambda sessions, entries: None)
+
+
+@bug("a put is answered before it is in the log", origin="T21", world=WORLD)
+def _answers_early(change: Any) -> None:
+    """The answer does not wait for the replicas."""
+    submit = Writes._submit
+
+    def wrong(self: Any, write: Any, record: Any, entries: Any, outcome: Any) -> None:
+        submit(self, write, record, entries, outcome)
+        write.finish()
+
+    change(Writes, "_submit", wrong)
+    change(GroupedPuts, "_submit", lambda self, puts: None)
+
+
+# --- tables and the value log ---------------------------------------------------------------------------------
+
+
+@bug("an extent goes with values in it", origin="T40", world=WORLD)
+def _punches_live(change: Any) -> None:
+    """A value that could not be moved does not keep its log extent."""
+    move = Reclaimer._move
+
+    async def wrong(self: Any, entry: Any, extent_id: int) -> int:
+        if entry.seq % 3 == 0:  # as if it had failed
+            return 0
+        return await move(self, entry, extent_id)
+
+    change(Reclaimer, "_move", wrong)
+
+
+@bug("a move wins against a later write", origin="T40", world=WORLD)
+def _moves_over(change: Any) -> None:
+    """A value is moved as it was when the move began."""
+
+    async def wrong(self: Any, entry: Any, value: Any) -> bool:
+        write = Write(log_format.NOBODY)
+        await self._store.until_room()
+        record, moved = log_format.encode_move(entry, value, seq=self._store.seq + 1)
+        if await self._submitted(write, record, [moved], ()):
+            await write.wait(self._loop)
+        return True
+
+    change(Writes, "move", wrong)
+
+
+@bug("a merge of tables forgets deletes", origin="T48", world=WORLD)
+def _drops_deletes(change: Any) -> None:
+    """Deletes go though an older table may have their keys."""
+    merge = core_merge.merge
+
+    def wrong(inputs: Any, *, is_last: bool, now_ms: int) -> Any:
+        return merge(inputs, is_last=True, now_ms=now_ms)
+
+    change(core_merge, "merge", wrong)
+
+
+@bug("the log is cut too far", origin="T49", world=WORLD)
+def _replays_too_little(change: Any) -> None:
+    """A flush says that all is in tables up to the newest write, not up to its memtable's last one."""
+    flush_one = Flusher._flush_one
+
+    async def wrong(self: Any) -> bool:
+        store = self._store
+        memtables = store.view.memtables
+        oldest, newest = memtables[-1], memtables[0]
+        if oldest.closed and not oldest.pending and newest is not oldest and newest.last_seq:
+            oldest.last_seq, oldest.last_position = newest.last_seq, newest.last_position
+        return await flush_one(self)
+
+    change(Flusher, "_flush_one", wrong)
