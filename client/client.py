@@ -197,18 +197,22 @@ class Client:
         """All streams that have these labels."""
         return self._catalog.streams(labels)
 
-    async def truncate(self, stream_id: int, before: Position) -> Stream:
-        """Drop every extent before the one of `before`: what is in that one stays readable."""
-        request = sm.TruncateStreamRequest(
-            stream_id=stream_id, owner=await self._owner_of(stream_id), before_extent_id=before.extent_id
-        )
+    async def truncate(self, stream_id: int, before: Position, *, owner: common_pb2.Owner | None = None) -> Stream:
+        """Drop every extent before the one of `before`: what is in that one stays readable.
+
+        Without `owner` it is done in the name of this client's writer of the stream; if it has none, in nobody's, as an
+        operator does it, whoever owns the stream.
+        """
+        owner = owner or await self._owner_of(stream_id)
+        request = sm.TruncateStreamRequest(stream_id=stream_id, owner=owner, before_extent_id=before.extent_id)
         return self._noted((await self._link.order(methods.STREAM_MANAGER_TRUNCATE_STREAM, request)).stream)
 
-    async def punch(self, stream_id: int, extent_ids: Iterable[int]) -> Stream:
-        """Take whole extents out of the stream, wherever they are in it; never the tail."""
-        request = sm.PunchHolesRequest(
-            stream_id=stream_id, owner=await self._owner_of(stream_id), extent_ids=list(extent_ids)
-        )
+    async def punch(
+        self, stream_id: int, extent_ids: Iterable[int], *, owner: common_pb2.Owner | None = None
+    ) -> Stream:
+        """Take whole extents out of the stream, wherever they are in it; never the tail. `owner`: as in `truncate`."""
+        owner = owner or await self._owner_of(stream_id)
+        request = sm.PunchHolesRequest(stream_id=stream_id, owner=owner, extent_ids=list(extent_ids))
         return self._noted((await self._link.order(methods.STREAM_MANAGER_PUNCH_HOLES, request)).stream)
 
     async def seal(self, stream_id: int) -> Stream:

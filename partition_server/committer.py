@@ -60,6 +60,7 @@ class Committer:
         async with self._lock:
             if self._is_over:
                 raise Overloaded(what="partition", detail=f"partition {store.partition_id} is frozen")
+            store.check_readable()  # one that was closed has let its tables go: a manifest would name none
             self._is_over = is_last
             tables = _changed(store.view.tables, added, replaced)
             seq, replay_from = store.flushed_seq, store.log_replay_from

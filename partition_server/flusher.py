@@ -48,8 +48,8 @@ class Flusher:
     async def flush_all(self) -> None:
         """All that was acknowledged before this call; waits for what is under way."""
         self.rotate()
-        last = self._store.view.memtables[0]
-        while self._store.view.memtables[-1] is not last:
+        number = self._store.view.memtables[0].number
+        while self._store.view.memtables[-1].number < number:  # by number: others may flush the one behind it, too
             if not await self._flush_one():
                 await self._store.streams.log.flush()  # until the memtable's last write is acknowledged
                 await asyncio.sleep(0)  # and applied

@@ -5,7 +5,9 @@ Invariants: an extent leaves a stream only when an acknowledged manifest does wi
             or of a snapshot, no memtable, no upload and no table that is being written needs it;
             a log extent with live values leaves only after all of them were moved and every move was acknowledged; a
             move that failed keeps the extent (T40);
-            a move is decided against the newest state, writes under way included, and loses against any later write.
+            a move is decided against the newest state, writes under way included, and loses against any later write;
+            extents go in the owner's name, and while the partition is served: one that was closed meanwhile has let its
+            tables go, and would take everything for unused.
 Neighbours: maintenance.py and operators ask; writes.py moves; scans.py tells what snapshots hold.
 """
 
@@ -102,7 +104,7 @@ class Reclaimer:
         """All before the newest manifest."""
         position = self._committer.position
         if position is not None and position.extent_id != self._meta_before:
-            await self._store.streams.client.truncate(self._store.meta.stream_id, position)
+            await self._store.streams.client.truncate(self._store.meta.stream_id, position, owner=self._store.owner())
             self._meta_before = position.extent_id
 
     async def _extents(self, stream_id: int) -> list[int]:
@@ -138,7 +140,7 @@ class Reclaimer:
 
     async def _punch(self, stream_id: int, extent_ids: Sequence[int]) -> None:
         if extent_ids:
-            await self._store.streams.client.punch(stream_id, extent_ids)
+            await self._store.streams.client.punch(stream_id, extent_ids, owner=self._store.owner())
             log.info(
                 "extents_given_back partition_id=%d stream_id=%d extents=%s",
                 *(self._store.partition_id, stream_id, ",".join(map(str, extent_ids))),

@@ -30,6 +30,7 @@ from neve.partition_server.sessions import Sessions
 from neve.partition_server.stream_io import OwnStream
 from neve.partition_server.table import Table
 from neve.partition_server.table_format import Block
+from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import (
     Internal,
@@ -262,6 +263,14 @@ class Store:
             self.fail(error)
             raise
         self.check_readable()
+
+    def owner(self) -> common_pb2.Owner:
+        """In whose name our streams are changed. Never in nobody's, as a client without a writer would: that is an
+        operator's order, which the stream manager obeys whoever has the partition by then."""
+        self.ensure_owner()
+        owner = self.streams.log.owner
+        assert owner is not None, "its lock is ours"
+        return owner
 
     def gone(self, error: NotFound) -> NeveError:
         """What to raise for records that should be in our streams: somebody else has the partition now, and has given

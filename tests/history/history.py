@@ -106,6 +106,7 @@ class RecordingClient:
         self._recorder = recorder
         self._timeout_s = timeout_s
         self.name = name
+        self.error: errors.NeveError | None = None  # the last one of a scan
 
     async def get(self, key: bytes) -> bytes | None:
         operation = self._recorder.begin(self.name, Kind.GET, key)
@@ -178,6 +179,7 @@ class RecordingClient:
             async with aclosing(self._client.scan_objects(timeout_s=self._timeout_s)) as objects:  # type: ignore[type-var]
                 found = [each async for each in objects]
         except errors.NeveError as error:
+            self.error = error
             for operation in operations:
                 self._recorder.failed(operation, error)
             return None

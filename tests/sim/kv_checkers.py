@@ -27,7 +27,7 @@ async def check_objects(users: KeyValueUsers, client: KeyValueClient) -> None:
     """Of a cluster that is well again: whatever fails now is lost."""
     last = RecordingClient(client, users.recorder, name="last")
     found = await last.scan((*HOT_KEYS, *TWINS))
-    assert found is not None, "the last scan failed"
+    assert found is not None, f"the last scan failed: {last.error}"
     users.check_scan(found, set(users.journal.acknowledged))
     twins = [(await client.get(key)).value if any(each.info.key == key for each in found) else None for key in TWINS]
     assert twins[0] == twins[1], f"a batch was done by half: {twins}"

@@ -294,3 +294,61 @@ def test_a_partition_ends_right_after_the_put_that_filled_its_memtable(how: str)
         ended.result()
 
     story()
+
+
+@on_cluster(extent_bytes=12_000)
+async def test_a_partition_that_is_closed_while_extents_are_given_back_keeps_what_lives_in_them(
+    rig: PartitionRig,
+) -> None:
+    """A closed partition has let its tables go: it must not take that for a log in which nothing lives (T40)."""
+    region = await rig.create()
+    partition = await rig.load(region, config=QUIET)
+    expected = await fill(partition, range(100))
+    await partition.flush()
+    before = await rig.stream_extents(region.log_stream_id)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gate = Gate(monkeypatch, partition._lookups, "current")
+        reclaiming = asyncio.ensure_future(partition.reclaim(before[:2]))
+        await gate.reached.wait()
+        await partition.close()
+        gate.open.set()
+        await asyncio.wait([reclaiming])
+    assert isinstance(reclaiming.exception(), ShuttingDown)
+    assert await rig.stream_extents(region.log_stream_id) == before
+    assert await contents(await rig.crash_and_load(region, config=QUIET)) == expected
+
+
+@on_cluster(extent_bytes=12_000)
+async def test_a_partition_that_is_closed_while_tables_are_merged_writes_no_manifest(rig: PartitionRig) -> None:
+    region = await rig.create()
+    partition = await rig.load(region, config=QUIET)
+    expected = await fill(partition, range(100))
+    await partition.flush()
+    expected |= await fill(partition, range(50, 150))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gate = Gate(monkeypatch, partition._flusher, "_write")
+        compacting = asyncio.ensure_future(partition.compact(full=True))
+        await gate.reached.wait()
+        await partition.close()
+        gate.open.set()
+        await asyncio.wait([compacting])
+    assert isinstance(compacting.exception(), ShuttingDown)
+    assert await contents(await rig.crash_and_load(region, config=QUIET)) == expected
+
+
+@on_cluster()
+async def test_a_flush_ends_though_somebody_else_flushed_what_came_behind_it(rig: PartitionRig) -> None:
+    region = await rig.create()
+    partition = await rig.load(region, config=QUIET)
+    await fill(partition, range(10))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gate = Gate(monkeypatch, partition._flusher, "_flush_one")
+        flushing = asyncio.ensure_future(partition.flush())
+        await gate.reached.wait()
+        expected = await fill(partition, range(10, 20))
+        monkeypatch.undo()
+        await partition.flush()
+        gate.open.set()
+        async with asyncio.timeout(10.0):
+            await flushing
+    assert expected.items() <= (await contents(partition)).items()

@@ -499,8 +499,8 @@ def test_t27_a_crash_at_any_step_of_reclaiming_loses_nothing(step: str) -> None:
         async def stop(*_: Any, **__: Any) -> Any:
             raise Stop(step)
 
-        async def punched(*arguments: Any) -> Any:
-            await punch(*arguments)
+        async def punched(*arguments: Any, **how: Any) -> Any:
+            await punch(*arguments, **how)
             raise Stop(step)
 
         with pytest.MonkeyPatch.context() as patch:
