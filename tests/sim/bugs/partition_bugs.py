@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from neve.partition_manager import core_regions, reshape
+from neve.partition_manager import answers, core_regions, reshape
 from neve.partition_server import core_merge, engine, hosted, loader, log_format, manifest, replay
 from neve.partition_server.engine import Partition
 from neve.partition_server.flusher import Flusher
@@ -69,7 +69,7 @@ def _splits_again(change: Any) -> None:
         with term.reshape(request.partition_id):
             snapshot = await reshape._split(term, region, request.middle_key, cause)
         made = snapshot.made.replayed[-1]
-        left, right = (reshape.region_now(snapshot, each) for each in made.partition_ids)
+        left, right = (answers.region_now(snapshot, each) for each in made.partition_ids)
         return pm.SplitRegionReply(left=left, right=right, version=made.version)
 
     change(reshape, "split_region", wrong)
@@ -100,7 +100,7 @@ def _any_middle_key(change: Any) -> None:
 @bug("a split loses what was in memory", origin="T49", world=WORLD)
 def _split_loses_memtable(change: Any) -> None:
     """The new half begins with its tables, and without the log behind them."""
-    replay_all = loader.replay
+    replay_all = replay.replay
     loaded: set[int] = set()
 
     async def wrong(store: Any, start: Any, make_room: Any) -> int:

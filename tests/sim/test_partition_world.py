@@ -1,0 +1,71 @@
+"""Seeded stories of the larger world: key-value clients on partitions on streams (T48 to T53). Some in every build,
+more by NEVE_SIM_PARTITION_SEEDS, all of them repeatable.
+
+NEVE_SIM_PARTITION_SEEDS=1-300 pytest -n0 -s tests/sim/test_partition_world.py
+python -m tests.sim --world partitions --short --seed 17
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim import stories
+from tests.sim.cluster import SimCluster, simulated
+from tests.sim.coverage import Coverage
+from tests.sim.kinds import KINDS
+from tests.sim.partition_world import PartitionWorld, Setup
+from tests.sim.runs import chosen_seeds, run_many
+
+WORLD = "partitions"
+SHORT_SEEDS_DEFAULT = 16  # about twenty seconds of one core
+REPEATED_SEED = 3
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def test_t53_stories_by_chance_of_partitions_end_with_every_guarantee_kept() -> None:
+    seeds = chosen_seeds(os.environ.get("NEVE_SIM_PARTITION_SEEDS", ""), SHORT_SEEDS_DEFAULT)
+    assert run_many(seeds, jobs=2, short=True, world=WORLD) == 0
+
+
+def test_t53_a_seed_is_a_story_of_the_larger_world_whatever_the_process() -> None:
+    here = stories.play(REPEATED_SEED, short=True, world=WORLD)
+    assert not here.error
+    assert here.coverage.events["memtable_flushed"]
+    assert here.coverage.events["partition_served"]
+    command = [sys.executable, "-m", "tests.sim", "--short", "--world", WORLD, "--seed", str(REPEATED_SEED)]
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    elsewhere = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert elsewhere.stdout.strip().endswith(f"trace {here.trace_hash}")
+
+
+def test_fewer_events_are_the_beginning_of_the_same_story_of_partitions() -> None:
+    begun = stories.play(REPEATED_SEED, short=True, world=WORLD, events_max=0)
+    assert not begun.error
+    assert not sum(begun.coverage.faults.values())
+    assert begun.story[-1].endswith("all is well")
+
+
+def test_setups_differ_by_seed_alone() -> None:
+    setups = [Setup.of(seed) for seed in range(50)]
+    assert setups == [Setup.of(seed) for seed in range(50)]
+    assert {setup.servers for setup in setups} == {2, 3}
+    assert len(set(setups)) > 45
+
+
+@simulated()
+async def test_the_list_of_kinds_is_what_stories_of_partitions_have(cluster: SimCluster) -> None:
+    found: set[str] = set()
+    for seed in range(60):
+        shape = PartitionWorld.shape(seed)
+        story = stories.Story(
+            cluster, seed, shape, lambda _: None, Coverage(), events_max=0, world=stories.WORLDS[WORLD]
+        )
+        found |= {kind.name for part in story.parts for kind in part.kinds()}
+    assert found == set(KINDS[WORLD])
