@@ -68,6 +68,7 @@ EXPLAINED: Mapping[str, frozenset[str]] = {
     "replica_not_moved": ERRORS | FULL,
     "replica_quarantined": ERRORS | FLIPS,
     "replica_sync_failed": ERRORS,
+    "replica_twice": ERRORS | SWAPS,  # made anew on another disk while its own was away
     "replica_unreadable": ERRORS,
     "scrub_not_quarantined": ERRORS | FULL,
 }

@@ -301,7 +301,7 @@ class NodeTroubles:
         node = scene.cluster.nodes[scene.victim]
         extents = scene.cluster.stored_state().extents
         held = [e for e in extents.values() if e.all_confirmed and scene.cluster.bytes_on(scene.victim, e.extent_id)]
-        if not held:
+        if not held or node.repairs:  # with another node's disk in it, that one would be hit
             return False
         scene.cluster.unreliable.add(scene.victim)
         scene.cluster.wire.damaged.add(node.host)
