@@ -50,8 +50,12 @@ MOMENTS = (
     ("StreamAllocExtent", "request"),
     ("StreamAllocExtent", "request"),
     ("StreamAllocExtent", "reply"),
+    ("StreamAllocExtent", "reply"),
+    ("StreamAllocExtent", "reply"),
     ("WaitConfirmed", "request"),
 )
+# What writers repeat when they do not hear: the appends, and the request that seals (rules 4, 5 and 16).
+OFTEN_HIT = (("AppendBlock", "request"), ("StreamAllocExtent", "request"))
 OPENING = frozenset({"CheckCommitLength", "RaiseToken", "Fence"})
 DELAYS_S = (0.0, 0.0, 0.0, 0.0005, 0.005)
 
@@ -95,7 +99,7 @@ class MessageTroubles:
 
     def _hit(self, how: str, hit: Callable[[str, str], None]) -> bool:
         scene = self._scene
-        wanted = scene.rng.choice(scene.moments) if scene.rng.random() < 0.5 else ("AppendBlock", "request")
+        wanted = scene.rng.choice((*OFTEN_HIT, scene.rng.choice(scene.moments)))
         share = scene.rng.choice((0.02, 0.1, 0.5))
         listeners = scene.cluster.wire.listeners
         loop = asyncio.get_running_loop()
