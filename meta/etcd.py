@@ -121,6 +121,15 @@ class EtcdStore(MetaStore):
         responses = tuple(codec.operation_result(response) for response in result.responses)
         return TxnResult(False, result.header.revision, responses)
 
+    async def mod_revisions(self, guard: Sequence[Compare], keys: Sequence[bytes]) -> list[int] | None:
+        check_write(guard, {}, {}, keys)
+        request = codec.revisions_request(guard, keys)
+        result = await self._link.call(
+            lambda member, metadata, timeout_s: member.encoded_txn(request, metadata=metadata, timeout=timeout_s),
+            write=True,  # as every transaction: the same errors mean the same
+        )
+        return codec.mod_revisions(result) if result.succeeded else None
+
     def _lease_ended(self, error: LeaseLost, operations: Sequence[Operation]) -> LeaseLost:
         """etcd does not say which lease is gone; when the transaction names only one we know."""
         lease_ids = {op.lease_id for op in operations if isinstance(op, Put) and op.lease_id}

@@ -42,6 +42,8 @@ _TARGETS = {
     Target.VERSION: pb.Compare.VERSION,
 }
 
+_KEYS_ONLY = b"\x40\x01"  # a field of a `RangeRequest`
+
 
 def range_request(keys: KeyRange, *, limit: int, revision: int, serializable: bool) -> Any:
     return pb.RangeRequest(
@@ -97,6 +99,19 @@ def write_request(
     for key in reads:
         parts += (b"\x1a", sized(b"\x0a" + sized(b"\x0a" + sized(key))))
     return b"".join(parts)
+
+
+def revisions_request(guard: Sequence[Compare], keys: Sequence[bytes]) -> bytes:
+    """A `TxnRequest` for `MetaStore.mod_revisions`, by hand: it reads no values."""
+    parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
+    parts += [b"\x12" + sized(b"\x0a" + sized(b"\x0a" + sized(key) + _KEYS_ONLY)) for key in keys]
+    return b"".join(parts)
+
+
+def mod_revisions(result: Any) -> list[int]:
+    """What a transaction of Gets of one key each has found; 0 for those that are absent."""
+    found = [response.response_range.kvs for response in result.responses]
+    return [kvs[0].mod_revision if kvs else 0 for kvs in found]
 
 
 def key_values(kvs: Iterable[Any]) -> tuple[KeyValue, ...]:

@@ -177,6 +177,17 @@ class MetaStore(ABC):
         result = await self.txn(compares, success, [Get(key) for key in reads])
         return TxnResult(True, result.revision, ()) if result.succeeded else result
 
+    async def mod_revisions(self, guard: Sequence[Compare], keys: Sequence[bytes]) -> list[int] | None:
+        """Of these keys, at one moment at which `guard` holds, 0 for one that is absent; None: it does not hold.
+
+        A store may have a shorter way for it than by the objects of `txn`.
+        """
+        result = await self.txn(guard, [Get(key) for key in keys])
+        if not result.succeeded:
+            return None
+        found = [result.get_at(index).first for index in range(len(keys))]
+        return [kv.mod_revision if kv is not None else 0 for kv in found]
+
     @abstractmethod
     async def grant_lease(self, ttl_s: int) -> Lease:
         """A new lease, kept alive from now on. The store may grant a longer one: see `Lease.ttl_s`."""

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable
 
 from neve.meta.election import Leadership
 from neve.meta.lock import lock_key
+from neve.meta.prompt import Prompt
 from neve.meta.store import MetaStore
-from neve.meta.txn import TXN_OPS_MAX, Get
+from neve.meta.txn import TXN_OPS_MAX
 from neve.meta.waiting import Backoff
 from neve.proto.errors import MaybeApplied, MetaUnavailable, NeveError, NotLeader, NotOwner
 
@@ -36,7 +37,7 @@ class OwnerChecks:
         self._leadership = leadership
         self._root = root
         self._on_deposed = on_deposed
-        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[str, int, Prompt[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._seen: dict[str, int] = {}  # the newest token found true, by lock
         self._ended = False
@@ -46,10 +47,11 @@ class OwnerChecks:
         """Return if the lock is held with this token now; `NotOwner` if not, `NotLeader` if it is not ours to say."""
         if self._ended:
             raise NotLeader(detail="the term is over")
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: Prompt[None] = Prompt(loop)  # a future would give the flow that waits a task of its own
         self._waiting.append((lock, token, done))
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="owner-checks")
+            self._task = loop.create_task(self._run(), name="owner-checks")
         await done
         self._leadership.ensure()
 
@@ -100,37 +102,33 @@ class OwnerChecks:
         finally:
             self._task = None
 
-    async def _ask(self, batch: list[tuple[str, int, asyncio.Future[None]]]) -> None:
+    async def _ask(self, batch: list[tuple[str, int, Prompt[None]]]) -> None:
         tokens = await self._read(list(dict.fromkeys(lock for lock, _, _ in batch)))
         for lock, token, done in batch:
             if tokens[lock] == token and token:
                 self.note_held(lock, token)
-                if not done.done():
-                    done.set_result(None)
+                done.settle(None, None)
             else:
                 self._settle([(lock, token, done)], NotOwner(lock=lock, token=token, detail="not held with this token"))
 
     async def _read(self, locks: list[str]) -> dict[str, int]:
         """The tokens with which these locks are held, 0 for those that nobody holds."""
-        reads = [Get(lock_key(self._root, lock)) for lock in locks]
+        keys = [lock_key(self._root, lock) for lock in locks]
         backoff = Backoff(self._leadership.lease)
         while True:
             self._leadership.ensure()
             self.reads += 1
             try:
-                result = await self._store.txn(self._leadership.guard(), reads)
+                revisions = await self._store.mod_revisions(self._leadership.guard(), keys)
                 break
             except (MetaUnavailable, MaybeApplied) as error:  # it only reads: sending it again changes nothing
                 log.info("owner_check_unanswered error=%s", error)
                 await backoff.pause()
-        if not result.succeeded:
+        if revisions is None:
             self._on_deposed("the election key is not ours any more")
             raise NotLeader(detail="the election key is not ours any more")
-        found = [result.get_at(index).first for index in range(len(locks))]
-        return {lock: kv.mod_revision if kv is not None else 0 for lock, kv in zip(locks, found, strict=True)}
+        return dict(zip(locks, revisions, strict=True))
 
-    def _settle(self, batch: list[tuple[str, int, asyncio.Future[None]]], error: NeveError) -> None:
+    def _settle(self, batch: list[tuple[str, int, Prompt[None]]], error: NeveError) -> None:
         for _, _, done in batch:
-            if not done.done():
-                done.set_exception(error)
-                done.exception()
+            done.settle(None, error)

@@ -549,3 +549,16 @@ async def test_a_write_that_no_transaction_can_be_is_refused_before_it_is_sent(b
         with pytest.raises(TooLarge):
             await store.write([], {}, {backend.key("a"): bytes(REQUEST_BYTES_MAX)})
         assert await store.revision() == before
+
+
+async def test_revisions_are_told_while_the_guard_holds(backend: Backend) -> None:
+    async with backend.connect() as store:
+        a, b, absent = backend.key("a"), backend.key("b"), backend.key("absent")
+        first = await store.put(a, b"1" * 300)
+        second = await store.put(b, b"2")
+        guard = [create_revision_is(a, first)]
+        assert await store.mod_revisions(guard, [b, absent, a]) == [second, 0, first]
+        third = await store.put(a, b"3")
+        assert await store.mod_revisions(guard, [a]) == [third]
+        assert await store.mod_revisions([create_revision_is(a, second)], [a]) is None
+        assert await store.mod_revisions(guard, []) == []

@@ -23,3 +23,12 @@ def test_a_write_is_encoded_as_the_transaction_that_it_is(
     success: list[Operation] = [Delete(key) if value is None else Put(key, value) for key, value in values.items()]
     wanted = codec.txn_request(compares, success, [Get(key) for key in reads])
     assert rpc.TxnRequest.FromString(codec.write_request(guard, revisions, values, reads)) == wanted
+
+
+@given(keys=st.lists(st.binary(min_size=1, max_size=200), max_size=5))
+def test_a_question_for_revisions_is_encoded_as_the_transaction_that_it_is(keys: list[bytes]) -> None:
+    guard = [create_revision_is(b"leader", 7)]
+    wanted = codec.txn_request(guard, [Get(key) for key in keys], [])
+    for operation in wanted.success:
+        operation.request_range.keys_only = True
+    assert rpc.TxnRequest.FromString(codec.revisions_request(guard, keys)) == wanted
