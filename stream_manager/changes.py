@@ -111,6 +111,15 @@ class Changes:
         self._streams.append((key, new))
         self.writes.append((STREAM, new.stream_id, new, False))
 
+    def put_new_stream(self, stream: Stream, tail: Extent) -> None:
+        """The same for a stream that was just made, with its first extent, which is young."""
+        assert tail.young, f"{tail} has a key"
+        assert stream.extent_ids == (tail.extent_id,), stream
+        key = self.root + r.STREAMS + r.id_text(stream.stream_id)
+        self.require(key, 0)
+        self._set(key, codec.encode_new_stream(stream, tail))
+        self.writes += ((STREAM, stream.stream_id, stream, False), (EXTENT, tail.extent_id, tail, True))
+
     def delete_stream(self, old: Stream) -> None:
         """The call that created it is remembered apart from now on: repeated, it must not create another one."""
         self._delete(STREAM, old.stream_id, self.root + r.STREAMS + r.id_text(old.stream_id), old.mod_revision)

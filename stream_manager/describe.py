@@ -49,9 +49,11 @@ def joined_alloc_reply(
 
 
 def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded[sm.CreateStreamReply]:
-    parts = [b"\x0a", sized(stream_info_bytes(stream))]
+    """Nothing of it is kept: a new stream may not be asked about for long."""
+    ids = b"".join([varint(extent_id) for extent_id in stream.extent_ids])
+    parts = [b"\x0a", sized(joined_stream_info(stream, _new_stem(stream), ids))]
     if tail is not None:
-        parts += (b"\x12", sized(extent_info_bytes(state, tail)))
+        parts += (b"\x12", sized(joined_extent_info(tail, fixed_info(state, tail))))
     return _new(Encoded, (sm.CreateStreamReply, b"".join(parts)))
 
 
@@ -96,6 +98,10 @@ def stream_stem(stream: Stream) -> bytes:
     found = _stems.get(stream.stream_id)
     if found is not None and found[0] == made_of:
         return found[1]
+    return codec.keep(_stems, stream.stream_id, (made_of, _new_stem(stream)))[1]
+
+
+def _new_stem(stream: Stream) -> bytes:
     parts = [b"\x08", varint(stream.stream_id)]
     if stream.name:
         parts += (b"\x12", sized(stream.name.encode()))
@@ -103,7 +109,7 @@ def stream_stem(stream: Stream) -> bytes:
         parts += (b"\x1a", sized(stream.lock.encode()))
     parts += (b"\x32", codec.encoded_policy(stream.policy), b"\x50", codec.encoded_time(stream.created_ms))
     parts += [b"\x3a" + sized(label) for label in codec.encoded_labels(stream.labels)]
-    return codec.keep(_stems, stream.stream_id, (made_of, b"".join(parts)))[1]
+    return b"".join(parts)
 
 
 def extent_info_bytes(state: State, extent: Extent) -> bytes:

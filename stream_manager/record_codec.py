@@ -222,6 +222,11 @@ def stream_stem(stream: Stream) -> bytes:
     found = _stems.get(stream.stream_id)
     if found is not None and found[0] == made_of:
         return found[1]
+    return keep(_stems, stream.stream_id, (made_of, new_stem(stream)))[1]
+
+
+def new_stem(stream: Stream) -> bytes:
+    """The same for who keeps it itself, or does not need it soon."""
     parts = [b"\x08\x02\x10", varint(stream.stream_id)]
     if stream.name:
         parts += (b"\x1a", sized(stream.name.encode()))
@@ -232,7 +237,13 @@ def stream_stem(stream: Stream) -> bytes:
     parts += [b"\x42" + sized(label) for label in encoded_labels(stream.labels)]
     if stream.made_by is not None:
         parts += (b"\x6a", sized(_encode_call(stream.made_by)))
-    return keep(_stems, stream.stream_id, (made_of, b"".join(parts)))[1]
+    return b"".join(parts)
+
+
+def encode_new_stream(stream: Stream, tail: Extent) -> bytes:
+    """As `encode_stream` does it for one that was just made, with its only extent; nothing of it is kept."""
+    young = (encode_open_extent(tail, new_body(tail)),)
+    return stream_record(stream, new_stem(stream), varint(tail.extent_id), young)
 
 
 def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:

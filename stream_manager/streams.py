@@ -42,18 +42,19 @@ async def create_stream(
     policy = policy_of(request.policy, ctx.config)
     ctx.part.check_policy(policy.placement)
     labels = labels_of(request.labels, ctx.config)
-    check_name("name", request.name, ctx.config)
-    check_name("lock", request.lock, ctx.config)
-    async with ctx.locks.hold(names=[request.name] if request.name else []):
-        check_free(ctx, request.name)
+    name, lock = request.name, request.lock
+    check_name("name", name, ctx.config)
+    check_name("lock", lock, ctx.config)
+    async with ctx.locks.hold(names=(name,) if name else ()):
+        check_free(ctx, name)
         with ctx.quotas.reserve(labels, streams=1, extents=1, size_bytes=policy.extent_bytes_max):
             stream_id = ctx.ids.take_now() or await ctx.ids.take()
             tail = await make_extent(ctx, policy, stream_id=stream_id)
             changes = ctx.changes()
             stream = Stream(
                 stream_id=stream_id,
-                name=request.name,
-                lock=request.lock or f"stream/{stream_id:016x}",
+                name=name,
+                lock=lock or f"stream/{stream_id:016x}",
                 extent_ids=(tail.extent_id,),
                 sealed=False,
                 policy=policy,
@@ -62,10 +63,9 @@ async def create_stream(
                 created_ms=ctx.wall_ms(),
                 made_by=mutation.stream_call(changes, (stream_id,)),
             )
-            changes.put_stream(None, stream)
-            changes.put_young(tail)
-            if request.name:
-                changes.put_name(request.name, stream_id)
+            changes.put_new_stream(stream, tail)
+            if name:
+                changes.put_name(name, stream_id)
             await ctx.commit_link(changes, tail.extent_id)
     return _created(ctx, ctx.state.streams[stream_id])
 

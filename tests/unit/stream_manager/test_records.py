@@ -220,3 +220,17 @@ def test_a_list_that_is_put_together_remembers_where_it_was_cut() -> None:
     assert stream.with_list((3, 4, 5), truncated_before=3).after_hole == ()
     other = stream._replace(stream_id=2, extent_ids=(1, 2, 8, 9), after_hole=(9,))  # a twin that went its own way
     assert stream.with_list((1, 2, 3, 4, 5, 8, 9), other).after_hole == (8, 9)
+
+
+@given(streams, extents, replays)
+def test_what_is_new_is_encoded_and_described_as_any_other(
+    stream: r.Stream, extent: r.Extent, replay: r.Replay
+) -> None:
+    """A stream that was just created, and its extent, go a way of their own, on which nothing is kept."""
+    tail = extent._replace(eversion=1, seal=None, confirmed=(), all_took_part=False, stream_id=stream.stream_id)
+    call = r.StreamCall(1, 2, replay._replace(stream_ids=(stream.stream_id,)))
+    stream = stream._replace(extent_ids=(tail.extent_id,), made_by=call)
+    assert codec.encode_new_stream(stream, tail) == codec.encode_stream(stream, [tail])
+    state = State(b"/c/")
+    reply = describe.create_reply(state, stream, tail).message()
+    assert reply == sm.CreateStreamReply(stream=describe.stream_info(stream), tail=describe.extent_info(state, tail))
