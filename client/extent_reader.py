@@ -21,7 +21,7 @@ from neve.client.catalog import Catalog
 from neve.client.core_reader import Block, SourceHistory, parse_blocks
 from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
-from neve.client.read_race import REPLY_BYTES, Race, ReadPlan, Won
+from neve.client.read_race import REPLY_BYTES, SLOW_BUCKETS_PER_S, Race, ReadPlan, Won
 from neve.client.types import Extent, Position, Replica
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
@@ -29,6 +29,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import Problem
 from neve.proto.errors import NeveError, OutOfRange, ProtocolViolation, ReplicaDamaged, RequestError
 from neve.rpc.pool import ChannelPool
+from neve.rpc.wire.deadlines import Deadlines
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +135,10 @@ class ExtentReader:
         self._reported: dict[tuple[int, int], None] = {}
         self._reports: dict[asyncio.Task[None], None] = {}
         self._loop = asyncio.get_running_loop()
+        self._slow: Deadlines[Race] = Deadlines(self._loop, Race.on_slow, buckets_per_s=SLOW_BUCKETS_PER_S)
 
     async def close(self) -> None:
+        self._slow.close()
         for task in self._reports:
             task.cancel()
         await asyncio.gather(*self._reports, return_exceptions=True)
@@ -248,7 +251,7 @@ class ExtentReader:
             speculative_delay_s_min=options.speculative_delay_s_min,
         )
         heard = fetch.heard if not max_blocks else None  # nothing follows a single block
-        fetch.future = Race(self._channels, replicas, plan, self._history, heard).future
+        fetch.future = Race(self._channels, replicas, plan, self._history, self._slow, heard).future
         return fetch
 
     async def _after(self, error: NeveError, extent: Extent, trouble: _Trouble, bad: dict[Replica, Problem]) -> Extent:

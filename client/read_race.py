@@ -20,8 +20,10 @@ from neve.proto import methods
 from neve.proto.errors import Internal, NeveError, OutOfRange, ReplicaMissing, RequestError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Reply
+from neve.rpc.wire.deadlines import Deadlines
 
 REPLY_BYTES = 4096
+SLOW_BUCKETS_PER_S = 1000  # how finely it is told which of many reads are slow
 SMALL_BYTES_MAX = 64 << 10
 
 
@@ -59,6 +61,7 @@ class Race:
         replicas: Sequence[Replica],
         plan: ReadPlan,
         history: SourceHistory,
+        slow: Deadlines[Race],
         on_head: Callable[[pb.ReadBlockReply], None] | None = None,
     ) -> None:
         self._channels = channels
@@ -70,13 +73,14 @@ class Race:
         self._calls: dict[int, Begun | None] = {}  # by node id
         self._empty: Won | None = None  # an answer that brought nothing
         self._error: NeveError | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._slow = slow  # has it until a second replica is asked: a timer for each took a fifth of a small read
+        self._slow_bucket = 0
         self.future: asyncio.Future[Won] = self._loop.create_future()
         self.future.add_done_callback(self._on_future_done)
         self._ask_next()
         if self._replicas and not self.future.done():
             delay_s = max(plan.speculative_delay_s_min, history.tail_s[plan.size].value)
-            self._timer = self._loop.call_later(delay_s, self._on_slow)
+            self._slow_bucket = slow.add(self, self._loop.time() + delay_s)
 
     def _ask_next(self) -> None:
         """Ask one more; if there is none, and none is being asked, the race is over."""
@@ -147,14 +151,14 @@ class Race:
             return True
         return self._plan.sealed_length is not None and self._plan.offset >= self._plan.sealed_length
 
-    def _on_slow(self) -> None:
-        self._timer = None
+    def on_slow(self) -> None:
+        self._slow_bucket = 0
         if not self.future.done():
             self._ask_next()
 
     def _on_future_done(self, _: asyncio.Future[Won]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._slow_bucket:
+            self._slow.remove(self, self._slow_bucket)
         self._replicas.clear()
         if self._calls:
             calls, self._calls = self._calls, {}

@@ -20,8 +20,11 @@ T = TypeVar("T")
 class Deadlines(Generic[T]):
     """Calls back with each call whose deadline has passed, at most one bucket late."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, expired: Callable[[T], None], *, buckets_per_s: int = BUCKETS_PER_S
+    ) -> None:
         self._loop = loop
+        self._buckets_per_s = buckets_per_s
         self.now_s = loop.time
         self._expired = expired
         self._buckets: dict[int, dict[T, None]] = {}
@@ -30,13 +33,13 @@ class Deadlines(Generic[T]):
 
     def add(self, call: T, deadline_s: float) -> int:
         """Returns the bucket, which `remove` wants back."""
-        bucket = int(deadline_s * BUCKETS_PER_S) + 1
+        bucket = int(deadline_s * self._buckets_per_s) + 1
         calls = self._buckets.get(bucket)
         if calls is None:
             if len(self._buckets) >= self._sweep_at:
                 self._sweep()
             calls = self._buckets[bucket] = {}
-            self._timers[bucket] = self._loop.call_at(bucket / BUCKETS_PER_S, self._fire, bucket)
+            self._timers[bucket] = self._loop.call_at(bucket / self._buckets_per_s, self._fire, bucket)
         calls[call] = None
         return bucket
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from typing import cast
 
+import pytest
+
 from neve.client.catalog import Catalog
+from neve.client.core_reader import SourceHistory
 from neve.client.extent_reader import ExtentReader, Fetch
 from neve.client.manager_link import ManagerLink
 from neve.client.options import DEFAULT_OPTIONS
-from neve.client.read_race import Won
+from neve.client.read_race import Race, ReadPlan, Won
 from neve.client.types import Extent, Replica
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.blocks import encode_block
+from neve.proto.blocks import HEADER_BYTES, encode_block
 from neve.proto.errors import ConnectionLost
+from neve.rpc.limits import KIB, MIB
 from neve.rpc.pool import ChannelPool
+from neve.rpc.wire.deadlines import Deadlines
 
 BLOCK = encode_block(b"x" * 92)
 BLOCKS = 10
@@ -128,3 +134,47 @@ async def test_an_answer_that_fails_after_its_head_is_asked_for_again_from_its_b
     answer(reader.asked[2])
     assert (await first).end == len(BLOCK)
     await chunks.aclose()
+
+
+# --- one answer ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload_bytes", [1 * KIB, 4 * KIB, 64 * KIB, 1 * MIB])
+def test_as_many_blocks_of_a_common_size_come_at_a_time_as_there_are_in_two_mebibytes(payload_bytes: int) -> None:
+    assert DEFAULT_OPTIONS.read_bytes // (HEADER_BYTES + payload_bytes) >= 2 * MIB // payload_bytes
+
+
+class Silent:
+    """A channel, and the pool of it, whose calls are never answered."""
+
+    def channel(self, address: str) -> Silent:
+        return self
+
+    def begin(self, *args: object, **how: object) -> Silent:
+        return self
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_read_that_has_ended_is_not_looked_at_again_for_being_slow() -> None:
+    slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
+    plan = ReadPlan(
+        extent_id=EXTENT.id,
+        eversion=1,
+        offset=0,
+        max_bytes=100,
+        max_blocks=1,
+        sealed_length=EXTENT.length,
+        timeout_s=5.0,
+        speculative_delay_s_min=1000.0,
+    )
+    replicas = [REPLICA, replace(REPLICA, node_id=2)]
+    races = [Race(cast(ChannelPool, Silent()), replicas, plan, SourceHistory(), slow) for _ in range(3)]
+    assert [list(waiting) for waiting in slow._buckets.values()] == [races]
+    races[0].future.set_exception(ConnectionLost(address="n:1"))
+    races[2].future.cancel()
+    await turns()
+    assert [list(waiting) for waiting in slow._buckets.values()] == [[races[1]]]
+    assert isinstance(races[0].future.exception(), ConnectionLost)
+    slow.close()
