@@ -46,6 +46,7 @@ ALL_KINDS = (
     "slow replica and a dead one",
     "stream sealed",
     "stream taken over",
+    "tail drained, nodes missing",
     "watches interrupted",
 )
 

@@ -67,6 +67,24 @@ async def start_node(scene: Scene, node: SimNode) -> None:
         scene.on_started(node)
 
 
+def drain_node(scene: Scene, node_id: int) -> None:
+    """For a while; if nobody leads then, for longer."""
+
+    async def set_mode(mode: sm.NodeMode) -> None:
+        operator = await scene.new_client("operator")
+        if operator is not None:
+            try:
+                await operator.run(operator.neve.admin.set_node_mode(node_id, mode))
+            except (NeveError, Killed) as error:
+                scene.say(f"node {node_id} keeps its mode: {error}")
+            operator.kill()
+
+    scene.drained.add(node_id)
+    scene.spawn(set_mode(sm.NODE_MODE_DRAINING))
+    length_s = scene.for_a_while(lambda: scene.spawn(set_mode(sm.NODE_MODE_NORMAL)))
+    scene.say(f"node {node_id} is drained for {length_s:.2f} s")
+
+
 class NodeTroubles:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -384,21 +402,5 @@ class NodeTroubles:
         return True
 
     def _drain(self) -> bool:
-        """For a while; if nobody leads then, for longer."""
-        scene = self._scene
-        node_id = scene.rng.choice(list(scene.cluster.nodes))
-
-        async def set_mode(mode: sm.NodeMode) -> None:
-            operator = await scene.new_client("operator")
-            if operator is not None:
-                try:
-                    await operator.run(operator.neve.admin.set_node_mode(node_id, mode))
-                except (NeveError, Killed) as error:
-                    scene.say(f"node {node_id} keeps its mode: {error}")
-                operator.kill()
-
-        scene.drained.add(node_id)
-        scene.spawn(set_mode(sm.NODE_MODE_DRAINING))
-        length_s = scene.for_a_while(lambda: scene.spawn(set_mode(sm.NODE_MODE_NORMAL)))
-        scene.say(f"node {node_id} is drained for {length_s:.2f} s")
+        drain_node(self._scene, self._scene.rng.choice(list(self._scene.cluster.nodes)))
         return True

@@ -7,18 +7,20 @@ Neighbours: troubles.py and troubles_nodes.py have what befalls one process, lin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from neve.stream_manager.records import Extent
 from tests.sim.ambush import NOBODY
 from tests.sim.client import SimClient
 from tests.sim.node import SimNode
 from tests.sim.troubles import Kind, Scene
-from tests.sim.troubles_nodes import POWER_CUT_MODES, SOON_S, start_node
+from tests.sim.troubles_nodes import POWER_CUT_MODES, SOON_S, drain_node, start_node
 
 SLOW_SHARES = (0.2, 0.3, 0.4)  # of a writer's patience, on the way: longer than it takes to give up a dead node
 DELAY_S_MEAN = 150e-6  # of a message, as it is when nothing is slow
 SLOW_S = (1.0, 4.0)
+MISSING_S = (3.0, 8.0)
 DEATH_S = (0.0005, 0.002, 0.02)  # after an answer: before or after it has come
 
 
@@ -30,6 +32,7 @@ class TailTroubles:
         return (
             Kind("slow replica and a dead one", self._slow_and_dead, sharp=True),
             Kind("owner dies, replica loses power", self._forget, sharp=True),
+            Kind("tail drained, nodes missing", self._drain_the_rest, sharp=True),
         )
 
     def _tails(self) -> list[tuple[int, SimClient, list[SimNode]]]:
@@ -130,6 +133,27 @@ class TailTroubles:
 
         length_s = scene.for_a_while(reopen, lengths_s=SOON_S)
         scene.say(f"{owner.name} killed; {node.host}: no power, {mode} for {length_s:.2f} s")
+        return True
+
+    def _drain_the_rest(self) -> bool:
+        """A replica dies, and there is no node for the next extent: its writer waits, with appends under way. Another
+        replica is to be emptied, and the manager seals by itself, knowing no end: some of what its writer waits for is
+        within the seal, and not on every replica (rule 16)."""
+        scene = self._scene
+        if not (tails := [tail for tail in self._tails() if len(tail[2]) > 2]):
+            return False
+        _, owner, nodes = scene.pick(tails, lambda tail: tail[1].name)
+        dead, drained = scene.rng.sample(nodes, 2)
+        missing = [node for node in scene.cluster.nodes.values() if node.serving and node not in nodes]
+
+        def bring_back(node: SimNode) -> Callable[[], Coroutine[Any, Any, None]]:
+            return lambda: start_node(scene, node)
+
+        for node in (dead, *missing):
+            node.kill()
+            scene.say(f"{node.host}: killed for {scene.for_a_while(bring_back(node), lengths_s=MISSING_S):.2f} s")
+        drain_node(scene, drained.node_id)
+        scene.say(f"{owner.name} has no node to go on with")
         return True
 
 

@@ -197,7 +197,7 @@ def _majority(change: Any) -> None:
     change(WriterCore, "validate", lambda self: None)
 
 
-@bug("a seal acknowledges at once", origin="rule 16")
+@bug("a seal acknowledges at once", origin="rule 16", needs=("node drained", "tail drained, nodes missing"))
 def _settles_at_once(change: Any) -> None:
     """What lies in (E, L] is acknowledged although a replica took no part in the seal."""
     settle = WriterCore.settle
