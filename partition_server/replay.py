@@ -15,12 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 from neve.client.types import Position, Record
-from neve.partition_server.entry import GONE, PUT
 from neve.partition_server.log_format import BadRecord, Kind, decode, encode_loaded
 from neve.partition_server.sessions import Sessions
 from neve.partition_server.store import Store
 from neve.partition_server.stream_io import read_to_end
-from neve.partition_server.write import Outcome
+from neve.partition_server.write import Outcome, remembered
 from neve.proto.errors import Internal
 
 log = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def _apply(store: Store, records: Sequence[Record], flushed_seq: int) -> int:
                 called = calls[record.client_id] = _Calls()
             if record.completed_below > called.completed_below:
                 called.completed_below = record.completed_below
-            called.results[record.call_id] = tuple(entry.info() if entry.kind == PUT else GONE for entry in entries)
+            called.results[record.call_id] = remembered(entries)
             called.used_ms = max(called.used_ms, record.modified_ms)
     store.share.add(grown_bytes)
     _remember(store.sessions, calls)

@@ -3,7 +3,8 @@
 Invariants: only acknowledged results are kept here for good, and only they go into a manifest: a result whose record
             the log does not have would be a lie after a crash;
             a call below what its client has said to be over, or below what was forgotten of it, is refused;
-            bounded: in clients, in results of a client and of all, and in the time that an idle client is remembered.
+            bounded: in clients, in results of a client and of all, each of which is small whatever the call was, and
+            in the time that an idle client is remembered.
             What is forgotten for want of room is refused when it comes again, never executed twice: a result's floor
             stays, and a whole client goes only when it has not called for longer than anybody repeats a call. Until
             then there is no room for another one. A load takes all that it finds: they were let in before.
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from neve.partition_server.log_format import Caller
-from neve.partition_server.write import Outcome, PutGroup, Write
+from neve.partition_server.write import Outcome, PutGroup, Write, remembered
 from neve.proto.errors import InvalidArgument, NeveError, Overloaded
 
 LOOKS_MAX = 256  # for a silent client: they are in the order of their calls, but for what is under way
@@ -178,7 +179,7 @@ class Sessions:
 
     def acknowledged(self, write: Write) -> None:
         self.leave(write)
-        self.remember(write.caller, write.outcome, 0)
+        self.remember(write.caller, write.outcome if len(write.outcome) < 2 else remembered(write.entries), 0)
 
     def remember(self, caller: Caller, outcome: Outcome, now_ms: int) -> None:
         if not caller.client_id:

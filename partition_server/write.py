@@ -12,12 +12,21 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from neve.partition_server.entry import Entry, Info
+from neve.partition_server.entry import GONE, PUT, Entry, Info
 from neve.partition_server.log_format import Caller
 from neve.partition_server.memtable import Memtable
 from neve.proto.errors import NeveError
 
 Outcome = tuple[Info, ...]  # of a put: one; of a delete: one, if there was something; of a batch: one an operation
+
+
+def remembered(entries: Sequence[Entry]) -> Outcome:
+    """What is kept of a write's answer. Of a batch one Info, however long it is: its first seq, how many there are, and
+    when. The rest comes again with the call that is repeated (`writes.expanded`)."""
+    first = entries[0]
+    if len(entries) > 1:
+        return (Info(first.seq, len(entries), first.modified_ms, 0, 0),)
+    return (first.info() if first.kind == PUT else GONE,)
 
 
 class Write:

@@ -22,7 +22,7 @@ from typing import Any
 from neve.client.types import Position
 from neve.partition_server import log_format
 from neve.partition_server.engine_config import TTL_MS_MAX, VALUE_BYTES_MAX
-from neve.partition_server.entry import GONE, PUT, Entry, Part, Parts
+from neve.partition_server.entry import GONE, PUT, Entry, Info, Part, Parts
 from neve.partition_server.log_format import BatchDelete, BatchPut, Caller
 from neve.partition_server.lookups import Lookups
 from neve.partition_server.memtable import Memtable
@@ -117,7 +117,7 @@ class Writes:
         future = write.wait(self._loop)
         if is_new:
             await self._run(write, self._batch, operations)
-        return await future
+        return expanded(await future, operations)
 
     async def put_parts(
         self, key: bytes, parts: Parts, *, expected: int | None, ttl_ms: int, crc: int, size_bytes: int, caller: Caller
@@ -471,6 +471,28 @@ class Writes:
             release()
         else:
             write.wait(self._loop).add_done_callback(release)
+
+
+def expanded(outcome: Outcome, operations: Sequence[Operation]) -> Outcome:
+    """The answer of a batch, also out of what is remembered of it: one Info for each operation."""
+    count = len(operations)
+    if len(outcome) == count:
+        return outcome
+    if len(outcome) != 1 or outcome[0].size_bytes != count:
+        raise InvalidArgument(what="call", detail=f"it was another one before, not a batch of {count} operations")
+    (first,) = outcome
+    return tuple(
+        Info(
+            first.version + number,
+            len(each.value),
+            first.modified_ms,
+            first.modified_ms + each.ttl_ms if each.ttl_ms else 0,
+            crc32c(each.value),
+        )
+        if each.value is not None
+        else GONE
+        for number, each in enumerate(operations)
+    )
 
 
 def check_value(value: Buffer) -> None:

@@ -106,3 +106,34 @@ async def test_tables_find_the_values_of_a_batch_in_its_record(rig: PartitionRig
         await partition.flush()
     in_the_log = [value for value in values.values() if len(value) >= CONFIG.value_threshold_bytes]
     assert sum(partition._store.log_references().values()) == sum(map(len, in_the_log))
+
+
+@on_cluster()
+async def test_t50_a_repeated_batch_has_the_same_answer_out_of_the_little_that_is_remembered(rig: PartitionRig) -> None:
+    region = await rig.create()
+    partition = await rig.load(region)
+    await partition.put(b"gone", b"1")
+    batch = [
+        Operation(b"gone"),
+        *(Operation(b"key%d" % number, b"v" * number, ttl_ms=number * 1000) for number in range(50)),
+        Operation(b"large", b"x" * 5000),
+        Operation(b"gone too"),
+    ]
+    infos = await partition.batch(batch, call=call(7, 1))
+    assert (infos[0].version, infos[-1].version) == (0, 0)
+    assert infos[1].version + 50 == infos[51].version > 0
+    for number in range(20):
+        await partition.batch([Operation(b"other%d" % each, b"") for each in range(40)], call=call(8, number))
+    for step in ("at once", "by the log", "by a manifest"):
+        sessions = partition._store.sessions
+        kept = [outcome for _, session in sessions.all() for outcome in session.results.values()]
+        assert [len(outcome) for outcome in kept] == [1] * 21, step
+        assert await partition.batch(batch, call=call(7, 1)) == infos, step
+        if step == "by the log":
+            await partition.flush()
+        partition = await rig.crash_and_load(region)
+    seq = partition._store.seq
+    for other in (batch[:2], [*batch, *batch]):
+        with pytest.raises(InvalidArgument):
+            await partition.batch(other, call=call(7, 1))
+    assert partition._store.seq == seq, "nothing was done"

@@ -202,8 +202,8 @@ def test_sessions_come_back_from_a_manifest_and_two_become_one() -> None:
     acknowledge(left, Caller(1, 10, completed_below=3))
     acknowledge(right, Caller(1, 11, completed_below=5))
     write, _ = right.enter(Caller(2, 1), 0)
-    write.outcome = (INFO, GONE)
-    right.acknowledged(write)
+    right.leave(write)
+    right.remember(write.caller, (INFO, GONE), 0)
     right.enter(Caller(2, 2), 0)  # under way: it must not be in the manifest
     both = make_sessions()
     for side in (left, right):
