@@ -24,6 +24,7 @@ from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.committer import Committer
 from neve.partition_server.compactor import Compactor
 from neve.partition_server.engine_config import DEFAULT_CONFIG, EngineConfig
+from neve.partition_server.engine_face import Admit
 from neve.partition_server.engine_stats import LoadMeter, middle_key_of, state_of
 from neve.partition_server.entry import Entry, Info
 from neve.partition_server.flusher import Flusher
@@ -117,10 +118,11 @@ class Partition:
         offset: int = 0,
         length: int = 0,
         version: int = 0,
-        admit: Callable[[int], None] | None = None,
+        admit: Admit | None = None,
     ) -> tuple[ps.ObjectInfo, Pieces]:
         """The object, and the bytes of the range that was asked for (0: to the end) as views, one behind the other.
-        `admit` is told how many bytes that will be before they are read, and may raise; again if the object changed."""
+        `admit` is told how many bytes that will be before they are read, and may raise, or return what is to be awaited
+        first; again if the object changed."""
         store = self._store
         store.check_readable()
         store.check_key(key)
@@ -130,10 +132,11 @@ class Partition:
                 store.ensure_owner()
                 raise ConditionFailed(version=entry.version)
             if offset > entry.size_bytes:
+                store.ensure_owner()  # also this tells how large the object is
                 raise InvalidArgument(what="offset", detail=f"{offset} of {entry.size_bytes} bytes")
             size_bytes = min(length or entry.size_bytes, store.config.get_bytes_max)
-            if admit is not None:
-                admit(min(size_bytes, entry.size_bytes - offset))
+            if admit is not None and (room := admit(min(size_bytes, entry.size_bytes - offset))) is not None:
+                await room
             try:
                 pieces = await self._values.read(entry, offset, size_bytes)
                 break

@@ -8,7 +8,7 @@ Neighbours: engine.Partition is one; hosted.py loads and closes it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from neve.client.types import Position
@@ -23,6 +23,7 @@ from neve.proto.crc import Buffer
 from neve.proto.errors import NeveError
 
 StreamEnd = common_pb2.StreamEnd
+Admit = Callable[[int], Awaitable[None] | None]  # told how many bytes a value has before it is read
 
 
 class ScanPage(Protocol):
@@ -47,7 +48,7 @@ class Engine(Protocol):
         offset: int = 0,
         length: int = 0,
         version: int = 0,
-        admit: Callable[[int], None] | None = None,
+        admit: Admit | None = None,
     ) -> tuple[ps.ObjectInfo, Pieces]: ...
     async def head(self, key: bytes) -> ps.ObjectInfo: ...
     async def put(

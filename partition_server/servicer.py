@@ -9,10 +9,10 @@ Neighbours: lifecycle.py finds partitions; engine.py does the work; multi.py has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from neve.partition_server.engine import Operation, expected_of
-from neve.partition_server.engine_face import Engine
+from neve.partition_server.engine_face import Admit, Engine
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.metrics import ServerMetrics
 from neve.partition_server.multi import Multi
@@ -45,11 +45,12 @@ class PartitionServerServicer:
         partition = await self._partition(request.key, call, version=request.regions_version, write=False)
         with self._metrics.timed("Get"):
             info, pieces = await partition.get(
-                request.key, offset=request.offset, length=request.length, version=request.version
+                request.key,
+                offset=request.offset,
+                length=request.length,
+                version=request.version,
+                admit=_reserving(call),
             )
-        size_bytes = sum(map(len, pieces))
-        if size_bytes >= REPLY_RESERVED_BYTES_MIN:
-            await call.reserve_reply(size_bytes)
         call.attach(*pieces)
         return ps.GetReply(info=info)
 
@@ -212,6 +213,21 @@ def scan_bounds(request: ps.ScanRequest) -> tuple[bytes, bytes]:
         behind = stem[:-1] + bytes([stem[-1] + 1]) if stem else b""
         end = min(end, behind) if end and behind else end or behind
     return start, end
+
+
+def _reserving(call: Call) -> Admit:
+    """Reserves a reply for a value that is about to be read; of one that has grown meanwhile what is missing."""
+    reserved_bytes = 0
+
+    def admit(size_bytes: int) -> Awaitable[None] | None:
+        nonlocal reserved_bytes
+        missing_bytes = size_bytes - reserved_bytes
+        if size_bytes < REPLY_RESERVED_BYTES_MIN or missing_bytes <= 0:
+            return None
+        reserved_bytes = size_bytes
+        return call.reserve_reply(missing_bytes)
+
+    return admit
 
 
 async def _attach(call: Call, pieces: Iterable[Buffer]) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from neve.partition_server import log_format
 from neve.partition_server.engine import Info, Operation, Partition, Puts
 from neve.partition_server.engine_config import TTL_MS_MAX
+from neve.partition_server.metrics import ServerMetrics
+from neve.partition_server.servicer import REPLY_RESERVED_BYTES_MIN, PartitionServerServicer
 from neve.proto import partition_server_pb2 as ps
-from neve.proto.errors import Internal, InvalidArgument
+from neve.proto.errors import Internal, InvalidArgument, NotOwner
 from tests.unit.partition_server.rig import CLIENT_OPTIONS, CONFIG, PartitionRig, call, on_cluster
 from tests.unit.partition_server.test_engine import value_of
 
@@ -137,3 +141,55 @@ async def test_t50_a_repeated_batch_has_the_same_answer_out_of_the_little_that_i
         with pytest.raises(InvalidArgument):
             await partition.batch(other, call=call(7, 1))
     assert partition._store.seq == seq, "nothing was done"
+
+
+@on_cluster()
+async def test_a_large_value_is_read_when_there_is_room_for_the_reply(rig: PartitionRig) -> None:
+    partition = await rig.load(await rig.create())
+    host = cast(Any, SimpleNamespace(find=lambda *_, **__: partition))
+    servicer = PartitionServerServicer(host, ServerMetrics(CollectorRegistry()), multi_reply_bytes_max=MIB)
+    large = b"v" * (REPLY_RESERVED_BYTES_MIN + 1000)
+    await partition.put(b"large", large)
+    await partition.put(b"small", b"v")
+    room = asyncio.Event()
+    steps: list[object] = []
+    read = partition._values.read
+
+    async def reserve(size_bytes: int) -> None:
+        steps.append(size_bytes)
+        await room.wait()
+
+    async def note_read(*arguments: Any) -> list[memoryview]:
+        steps.append("read")
+        return await read(*arguments)
+
+    sent: list[bytes] = []
+    call = cast(Any, SimpleNamespace(reserve_reply=reserve, attach=lambda *pieces: sent.append(b"".join(pieces))))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(partition._values, "read", note_read)
+        await servicer.get(ps.GetRequest(key=b"small"), call)
+        assert steps == ["read"], "not worth asking for"
+        getting = asyncio.ensure_future(servicer.get(ps.GetRequest(key=b"large", offset=100), call))
+        await asyncio.sleep(1)
+        assert steps == ["read", len(large) - 100]
+        room.set()
+        await getting
+    assert steps == ["read", len(large) - 100, "read"]
+    assert sent == [b"v", large[100:]]
+
+
+@on_cluster()
+async def test_how_large_an_object_is_tells_only_who_still_owns_it(rig: PartitionRig) -> None:
+    partition = await rig.load(await rig.create())
+    await partition.put(b"key", b"value")
+    with pytest.raises(InvalidArgument, match="offset"):
+        await partition.get(b"key", offset=6)
+    store = partition._store
+
+    def lost() -> None:
+        raise NotOwner(detail="somebody else has it")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(store, "streams", dataclasses.replace(store.streams, ensure_owner=lost))
+        with pytest.raises(NotOwner):
+            await partition.get(b"key", offset=6)
