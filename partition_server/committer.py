@@ -73,7 +73,7 @@ class Committer:
             memtables = tuple(each for each in store.view.memtables if each is not flushed)
             store.view = View(memtables, tables)
             if flushed is not None:
-                store.share.remove(flushed.memory_bytes)
+                store.note_flushed(flushed)
             store.unstall()
         log.info(
             "manifest_written partition_id=%d number=%d tables=%d seq=%d replay_from=%s",

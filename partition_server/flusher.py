@@ -44,6 +44,7 @@ class Flusher:
         """All closed memtables whose writes are acknowledged."""
         while await self._flush_one():
             pass
+        await self._dismantle()  # what a snapshot had until now
 
     async def flush_all(self) -> None:
         """All that was acknowledged before this call; waits for what is under way."""
@@ -70,25 +71,27 @@ class Flusher:
                 "memtable_flushed partition_id=%d entries=%d table_bytes=%d",
                 *(store.partition_id, len(memtable), table.size_bytes if table is not None else 0),
             )
-            await self._dismantle(memtable)
+            await self._dismantle()
             return True
 
-    async def _dismantle(self, memtable: Memtable) -> None:
+    async def _dismantle(self) -> None:
         """Let go what was flushed, piece by piece: to free a hundred thousand entries at once would hold the loop."""
-        if any(memtable in view.memtables for view in self._store.snapshot_views()):
-            return
-        await _emptied(memtable.entries)
+        unseen = self._store.unseen
+        while unseen:
+            await _emptied(unseen.pop().entries)
 
     async def let_go(self) -> None:
         """The partition has ended: everything in its memtables goes now. It would wait for the next collection of old
         objects otherwise, since much of a partition refers to itself."""
         store = self._store
         assert store.error is not None, "a read could take what is not there any more for what never was"
-        memtables = store.view.memtables
+        memtables = (*store.view.memtables, *store.held, *store.unseen)
         store.view = View((store.new_memtable(),))
         for memtable in memtables:
             await _emptied(memtable.entries)
         await _emptied(store.pending)
+        store.held.clear()
+        store.unseen.clear()
         store.sessions.clear()
 
     async def _write(self, memtable: Memtable) -> Table | None:

@@ -1,28 +1,48 @@
 """The memory that all memtables of a process may take together.
 
-Invariants: above the bound nobody adds: writes wait until memtables were flushed, and the largest are flushed first.
+Invariants: above the bound nobody adds: writes wait until memtables were flushed, and the largest are flushed first;
+            a memtable counts as long as somebody sees it: one that is flushed and that a snapshot has is held, and when
+            memory is short, snapshots are let go.
 Neighbours: every partition of the process has a share; writes.py waits, flusher.py asks who is to flush.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class MemoryShare:
     """One partition's part."""
 
-    __slots__ = ("budget", "used_bytes")
+    __slots__ = ("budget", "held_bytes", "let_go", "used_bytes")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.used_bytes = 0
+        self.held_bytes = 0  # of them: flushed, and seen by snapshots only
+        self.let_go: Callable[[], None] = lambda: None  # gives up what is held, as far as memory is short
 
     def add(self, size_bytes: int) -> None:
         if self not in self.budget.shares:
             return  # it has left: what is acknowledged or flushed after that is nobody's memory any more
         self.used_bytes += size_bytes
         self.budget.used_bytes += size_bytes
+        self.budget.spare()
+
+    def hold(self, size_bytes: int) -> None:
+        """So much of what is used is flushed, and cannot be given back yet."""
+        if self in self.budget.shares:
+            self.held_bytes += size_bytes
+            self.budget.held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Nobody sees it any more."""
+        if self in self.budget.shares:
+            self.held_bytes -= size_bytes
+            self.budget.held_bytes -= size_bytes
+            assert self.held_bytes >= 0, self.held_bytes
+            self.remove(size_bytes)
 
     def remove(self, size_bytes: int) -> None:
         if self not in self.budget.shares:
@@ -33,6 +53,7 @@ class MemoryShare:
         self.budget.wake()
 
     def leave(self) -> None:
+        self.release(self.held_bytes)
         self.remove(self.used_bytes)
         self.budget.shares.pop(self, None)
 
@@ -41,6 +62,7 @@ class MemoryBudget:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
+        self.held_bytes = 0
         self.shares: dict[MemoryShare, None] = {}
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -53,11 +75,25 @@ class MemoryBudget:
     def full(self) -> bool:
         return self.used_bytes >= self.bytes_max
 
+    @property
+    def short(self) -> bool:
+        """Whether snapshots are to give back what they hold: all is used, or they hold so much of it that memtables
+        would have to be flushed while they are small."""
+        return self.held_bytes > 0 and (self.full or self.held_bytes * 2 > self.bytes_max)
+
+    def spare(self) -> None:
+        """If memory is short, ask those who hold some."""
+        if self.short:
+            for share in list(self.shares):
+                if share.held_bytes and self.short:
+                    share.let_go()
+
     def should_flush(self, share: MemoryShare) -> bool:
-        """Three quarters are used, and nobody uses more than this one."""
-        if self.used_bytes * 4 < self.bytes_max * 3 or not share.used_bytes:
+        """Three quarters are used, and nobody could give back more by a flush than this one."""
+        flushable_bytes = share.used_bytes - share.held_bytes
+        if self.used_bytes * 4 < self.bytes_max * 3 or not flushable_bytes:
             return False
-        return share.used_bytes >= max(each.used_bytes for each in self.shares)
+        return flushable_bytes >= max(each.used_bytes - each.held_bytes for each in self.shares)
 
     async def until_room(self) -> None:
         while self.full:

@@ -1,7 +1,8 @@
 """Scans of key ranges: pages out of one snapshot, as long as that is kept.
 
 Invariants: a page, and all pages of one snapshot, show what was acknowledged when the scan began, and nothing else;
-            snapshots are bounded in number and in time: then the scan goes on in a new one, behind the last key;
+            snapshots are bounded in number, in time and in the memory that they hold: then the scan goes on in a new
+            one, behind the last key;
             what a snapshot may need is not removed: its tables' and values' extents are in use.
 Neighbours: engine.py; reclaimer.py asks what snapshots hold; memtable.py keeps older versions for them.
 """
@@ -55,6 +56,7 @@ class Scans:
         self._values = values
         self._snapshots: dict[int, Snapshot] = {}
         store.snapshot_views = self.views
+        store.share.let_go = self.let_go
 
     async def scan(
         self,
@@ -94,6 +96,7 @@ class Scans:
                 self._drop(snapshot)
             return ScanPage(infos, pieces, b"", left_out)
         self._keep(snapshot)
+        store.memory.spare()  # which had to leave it alone so far
         return ScanPage(infos, pieces, _CONTINUATION.pack(_FORMAT, snapshot.id) + go_on, left_out)
 
     async def _page(
@@ -149,6 +152,7 @@ class Scans:
     def _drop(self, snapshot: Snapshot) -> None:
         self._snapshots.pop(snapshot.id, None)
         self._note_newest()
+        self._store.release_unseen()
 
     def _note_newest(self) -> None:
         self._store.snapshot_applied = max((each.applied for each in self._snapshots.values()), default=0)
@@ -159,6 +163,16 @@ class Scans:
         for snapshot in list(self._snapshots.values()):
             idle_s, age_s = now_s - snapshot.used_s, now_s - snapshot.made_s
             if snapshot.pages == 0 and (idle_s > config.snapshot_idle_s or age_s > config.snapshot_age_s):
+                self._drop(snapshot)
+        self._store.memory.spare()
+
+    def let_go(self) -> None:
+        """Memory is short: give up snapshots that hold some of it, those first that nobody has used for longest."""
+        held = {memtable.number for memtable in self._store.held}
+        for snapshot in sorted(self._snapshots.values(), key=lambda each: each.used_s):
+            if not self._store.memory.short:
+                return
+            if snapshot.pages == 0 and any(memtable.number in held for memtable in snapshot.view.memtables):
                 self._drop(snapshot)
 
     def views(self) -> Iterator[View]:

@@ -134,6 +134,8 @@ class Store:
         self.snapshot_applied = 0  # of the newest snapshot that is kept
         self.pending: dict[bytes, Entry] = {}  # the newest of each key that is submitted and not acknowledged
         self.snapshot_views: Callable[[], Iterable[View]] = tuple  # what snapshots hold; scans.py sets it
+        self.held: list[Memtable] = []  # flushed, and seen by snapshots only
+        self.unseen: list[Memtable] = []  # flushed, and seen by nobody: flusher.py takes them apart
         self.pins = Pins()
         self.counters = Counters()
         self.sessions = Sessions(
@@ -198,6 +200,26 @@ class Store:
         return {extent_id: size_bytes for extent_id, size_bytes in found.items() if size_bytes > 0}
 
     # --- room ------------------------------------------------------------------------------------------------
+
+    def note_flushed(self, memtable: Memtable) -> None:
+        """It is in a table, and not in the view any more. Its memory is given back when no snapshot has it."""
+        self.held.append(memtable)
+        self.share.hold(memtable.memory_bytes)
+        self.release_unseen()
+        self.memory.spare()
+
+    def release_unseen(self) -> None:
+        """Give back what no snapshot sees any more."""
+        if not self.held:
+            return
+        seen = {memtable.number for view in self.snapshot_views() for memtable in view.memtables}
+        unseen = [memtable for memtable in self.held if memtable.number not in seen]
+        if unseen:
+            self.held = [memtable for memtable in self.held if memtable.number in seen]
+            self.unseen += unseen
+            for memtable in unseen:
+                self.share.release(memtable.memory_bytes)
+            self.work.set()
 
     def must_wait(self) -> bool:
         """Whether memory is full: writes then wait for a flush."""

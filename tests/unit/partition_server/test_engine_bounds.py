@@ -193,3 +193,74 @@ async def test_how_large_an_object_is_tells_only_who_still_owns_it(rig: Partitio
         monkeypatch.setattr(store, "streams", dataclasses.replace(store.streams, ensure_owner=lost))
         with pytest.raises(NotOwner):
             await partition.get(b"key", offset=6)
+
+
+@on_cluster()
+async def test_what_snapshots_hold_counts_and_is_given_back_when_memory_is_short(rig: PartitionRig) -> None:
+    config = dataclasses.replace(CONFIG, memtable_bytes=20_000)
+    partition = await rig.load(await rig.create(), config=config, memory_bytes=200_000)
+    store, scans = partition._store, partition._scans
+
+    def seen_bytes() -> int:
+        memtables = {each.number: each for view in (store.view, *scans.views()) for each in view.memtables}
+        for memtable in memtables.values():
+            memtable.validate()
+        return sum(memtable.memory_bytes for memtable in memtables.values())
+
+    async def write(first: int, last: int) -> None:
+        for number in range(first, last):
+            await partition.put(b"k%04d" % number, b"x" * 1400)
+
+    await write(0, 12)
+    page = await partition.scan(limit=1)
+    await write(12, 24)
+    await partition.flush()
+    assert store.share.held_bytes > 12 * 1400, "the snapshot sees what was flushed"
+    assert store.memory.used_bytes == seen_bytes()
+    page = await partition.scan(limit=1, continuation=page.continuation)
+    assert [info.key for info in page.infos] == [b"k0001"]
+    held_most = 0
+    for number in range(24, 624, 12):
+        await write(number, number + 12)
+        await partition.scan(limit=1)
+        assert store.memory.used_bytes == seen_bytes() < 250_000
+        held_most = max(held_most, store.memory.held_bytes)
+    assert 0 < held_most <= 100_000, "half of it at most"
+    rest = await partition.scan(continuation=page.continuation)
+    assert len(rest.infos) == 622, "in a new snapshot, behind the last key"
+    assert not rest.continuation
+    await asyncio.sleep(config.snapshot_idle_s + 5)
+    assert len(scans) == 0
+    assert store.memory.held_bytes == 0
+    assert store.memory.used_bytes == seen_bytes()
+    assert not store.held
+    assert not store.unseen
+
+
+@on_cluster()
+async def test_a_snapshot_that_a_page_is_made_of_stays_and_is_given_up_behind_it(rig: PartitionRig) -> None:
+    config = dataclasses.replace(CONFIG, memtable_bytes=20_000)
+    partition = await rig.load(await rig.create(), config=config, memory_bytes=40_000)
+    for number in range(12):
+        await partition.put(b"k%04d" % number, b"x" * 1400)
+    store, scans = partition._store, partition._scans
+    gate, read = asyncio.Event(), partition._values.read
+
+    async def slowly(*arguments: Any) -> list[memoryview]:
+        await gate.wait()
+        return await read(*arguments)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(partition._values, "read", slowly)
+        scanning = asyncio.ensure_future(partition.scan(limit=3, with_values=True))
+        await asyncio.sleep(0.1)
+        await partition.flush()
+        store.memory.bytes_max = 20_000
+        store.memory.spare()
+        assert len(scans) == 1, "it is in use"
+        assert store.memory.short
+        gate.set()
+        page = await scanning
+    assert b"".join(page.values) == b"x" * 4200
+    assert len(scans) == 0
+    assert not store.memory.held_bytes
