@@ -38,8 +38,13 @@ class Compactor:
     def choice(self) -> Choice | None:
         """What is to be merged now."""
         config = self._store.config
-        policy = Policy(config.tables_max, config.size_ratio, config.space_waste_max)
-        return choose([_facts(table) for table in self._store.view.tables], policy)
+        policy = Policy(
+            config.tables_max,
+            config.size_ratio,
+            config.space_waste_max,
+            expired_ms_max=int(config.expired_s_max * 1000),
+        )
+        return choose([_facts(table) for table in self._store.view.tables], policy, now_ms=self._store.wall_ms())
 
     async def run_one(self) -> bool:
         """Merge what is to be merged now, if anything."""

@@ -6,7 +6,9 @@ power of `tables_max` in the number of flushes, leveled would rewrite it some te
 tables to look into, bloom filters mostly pay for; what it wastes in space is bounded by `space_waste_max`.
 
 Invariants: only neighbours are merged; a merge of all tables drops deletes and what has expired;
-            a table with keys of another partition is rewritten in the end: else neither twin could let it go.
+            a table with keys of another partition is rewritten in the end: else neither twin could let it go;
+            deletes, and what has expired, go in the end also if nothing is written any more. A merge for their sake
+            goes down to the oldest table, so that it surely drops them, and is not chosen for them again.
 Neighbours: compactor.py carries it out. No I/O.
 """
 
@@ -41,10 +43,11 @@ class Policy:
     tables_max: int
     size_ratio: float
     space_waste_max: float
-    deletes_max: float = 0.5  # of a lone table's entries
+    deletes_max: float = 0.5  # of a lone table's entries, and of all objects of all tables
+    expired_ms_max: int = 3_600_000  # how long something may have expired: a table is rewritten for it so often at most
 
 
-def choose(tables: Sequence[TableFacts], policy: Policy) -> Choice | None:
+def choose(tables: Sequence[TableFacts], policy: Policy, *, now_ms: int = 0) -> Choice | None:
     """What to merge now, if anything."""
     count = len(tables)
     if not count:
@@ -63,6 +66,12 @@ def choose(tables: Sequence[TableFacts], policy: Policy) -> Choice | None:
     oldest_table = tables[-1]
     if oldest_table.entries and oldest_table.deletes > oldest_table.entries * policy.deletes_max:
         return Choice(count - 1, count, "deletes")
+    deletes = sum(table.deletes for table in tables)
+    if deletes > sum(table.entries - table.deletes for table in tables) * policy.deletes_max:
+        return Choice(next(number for number, table in enumerate(tables) if table.deletes), count, "deletes")
+    for number, table in enumerate(tables):
+        if table.expires_ms_min and table.expires_ms_min + policy.expired_ms_max <= now_ms:
+            return Choice(number, count, "expired")
     return None
 
 

@@ -45,12 +45,11 @@ class EngineConfig:
     tables_slow: int = 24  # merges are behind: puts wait for them
     size_ratio: float = 1.5  # tables join a merge while they are not larger than this times those before them
     space_waste_max: float = 1.0  # newer tables together, in relation to the oldest: then all are merged
-    slice_s: float = 0.003  # how long background work holds the loop
+    expired_s_max: float = 3600.0  # what has expired for so long goes: tables are rewritten for it so often at most
     maintenance_s: float = 1.0  # between two looks at what there is to do
 
     # --- value log ---
     log_garbage_ratio: float = 0.6  # of a log extent: then what lives in it is moved
-    reclaim_bytes_max: int = 32 * MIB  # moved and not acknowledged
 
     # --- scans ---
     scan_keys_max: int = 10_000

@@ -1,4 +1,4 @@
-"""Calls of an operator to the partition managers, one method for each.
+"""Calls of an operator to the partition managers, and through their map to partition servers, one method for each.
 
 Invariants: what the leader alone knows (load) is asked of the leader; the map is read at one version.
 Neighbours: neve.client.manager_link finds the leader and repeats what may be repeated; partitions.py shows the answers.
@@ -13,6 +13,7 @@ from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
+from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NotFound, VersionConflict
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
@@ -24,6 +25,7 @@ class PartitionLink:
     def __init__(self, channels: ChannelPool, managers: Sequence[str], *, options: ClientOptions) -> None:
         rng = random.SystemRandom()
         self._link = ManagerLink(channels, managers, options=options, rng=rng, kind="partition manager")
+        self._channels = channels
         self._timeout_s = options.call_timeout_s
 
     async def regions(self) -> tuple[list[pm.Region], int]:
@@ -66,6 +68,18 @@ class PartitionLink:
     async def move(self, partition_id: int, server_id: int) -> pm.MoveRegionReply:
         request = pm.MoveRegionRequest(partition_id=partition_id, server_id=server_id)
         return await self._order(methods.PARTITION_MANAGER_MOVE_REGION, request)
+
+    async def compact(self, partition_id: int) -> pm.Region:
+        """Asked of the server that has it. Not repeated: it takes as long as there is data."""
+        region = next((each for each in (await self.regions())[0] if each.partition_id == partition_id), None)
+        if region is None:
+            raise NotFound(kind="partition", name=str(partition_id))
+        if not region.address:
+            raise NotFound(kind="partition server", name=str(region.server_id), detail=f"of partition {partition_id}")
+        request = ps.CompactPartitionRequest(partition_id=partition_id, full=True)
+        channel = self._channels.channel(region.address)
+        await channel.call(methods.PARTITION_SERVER_COMPACT_PARTITION, request, timeout_s=self._timeout_s)
+        return region
 
     async def set_balancing(self, *, paused: bool) -> int:
         request = pm.SetBalancingRequest(paused=paused)

@@ -1,4 +1,4 @@
-"""neve partitions, bootstrap, split, merge, move, balance: the key space, and what an operator does to it.
+"""neve partitions, bootstrap, split, merge, move, compact, balance: the key space, and what an operator does to it.
 
 Invariants: keys are typed and shown as text where they are text; \\xNN stands for any byte, both ways.
 Neighbours: partition_link.py asks and orders.
@@ -26,6 +26,7 @@ from neve.tools.partition_link import PartitionLink
 COLUMNS = ("partition", "from", "to", "server", "address", "version", "keys", "size", "reads/s", "writes/s", "p99 ms")
 ID = options.whole_number(1, options.ID_MAX)
 RESHAPE_S_DEFAULT = 90.0  # a merge flushes both sides first
+COMPACT_S_DEFAULT = 600.0  # it reads and writes all tables
 
 Command = Callable[[PartitionLink, argparse.Namespace], Coroutine[Any, Any, int]]
 
@@ -53,6 +54,15 @@ def add_parser(commands: Any) -> None:
     move = _add(commands, "move", run_move, help="give a key range to another server")
     move.add_argument("partition", type=ID, metavar="PARTITION")
     move.add_argument("server", type=ID, metavar="SERVER")
+    compact = _add(
+        commands,
+        "compact",
+        run_compact,
+        help="merge the tables of a key range into one",
+        description="Merge all tables of a key range into one, without what was overwritten, deleted or has expired, "
+        "and give back the space. It happens by itself, but not at once.",
+    )
+    compact.add_argument("partition", type=ID, metavar="PARTITION")
     balance = _add(
         commands,
         "balance",
@@ -76,6 +86,8 @@ def _add(commands: Any, name: str, command: Command, *, help: str, description: 
     parser.set_defaults(run=lambda args: uvloop.run(_run(command, args)))
     if command in (run_split, run_merge):
         parser.set_defaults(timeout=RESHAPE_S_DEFAULT)
+    if command is run_compact:
+        parser.set_defaults(timeout=COMPACT_S_DEFAULT)
     return parser
 
 
@@ -178,6 +190,10 @@ async def run_merge(link: PartitionLink, args: argparse.Namespace) -> int:
 
 async def run_move(link: PartitionLink, args: argparse.Namespace) -> int:
     return _show([(await link.move(args.partition, args.server)).region], args)
+
+
+async def run_compact(link: PartitionLink, args: argparse.Namespace) -> int:
+    return _show([await link.compact(args.partition)], args)
 
 
 async def run_balance(link: PartitionLink, args: argparse.Namespace) -> int:

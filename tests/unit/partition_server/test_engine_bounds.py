@@ -264,3 +264,29 @@ async def test_a_snapshot_that_a_page_is_made_of_stays_and_is_given_up_behind_it
     assert b"".join(page.values) == b"x" * 4200
     assert len(scans) == 0
     assert not store.memory.held_bytes
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired"])
+def test_an_idle_partition_gives_back_what_is_gone(how: str) -> None:
+    """Goal: nothing but time passes after the last write. The log extents go that had the values, and merging ends."""
+
+    @on_cluster(extent_bytes=30_000)
+    async def story(rig: PartitionRig) -> None:
+        region = await rig.create()
+        config = dataclasses.replace(CONFIG, flush_after_s=5.0, expired_s_max=600.0)
+        partition = await rig.load(region, config=config)
+        for number in range(50):
+            await partition.put(b"k%02d" % number, b"x" * 4000, ttl_ms=1000 if how == "expired" else 0)
+        await asyncio.sleep(30)
+        assert len(await rig.stream_extents(region.log_stream_id)) > 5
+        if how == "deleted":
+            for number in range(50):
+                await partition.delete(b"k%02d" % number)
+        await asyncio.sleep(700)
+        assert len(await rig.stream_extents(region.log_stream_id)) <= 2
+        assert partition.state().tables == 0
+        manifests = partition._committer.number
+        await asyncio.sleep(700)
+        assert partition._committer.number == manifests
+
+    story()

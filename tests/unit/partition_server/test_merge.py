@@ -115,6 +115,27 @@ def test_a_table_with_keys_of_others_or_mostly_deletes_is_rewritten_alone() -> N
     assert (choice.first, choice.last, choice.reason) == (1, 2, "deletes")
 
 
+def chosen_of(tables: list[TableFacts], **how: int) -> tuple[int, int, str] | None:
+    choice = choose(tables, POLICY, **how)
+    return None if choice is None else (choice.first, choice.last, choice.reason)
+
+
+def test_deletes_go_with_what_they_hide_when_there_are_many_of_them() -> None:
+    objects, puts = TableFacts(1000, 100), TableFacts(30, 3)
+    assert chosen_of([TableFacts(10, 50, deletes=50), objects]) is None
+    assert chosen_of([TableFacts(10, 51, deletes=51), objects]) == (0, 2, "deletes")
+    assert chosen_of([puts, TableFacts(10, 80, deletes=65), objects]) == (1, 3, "deletes"), "what is newer stays"
+
+
+def test_what_has_expired_goes_down_to_the_oldest_table_and_not_at_once() -> None:
+    hour_ms = POLICY.expired_ms_max
+    expiring, lasting = TableFacts(10, 10, expires_ms_min=5000), TableFacts(1000, 100)
+    assert chosen_of([lasting, expiring, lasting], now_ms=5000 + hour_ms - 1) is None
+    assert chosen_of([lasting, expiring, lasting], now_ms=5000 + hour_ms) == (1, 3, "expired")
+    rewritten = TableFacts(1000, 105, expires_ms_min=5001 + hour_ms)
+    assert chosen_of([lasting, rewritten], now_ms=5001 + 2 * hour_ms - 1) is None, "once in that time at most"
+
+
 @given(st.lists(st.integers(1, 1000), max_size=200))
 def test_merging_always_ends_with_few_tables(sizes: list[int]) -> None:
     """Flush after flush, with all merges that are due: never more than twice the tables that a tier may have."""

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.proto import partition_manager_pb2 as pm
+from neve.proto.errors import NotFound
 from neve.tools import main, partitions
+from neve.tools.partition_link import PartitionLink
+from tests.sim.partition_processes import CLIENT_OPTIONS
+from tests.sim.partitions import PartitionCluster, partitioned
 
 
 @given(st.binary(max_size=20))
@@ -42,6 +46,7 @@ def test_a_region_without_a_server_is_told() -> None:
         (["split", "7", "--at", r"k\x00"], {"partition": 7, "at": b"k\x00", "timeout": partitions.RESHAPE_S_DEFAULT}),
         (["merge", "7", "8"], {"left": 7, "right": 8}),
         (["move", "7", "2"], {"partition": 7, "server": 2}),
+        (["compact", "7"], {"partition": 7, "timeout": partitions.COMPACT_S_DEFAULT}),
         (["bootstrap", "g", "p"], {"split_keys": [b"g", b"p"]}),
         (["balance", "pause"], {"action": "pause"}),
         (["partitions", "--check"], {"check": True}),
@@ -50,6 +55,27 @@ def test_a_region_without_a_server_is_told() -> None:
 def test_the_commands_understand_their_words(words: list[str], wanted: dict[str, object]) -> None:
     args: argparse.Namespace = main.parser().parse_args(words)
     assert {name: getattr(args, name) for name in wanted} == wanted
+
+
+@partitioned(seed=51)
+async def test_compact_merges_the_tables_where_they_are(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap()
+    kv = await cluster.kv()
+    partition_id = cluster.region(b"a").partition_id
+    engine = cluster.servers[cluster.homes()[partition_id]].host_.hosted[partition_id].partition
+    assert engine is not None
+    for value in (b"one", b"two"):
+        await kv.put(b"a", value)
+        await kv.put(value, value)
+        await engine.flush()
+    await kv.delete(b"one")
+    assert engine.state().tables == 2
+    link = PartitionLink(cluster._channels("compacts"), cluster.manager_addresses, options=CLIENT_OPTIONS)
+    assert (await link.compact(partition_id)).partition_id == partition_id
+    assert engine.state().tables == 1
+    assert (await kv.get(b"a")).value == b"two"
+    with pytest.raises(NotFound):
+        await link.compact(partition_id + 1000)
 
 
 def test_a_partition_is_a_number() -> None:
