@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tests.sim.troubles import Kind, Scene
 
 RATES = (0.99, 0.99, 0.999, 1.01)  # within a hundredth, as rule 2 says; slow is the danger
+LENGTHS_S = (5.0, 12.0, 25.0)  # leases and what keeps them from being renewed
 
 
 class ClockTroubles:
@@ -28,9 +29,10 @@ class ClockTroubles:
         clocks = {n: clock for n, clock in scene.cluster.clocks.items() if clock.rate == 1.0 and n not in gone}
         if not clocks:
             return False
-        name = scene.pick(list(clocks), str)
+        holders = [name for name in clocks if not name.startswith("node")]  # of leases: these go by their clocks most
+        name = scene.pick(holders if holders and scene.rng.random() < 0.8 else list(clocks), str)
         clock, rate = clocks[name], scene.rng.choice(RATES)
         clock.set_rate(rate)
-        length_s = scene.for_a_while(lambda: clock.set_rate(1.0))
+        length_s = scene.for_a_while(lambda: clock.set_rate(1.0), lengths_s=LENGTHS_S)
         scene.say(f"the clock of {name} runs at {rate:g} for {length_s:.2f} s")
         return True
