@@ -146,6 +146,11 @@ class Budget:
         self._bytes_per_s_left -= share.bytes_per_s
         self._by_node.update(share.node_ids)
 
+    def give_back(self, share: Share) -> None:
+        self._tasks -= 1
+        self._bytes_per_s_left += share.bytes_per_s
+        self._by_node.subtract(share.node_ids)
+
     @property
     def tasks_left(self) -> int:
         return max(0, self._tasks_max - self._tasks)

@@ -179,6 +179,9 @@ class TaskSteps:
         assert task.target is not None
         if not self._problems.due(task.extent_id, now_s):
             return
+        forgotten = self.running.pop(task.task_id, None)
+        if forgotten is not None:  # by a node that restarted: what does not run must not keep others waiting, or itself
+            budget.give_back(forgotten.share)
         sources = core_recovery.sources_for(extent, task.lost, trouble)
         first = budget.first_source(sources)
         rate = budget.rate() or self._config.copy_bytes_per_s_max // self._config.tasks_max
@@ -186,8 +189,8 @@ class TaskSteps:
             if not sources:
                 self._problems.note(task.extent_id, "no confirmed replica is in reach to copy from", now_s)
             return
-        if task.task_id not in self.running and task.target.node_id in budget.busy():
-            return  # in a later pass; one that is dispatched again holds its place already
+        if task.target.node_id in budget.busy():
+            return  # in a later pass
         ordered = [first, *(source for source in sources if source != first)]
         running = Running(Share((task.target.node_id, first.node_id), rate), now_s)
         budget.take(running.share)

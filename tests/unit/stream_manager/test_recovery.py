@@ -284,6 +284,21 @@ async def test_a_node_that_restarts_while_it_copies_is_given_the_task_again() ->
 
 
 @simulated
+async def test_copies_that_a_restarted_node_has_forgotten_take_no_place_at_their_only_source() -> None:
+    async with Rig(recovery=RecoveryConfig(delay_s=1, tasks_per_node_max=2)) as rig:
+        await rig.start_nodes(1, 2, 3)
+        extents = [await rig.sealed_stream(replicas=2, nodes=(1, 2)) for _ in range(2)]
+        hold_copies(rig, 3, asyncio.Event())
+        rig.nodes[2].kill()
+        await rig.until(lambda: rig.nodes[3].copier.tasks_running == 2)
+        rig.nodes[3].kill()
+        await rig.nodes[3].start()
+        for extent in extents:
+            await rig.until(lambda extent=extent: recovered(rig, extent, 2))  # type: ignore[misc]
+            rig.check_equal(extent.extent_id)
+
+
+@simulated
 async def test_a_copy_that_fails_is_tried_again_and_then_elsewhere() -> None:
     async with Rig(recovery=RecoveryConfig(delay_s=1, retry_delay_s=1, retry_delay_s_max=2, attempts_max=2)) as rig:
         await rig.start_nodes(1, 2, 3, 4)
