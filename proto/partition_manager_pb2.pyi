@@ -120,22 +120,20 @@ class ListRegionsReply(_message.Message):
     def __init__(self, regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., version: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class PartitionLoad(_message.Message):
-    __slots__ = ("partition_id", "reads_per_s", "writes_per_s", "bytes_per_s", "latency_ms_p99", "size_bytes", "keys")
+    __slots__ = ("partition_id", "reads_per_s", "writes_per_s", "bytes_per_s", "size_bytes", "keys")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     READS_PER_S_FIELD_NUMBER: _ClassVar[int]
     WRITES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
-    LATENCY_MS_P99_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     reads_per_s: float
     writes_per_s: float
     bytes_per_s: float
-    latency_ms_p99: int
     size_bytes: int
     keys: int
-    def __init__(self, partition_id: _Optional[int] = ..., reads_per_s: _Optional[float] = ..., writes_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., latency_ms_p99: _Optional[int] = ..., size_bytes: _Optional[int] = ..., keys: _Optional[int] = ...) -> None: ...
+    def __init__(self, partition_id: _Optional[int] = ..., reads_per_s: _Optional[float] = ..., writes_per_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., keys: _Optional[int] = ...) -> None: ...
 
 class PartitionServerRecord(_message.Message):
     __slots__ = ("server_id", "wire_address", "grpc_address", "lease_id", "load", "version")

@@ -23,7 +23,7 @@ from neve.rpc.pool import ChannelPool
 from neve.rpc.wire.client import WireChannel
 from neve.tools.partition_link import PartitionLink
 
-COLUMNS = ("partition", "from", "to", "server", "address", "version", "keys", "size", "reads/s", "writes/s", "p99 ms")
+COLUMNS = ("partition", "from", "to", "server", "address", "version", "keys", "size", "reads/s", "writes/s")
 ID = options.whole_number(1, options.ID_MAX)
 RESHAPE_S_DEFAULT = 90.0  # a merge flushes both sides first
 COMPACT_S_DEFAULT = 600.0  # it reads and writes all tables
@@ -224,14 +224,13 @@ def region_row(region: pm.Region, load: pm.PartitionLoad | None) -> list[Cell]:
         region.version,
     ]
     if load is None:
-        return [*row, *["-"] * 5]
+        return [*row, *["-"] * 4]
     return [
         *row,
         load.keys,
         human_bytes(load.size_bytes),
         f"{load.reads_per_s:.0f}",
         f"{load.writes_per_s:.0f}",
-        load.latency_ms_p99,
     ]
 
 
@@ -254,6 +253,5 @@ def region_value(region: pm.Region, load: pm.PartitionLoad | None) -> dict[str, 
             "reads_per_s": load.reads_per_s,
             "writes_per_s": load.writes_per_s,
             "bytes_per_s": load.bytes_per_s,
-            "latency_ms_p99": load.latency_ms_p99,
         }
     return value
