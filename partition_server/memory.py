@@ -2,14 +2,54 @@
 
 Invariants: above the bound nobody adds: writes wait until memtables were flushed, and the largest are flushed first;
             a memtable counts as long as somebody sees it: one that is flushed and that a snapshot has is held, and when
-            memory is short, snapshots are let go.
+            memory is short, snapshots are let go;
+            however many wait, a turn of the loop goes on with a few of them.
 Neighbours: every partition of the process has a share; writes.py waits, flusher.py asks who is to flush.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+
+WOKEN_AT_ONCE = 8  # a batch of a thousand operations takes 3.5 ms to begin, and everybody else waits for the loop
+
+
+class Waiters:
+    """Those who wait for room, in their order. Thousands may: they are woken a few a turn."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._due = 0  # of them: to be woken; who comes meanwhile waits for the next time
+        self._goes_on = False
+
+    def future(self) -> asyncio.Future[None]:
+        """Done when it is time to look again."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
+
+    def wake(self) -> None:
+        self._due = len(self._waiting)
+        if not self._goes_on:
+            self._step()
+
+    def _step(self) -> None:
+        self._goes_on = False
+        left = WOKEN_AT_ONCE
+        while self._due and left:
+            self._due -= 1
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                left -= 1
+        if self._due:
+            self._goes_on = True
+            self._waiting[0].get_loop().call_soon(self._step)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
 
 class MemoryShare:
@@ -64,7 +104,7 @@ class MemoryBudget:
         self.used_bytes = 0
         self.held_bytes = 0
         self.shares: dict[MemoryShare, None] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting = Waiters()
 
     def share(self) -> MemoryShare:
         share = MemoryShare(self)
@@ -97,13 +137,8 @@ class MemoryBudget:
 
     async def until_room(self) -> None:
         while self.full:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            await future
+            await self._waiting.future()
 
     def wake(self) -> None:
-        if not self.full and self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        if not self.full:
+            self._waiting.wake()

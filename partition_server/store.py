@@ -23,7 +23,7 @@ from neve.client.writer import Writer
 from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.engine_config import KEY_BYTES_MAX, EngineConfig
 from neve.partition_server.entry import Entry
-from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.memory import MemoryBudget, Waiters
 from neve.partition_server.memtable import Memtable
 from neve.partition_server.pace import Pace
 from neve.partition_server.sessions import Sessions
@@ -156,7 +156,7 @@ class Store:
         self.error: NeveError | None = None
         self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is of no use
         self.work = asyncio.Event()  # there may be something for the background to do
-        self._stalled: list[asyncio.Future[None]] = []
+        self._stalled = Waiters()
         self.pace = Pace(self.loop)
 
     def new_memtable(self) -> Memtable:
@@ -241,19 +241,14 @@ class Store:
             if self.memory.full:
                 await self.memory.until_room()
             else:
-                future: asyncio.Future[None] = self.loop.create_future()
-                self._stalled.append(future)
-                await future
+                await self._stalled.future()
             self.check_writable()
 
     def unstall(self) -> None:
         """A memtable was flushed, or the partition is over: those who wait look again."""
         if not self.is_behind() or self.error is not None or self.frozen:
             self.pace.end()
-        stalled, self._stalled = self._stalled, []
-        for future in stalled:
-            if not future.done():
-                future.set_result(None)
+        self._stalled.wake()
 
     # --- may we? ---------------------------------------------------------------------------------------------
 

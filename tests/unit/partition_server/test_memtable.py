@@ -12,7 +12,7 @@ from neve.client.types import Position
 from neve.partition_server.entry import DELETE, GONE, PUT, Entry, Info, Part
 from neve.partition_server.log_format import Caller
 from neve.partition_server.manifest import encode_sessions, restore_sessions
-from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.memory import WOKEN_AT_ONCE, MemoryBudget, Waiters
 from neve.partition_server.memtable import EVERYTHING, Memtable
 from neve.partition_server.sessions import Sessions
 from neve.partition_server.write import Write
@@ -219,6 +219,23 @@ def test_sessions_come_back_from_a_manifest_and_two_become_one() -> None:
 
 
 # --- memory --------------------------------------------------------------------------------------------------
+
+
+async def test_those_who_wait_are_woken_a_few_a_turn_in_their_order() -> None:
+    waiters = Waiters()
+    waiting = [waiters.future() for _ in range(5 * WOKEN_AT_ONCE)]
+    waiting[1].cancel()
+    waiters.wake()
+    late = waiters.future()
+    for turn in range(1, 6):
+        woken = [each for each in waiting if each.done() and not each.cancelled()]
+        assert len(woken) == min(turn * WOKEN_AT_ONCE, len(waiting) - 1)
+        assert woken == [each for each in waiting if not each.cancelled()][: len(woken)]
+        await asyncio.sleep(0)
+    assert not late.done(), "it waits for the next time"
+    assert len(waiters) == 1
+    waiters.wake()
+    assert late.done()
 
 
 async def test_whoever_uses_most_memory_flushes_first_and_writers_wait_for_room() -> None:
