@@ -32,6 +32,7 @@ from neve.partition_server.log_format import NOBODY, Caller
 from neve.partition_server.lookups import Lookups
 from neve.partition_server.maintenance import Maintenance
 from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.operations import ANYTHING, Operation
 from neve.partition_server.puts import GroupedPuts, Puts, Results
 from neve.partition_server.reclaimer import Reclaimer
 from neve.partition_server.scans import ScanPage, Scans
@@ -40,7 +41,7 @@ from neve.partition_server.table_format import Block
 from neve.partition_server.uploads import Uploads
 from neve.partition_server.values import Pieces, Values
 from neve.partition_server.write import Outcome
-from neve.partition_server.writes import ANYTHING, Operation, Writes
+from neve.partition_server.writes import Writes
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from neve.client.types import Position
 from neve.partition_server.entry import Info
+from neve.partition_server.operations import Operation
 from neve.partition_server.puts import Puts, Results
 from neve.partition_server.values import Pieces
-from neve.partition_server.writes import Operation
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps

@@ -19,9 +19,10 @@ from neve.partition_server import log_format
 from neve.partition_server.engine_config import KEY_BYTES_MAX, TTL_MS_MAX
 from neve.partition_server.entry import Info, new_info
 from neve.partition_server.log_format import Caller
+from neve.partition_server.operations import ANYTHING
 from neve.partition_server.store import Store
 from neve.partition_server.write import PutGroup
-from neve.partition_server.writes import ANYTHING, Writes
+from neve.partition_server.writes import Writes
 from neve.proto.crc import Buffer
 from neve.proto.errors import AppendOutcomeUnknown, NeveError, Overloaded
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from neve.partition_server.entry import Part
 from neve.partition_server.log_format import Caller
+from neve.partition_server.operations import check_ttl, check_value
 from neve.partition_server.store import Store
 from neve.partition_server.write import Outcome
-from neve.partition_server.writes import Writes, check_ttl, check_value
+from neve.partition_server.writes import Writes
 from neve.proto.crc import Buffer, crc32c
 from neve.proto.errors import InvalidArgument, NotFound, Overloaded
 

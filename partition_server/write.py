@@ -22,7 +22,7 @@ Outcome = tuple[Info, ...]  # of a put: one; of a delete: one, if there was some
 
 def remembered(entries: Sequence[Entry]) -> Outcome:
     """What is kept of a write's answer. Of a batch one Info, however long it is: its first seq, how many there are, and
-    when. The rest comes again with the call that is repeated (`writes.expanded`)."""
+    when. The rest comes again with the call that is repeated (`operations.expanded`)."""
     first = entries[0]
     if len(entries) > 1:
         return (Info(first.seq, len(entries), first.modified_ms, 0, 0),)

@@ -16,16 +16,23 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from neve.client.types import Position
 from neve.partition_server import log_format
-from neve.partition_server.engine_config import TTL_MS_MAX, VALUE_BYTES_MAX
-from neve.partition_server.entry import GONE, PUT, Entry, Info, Part, Parts
+from neve.partition_server.entry import GONE, PUT, Entry, Part, Parts
 from neve.partition_server.log_format import BatchDelete, BatchPut, Caller
 from neve.partition_server.lookups import Lookups
 from neve.partition_server.memtable import Memtable
+from neve.partition_server.operations import (
+    ANYTHING,
+    Operation,
+    check_size,
+    check_ttl,
+    check_value,
+    expanded,
+)
 from neve.partition_server.store import Store
 from neve.partition_server.write import Outcome, Write
 from neve.proto.crc import Buffer, crc32c
@@ -37,22 +44,9 @@ from neve.proto.errors import (
     InvalidArgument,
     NeveError,
     Overloaded,
-    TooLarge,
 )
 
 log = logging.getLogger(__name__)
-
-ANYTHING = None  # an expectation; 0: nothing is there; otherwise the version that is
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One of a batch. `value` None: delete."""
-
-    key: bytes
-    value: Buffer | None = None
-    expected: int | None = ANYTHING
-    ttl_ms: int = 0
 
 
 class Writes:
@@ -471,39 +465,3 @@ class Writes:
             release()
         else:
             write.wait(self._loop).add_done_callback(release)
-
-
-def expanded(outcome: Outcome, operations: Sequence[Operation]) -> Outcome:
-    """The answer of a batch, also out of what is remembered of it: one Info for each operation."""
-    count = len(operations)
-    if len(outcome) == count:
-        return outcome
-    if len(outcome) != 1 or outcome[0].size_bytes != count:
-        raise InvalidArgument(what="call", detail=f"it was another one before, not a batch of {count} operations")
-    (first,) = outcome
-    return tuple(
-        Info(
-            first.version + number,
-            len(each.value),
-            first.modified_ms,
-            first.modified_ms + each.ttl_ms if each.ttl_ms else 0,
-            crc32c(each.value),
-        )
-        if each.value is not None
-        else GONE
-        for number, each in enumerate(operations)
-    )
-
-
-def check_value(value: Buffer) -> None:
-    check_size("value", len(value))
-
-
-def check_ttl(ttl_ms: int) -> None:
-    if not 0 <= ttl_ms <= TTL_MS_MAX:
-        raise InvalidArgument(what="ttl_ms", detail=f"{ttl_ms}, at most {TTL_MS_MAX}; 0 is for ever")
-
-
-def check_size(what: str, size_bytes: int) -> None:
-    if size_bytes > VALUE_BYTES_MAX:
-        raise TooLarge(what=what, size_bytes=size_bytes, limit_bytes=VALUE_BYTES_MAX)
