@@ -105,6 +105,8 @@ class Host:
     def find(self, key: bytes, *, regions_version: int, write: bool) -> Engine | None:
         """The partition that serves this key now; None: in a moment, wait. `WrongServer`: somebody else has it."""
         if regions_version > self._version:
+            if self._stopping:  # it takes no news any more: whoever waits for them would wait in vain, and not sleep
+                raise self.wrong_server()
             return None
         hosted = self._hosted_of(key)
         if hosted.phase is Phase.SERVING or (hosted.phase is Phase.FREEZING and not write):
