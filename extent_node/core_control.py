@@ -348,6 +348,7 @@ def doubt_on_start(state: ReplicaState, *, page_cache_kept: bool, stopped_cleanl
 
 
 def doubt_after_failed_sync(state: ReplicaState) -> Doubt | None:
-    """A sync of this file failed: `note_read_only(SYNC_FAILED)`, and try to make this doubt durable."""
-    assert state.read_only is ReadOnly.SYNC_FAILED, state
+    """A sync of this file failed: `note_read_only(SYNC_FAILED)`, and try to make this doubt durable. If its disk had
+    failed before, that is what it says, and the doubt is the same."""
+    assert state.read_only in (ReadOnly.SYNC_FAILED, ReadOnly.DISK_FAILED), state
     return Doubt.SYNC_FAILED if state.seal is None else None

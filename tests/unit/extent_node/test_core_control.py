@@ -372,4 +372,5 @@ def test_doubt_on_start_for_every_state() -> None:
 
 def test_a_failed_sync_makes_an_unsealed_replica_doubtful() -> None:
     assert core.doubt_after_failed_sync(replica(read_only=ReadOnly.SYNC_FAILED)) is Doubt.SYNC_FAILED
+    assert core.doubt_after_failed_sync(replica(read_only=ReadOnly.DISK_FAILED)) is Doubt.SYNC_FAILED  # failed before
     assert core.doubt_after_failed_sync(sealed_replica(read_only=ReadOnly.SYNC_FAILED)) is None
