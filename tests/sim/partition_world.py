@@ -19,14 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from neve.client.kv_options import KeyValueOptions
-from neve.partition_manager.core_balance import BalanceConfig
 from neve.partition_server.config import Serving
 from neve.partition_server.engine_config import EngineConfig
 from neve.stream_manager.config import Defaults
 from tests.sim import kv_checkers
 from tests.sim.client import OPTIONS
 from tests.sim.kv_uses import MIDDLE_KEYS, KeyValueUsers
-from tests.sim.partitions import NO_BALANCE, PartitionCluster
+from tests.sim.partitions import NO_BALANCE, RESTLESS, PartitionCluster
 from tests.sim.swarm import Shape
 from tests.sim.troubles import Kind, Scene
 from tests.sim.troubles_partitions import PartitionTroubles
@@ -56,15 +55,6 @@ MOMENTS = (
     ("SplitStreams", "request"),
     ("SplitStreams", "reply"),
     ("TruncateStream", "request"),
-)
-RESTLESS = BalanceConfig(
-    interval_s=1.0,
-    rest_s=2.0,
-    rounds=2,
-    split_bytes=40_000,
-    merge_bytes_max=10_000,
-    merge_rounds=5,
-    regions_per_server_min=1,
 )
 
 

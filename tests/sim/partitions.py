@@ -60,6 +60,15 @@ SERVING = Serving(frozen_ms=3000, hold_s=5.0, load_retry_s_max=1.0)
 EXTENT_BYTES = 60_000  # of the partitions' streams: they roll now and then
 KV_OPTIONS = KeyValueOptions(operation_timeout_s=40.0, attempt_timeout_s=3.0, limits=OPTIONS.limits)
 NO_BALANCE = BalanceConfig(interval_s=1e6)
+RESTLESS = BalanceConfig(  # splits and merges by itself, within seconds
+    interval_s=1.0,
+    rest_s=2.0,
+    rounds=2,
+    split_bytes=40_000,
+    merge_bytes_max=10_000,
+    merge_rounds=5,
+    regions_per_server_min=1,
+)
 
 
 class SimKeyValue:

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from neve.client.kv_client import KeyValueClient
-from neve.partition_manager.core_balance import BalanceConfig
 from neve.partition_server.config import Serving
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import InvalidArgument, NeveError, NotFound, VersionConflict
 from tests.history.workload import Journal
-from tests.sim.partitions import PartitionCluster, partitioned
+from tests.sim.partitions import RESTLESS, PartitionCluster, partitioned
 
 SPLIT = methods.PARTITION_MANAGER_SPLIT_REGION
 MERGE = methods.PARTITION_MANAGER_MERGE_REGIONS
@@ -267,15 +266,7 @@ async def test_t51_scans_during_splits_moves_and_merges_are_complete(cluster: Pa
 
 @partitioned(
     seed=29,
-    balance=BalanceConfig(
-        interval_s=1.0,
-        rest_s=2.0,
-        rounds=2,
-        split_bytes=40_000,
-        merge_bytes_max=10_000,
-        merge_rounds=5,
-        regions_per_server_min=1,
-    ),
+    balance=RESTLESS,
 )
 async def test_partitions_are_split_by_size_and_merged_when_they_are_empty_again(cluster: PartitionCluster) -> None:
     await cluster.bootstrap()

@@ -20,6 +20,7 @@ from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import SimManager
 from tests.sim.node import SimNode
+from tests.sim.partitions import SimKeyValue
 from tests.sim.swarm import Shape
 
 T = TypeVar("T")
@@ -81,6 +82,17 @@ class Scene(Protocol):
 
 def running_clients(scene: Scene) -> list[SimClient]:
     return [client for client in scene.cluster.clients.values() if client.running and not client.process.paused]
+
+
+def stop_client(scene: Scene, client: SimClient | SimKeyValue) -> None:
+    """For a while, with what is sent to it in its own buffers or on the way."""
+    client.pause(buffered=scene.rng.random() < 0.5)
+
+    def resume() -> None:
+        if client.running and client.process.paused:
+            client.resume()
+
+    scene.say(f"{client.name} stopped for {scene.for_a_while(resume):.2f} s")
 
 
 class NetworkTroubles:
@@ -381,13 +393,7 @@ class ClientTroubles:
         if not (clients := running_clients(self._scene)):
             return False
         client = self._scene.pick(clients, lambda client: client.name)
-        client.pause(buffered=self._scene.rng.random() < 0.5)
-
-        def resume() -> None:
-            if client.running and client.process.paused:
-                client.resume()
-
-        self._scene.say(f"{client.name} stopped for {self._scene.for_a_while(resume):.2f} s")
+        stop_client(self._scene, client)
         return True
 
     def _kill(self) -> bool:

@@ -15,7 +15,7 @@ from tests.sim.client import Killed
 from tests.sim.kv_uses import KeyValueUsers
 from tests.sim.partition_processes import SimProcess
 from tests.sim.partitions import PartitionCluster, SimKeyValue
-from tests.sim.troubles import Kind, Scene
+from tests.sim.troubles import Kind, Scene, stop_client
 
 RETRY_S = 1.0
 STOP_S_MAX = 20.0
@@ -147,11 +147,5 @@ class PartitionTroubles:
     def _pause_client(self) -> bool:
         if (client := self._client()) is None:
             return False
-        client.pause(buffered=self._scene.rng.random() < 0.5)
-
-        def resume() -> None:
-            if client.running and client.process.paused:
-                client.resume()
-
-        self._scene.say(f"{client.name} stopped for {self._scene.for_a_while(resume):.2f} s")
+        stop_client(self._scene, client)
         return True
