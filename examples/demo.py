@@ -110,11 +110,16 @@ def log_ends(folder: Path) -> str:
     return "\n".join(parts)
 
 
+def run(command: list[str]) -> int:
+    """Run a command that ends with this process, even if a signal ends it while the command is being started."""
+    return subprocess.run(dying_with_parent(*command), check=False).returncode
+
+
 def wbench(managers: list[str], *options: str) -> None:
     command = [sys.executable, "-m", "neve.client.command", "wbench", "--managers", ",".join(managers)]
     command += ["--duration", str(BENCH_S), *options]
     say(f"$ stream-client wbench --duration {BENCH_S} {' '.join(options)}")
-    code = subprocess.run(command, check=False).returncode
+    code = run(command)
     if code != 0:
         raise DemoFailed(f"wbench ended with {code}")
 
@@ -306,7 +311,7 @@ def show(folder: Path) -> None:
         say("\n$ neve status")
         command = [sys.executable, "-m", "neve.tools.main", "status", "--managers", ",".join(ready["managers"])]
         command += ["--partition-managers", ",".join(ready["partition_managers"])]
-        subprocess.run(command, check=False)
+        run(command)
         say("\n$ ^C         # neve up stops everything in order")
     say(f"\nall as it should be, in {time.monotonic() - began_s:.0f} s")
 

@@ -50,12 +50,39 @@ def test_a_demo_that_is_terminated_leaves_no_process_and_no_folder(tmp_path: Pat
     finally:
         demo.kill()
         demo.communicate()
-    for _ in range(1000):  # the kernel is on its way; a bound, not an expectation
-        if not _processes_with(f"TMPDIR={tmp_path}"):
+    _await_none_with(f"TMPDIR={tmp_path}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_demo_has_started_ends_with_it_however_it_ends(tmp_path: Path) -> None:
+    """A signal while a command is being started ends the demo before it knows of the command."""
+    variable = f"TMPDIR={tmp_path}"
+    command = dying_with_parent(sys.executable, DEMO)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}) as demo:
+        try:
+            begins = f"{sys.executable} -m neve.client.command wbench"
+            while not (started := [pid for pid in _processes_with(variable) if _command_of(pid).startswith(begins)]):
+                assert demo.poll() is None, "the demo has ended"
+                time.sleep(0.05)
+            os.kill(started[0], signal.SIGSTOP)  # it does not end by itself
+        finally:
+            demo.kill()
+    _await_none_with(variable)
+
+
+def _await_none_with(variable: str) -> None:
+    for _ in range(400):  # the kernel is on its way; a bound, not an expectation
+        if not _processes_with(variable):
             break
         time.sleep(0.05)
-    assert not _processes_with(f"TMPDIR={tmp_path}")
-    assert not list(tmp_path.iterdir())
+    assert not [_command_of(pid) for pid in _processes_with(variable)]
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""  # it has ended
 
 
 def _processes_with(variable: str) -> list[int]:
