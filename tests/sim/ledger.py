@@ -4,8 +4,8 @@ Invariants: every payload is unique, so that what is read tells which append it 
             an append counts as acknowledged from the moment on which its future has a position: whoever waits for it
             may see it later, and a process that is stopped in between has been told before;
             when a newer owner has opened a stream that nobody held, whatever an older one then still waits for is
-            barred: G5 says that it is never acknowledged. However it was opened, nothing of an older one is
-            acknowledged that the newer one has not found.
+            barred, unless the stream was taken from that one alive: G5 says that it is never acknowledged. However it
+            was opened, nothing of an older one is acknowledged that the newer one has not found.
 Neighbours: client.py writes into it, checkers.py reads it.
 """
 
@@ -55,6 +55,7 @@ class Session:
     token: int = 0  # 0: it did not come to opening
     attempts: list[Attempt] = field(default_factory=list)  # in the order of their calls
     named: int = 0
+    ousted: bool = False  # a newer one has taken the stream while this one held it
     weak: bool = False  # without sync, in a story in which all may lose power at once
     found: Position | None = None  # the end of the stream when it was opened
     found_at: int = 0  # the metadata's revision at that moment
@@ -96,12 +97,14 @@ class Ledger:
         (docs/protocol.md): what the new owner has `found`."""
         session.token = token
         session.found, session.found_at = found, revision
-        if takeover:
-            return
-        for older in self.sessions:
-            if older.stream_id == session.stream_id and 0 < older.token < token:
-                for attempt in older.attempts:
-                    attempt.barred = attempt.barred or not (attempt.settled or attempt.seen_late)
+        for older in self.sessions_of(session.stream_id):
+            if not 0 < older.token < token:
+                continue
+            older.ousted = older.ousted or takeover
+            if older.ousted:  # by this one or before, and it may not have heard of it yet: stopped, say
+                continue
+            for attempt in older.attempts:
+                attempt.barred = attempt.barred or not (attempt.settled or attempt.seen_late)
 
     def outruns(self, attempt: Attempt, position: Position, linked: Mapping[int, int]) -> Session | None:
         """The newer owner, if there is one, who has opened the stream and not found what is acknowledged there: of an
