@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import random
@@ -49,12 +48,12 @@ from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.rpc.descriptors import raise_descriptor_limit
-from neve.rpc.diagnostics import build_version, diagnostics_service
-from neve.rpc.front import Front, run_until_told_to_stop
+from neve.rpc.diagnostics import build_version
+from neve.rpc.front import run_until_told_to_stop
 from neve.rpc.logs import set_up_logging
 from neve.rpc.pool import ChannelPool
+from neve.rpc.server_process import ServerProcess
 from neve.rpc.service import Service
-from neve.rpc.wire.client import WireChannel
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +61,11 @@ DESCRIPTORS_BESIDE = 256  # for the journal, folders, files being made or copied
 FIRST_ID_TIMEOUT_S = 300.0  # a cluster that is being started may need that long to elect a manager
 
 
-class ExtentNode:
-    """One node. `start` returns when it serves; `stop` when nothing of it runs any more."""
+class ExtentNode(ServerProcess):
+    """One node. What ends: news, doors, copies, store."""
+
+    kind = "extent_node"
+    log_name = "node"
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class ExtentNode:
         format_journal: bool = False,
         give_up_disks: Sequence[str] = (),
     ) -> None:
+        super().__init__(cluster=config.cluster, listen=config.listen, drain_timeout_s=config.drain_timeout_s)
         self._config = config
         self._store_config = store_config
         self._fs = fs
@@ -84,20 +87,11 @@ class ExtentNode:
         self._format_journal = format_journal
         self._give_up_disks = give_up_disks
         self._tasks: list[asyncio.Task[None]] = []
-        self._exit = contextlib.AsyncExitStack()
         self.node_id = 0
-
-    async def start(self) -> None:
-        try:
-            await self._start()
-        except BaseException:
-            await self._exit.aclose()
-            raise
 
     async def _start(self) -> None:
         config = self._config
-        channels = ChannelPool(self._channel)
-        self._exit.push_async_callback(channels.close)
+        channels = self._make_channels(config.manager_token)
         link = WireManagerLink(channels, config.managers)
         registration = registration_request(
             cluster=config.cluster,
@@ -123,15 +117,9 @@ class ExtentNode:
             expected_uuids={str(disk.folder): disk.uuid for disk in config.disks if disk.uuid},
         )
         registration.node_id = self.node_id
+        log.info("node_identified node_id=%d", self.node_id)
         await self._start_store()
         await self._start_services(channels, link, registration)
-        log.info(
-            "node_started node_id=%d wire=%s grpc=%s status=%s",
-            self.node_id,
-            self.front.wire_address,
-            self.front.grpc_address or "-",
-            self.front.status_address or "-",
-        )
 
     async def _start_store(self) -> None:
         pool = Threads(self._config.threads, name="store")
@@ -187,39 +175,21 @@ class ExtentNode:
             node_id=self.node_id,
             read_bytes_max=self._store_config.read_bytes_max,
         )
-        services = [
-            Service(methods.EXTENT_NODE, servicer),
-            diagnostics_service(kind="extent_node", cluster=config.cluster),
-        ]
-        self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
+        front = self._make_front(Service(methods.EXTENT_NODE, servicer), registry)
         counters: dict[str, Any] = {"node": self.store.counters, "copy": copier.counters, "scrub": scrubber.counters}
-        registry.register(StoreCollector(self.store, self.front.wire, counters))
-        await self.front.start()
-        self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
+        registry.register(StoreCollector(self.store, front.wire, counters))
+        await self._open(front, advertise=config.advertise_wire)
 
-        registration.wire_address = config.advertise_wire or self.front.wire_address
-        registration.grpc_address = config.advertise_grpc or self.front.grpc_address
+        registration.wire_address = self.address
+        registration.grpc_address = config.advertise_grpc or front.grpc_address
         self._exit.push_async_callback(self._stop_tasks)
         if config.managers:
             self._tasks.append(asyncio.create_task(registrar.run(), name="registrar"))
         if config.scrub_bytes_per_s:
             self._tasks.append(asyncio.create_task(scrubber.run(), name="scrubber"))
 
-    async def stop(self) -> None:
-        """In the reverse order of the start: news, doors, copies, store."""
-        await self._exit.aclose()
-        log.info("node_stopped node_id=%d", self.node_id)
-
-    def _channel(self, address: str) -> WireChannel:
-        config = self._config
-        return WireChannel(
-            address,
-            cluster=config.cluster,
-            limits=config.listen.limits,
-            token=config.manager_token,
-            tls=config.listen.tls,
-            agent=f"extent_node {self.node_id}",
-        )
+    def _agent(self) -> str:
+        return f"extent_node {self.node_id}"
 
     async def _stop_tasks(self) -> None:
         for task in self._tasks:
@@ -231,7 +201,7 @@ class ExtentNode:
 
     def _facts(self) -> Mapping[str, object]:
         disks = {disk.disk_uuid: disk.reason or "writable" for disk in self.store.disks()}
-        return {"kind": "extent_node", "node_id": self.node_id, "cluster": self._config.cluster, "disks": disks}
+        return {"node_id": self.node_id, "disks": disks}
 
 
 async def serve(

@@ -11,9 +11,7 @@ Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,13 +37,9 @@ from neve.partition_server.servicer import PartitionServerServicer
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.rpc.command_line import run_server
-from neve.rpc.diagnostics import diagnostics_service
-from neve.rpc.front import Front, run_until_told_to_stop
-from neve.rpc.pool import ChannelPool
+from neve.rpc.front import run_until_told_to_stop
+from neve.rpc.server_process import ServerProcess
 from neve.rpc.service import Service
-from neve.rpc.wire.client import WireChannel
-
-log = logging.getLogger(__name__)
 
 
 def wall_clock_ms() -> int:
@@ -89,21 +83,15 @@ def loads_of(host: Host) -> Iterable[pm.PartitionLoad]:
     return [hosted.partition.load_now() for hosted in host.hosted.values() if hosted.partition is not None]
 
 
-class PartitionServer:
-    """One server. `start` returns when its doors are open; `stop` when nothing of it runs any more."""
+class PartitionServer(ServerProcess):
+    """One server. Its start ends when its doors are open; it serves what the manager gives it later."""
+
+    kind = log_name = "partition_server"
 
     def __init__(self, config: PartitionServerConfig, *, rng: random.Random) -> None:
+        super().__init__(cluster=config.cluster, listen=config.listen, drain_timeout_s=config.drain_timeout_s)
         self._config = config
         self._rng = rng
-        self._exit = contextlib.AsyncExitStack()
-        self.address = ""
-
-    async def start(self) -> None:
-        try:
-            await self._start()
-        except BaseException:
-            await self._exit.aclose()
-            raise
 
     async def _start(self) -> None:
         config = self._config
@@ -117,8 +105,7 @@ class PartitionServer:
         )
         await client.open()
         self._exit.push_async_callback(client.close)  # ends the lease, and with it the registration
-        channels = ChannelPool(self._channel)
-        self._exit.push_async_callback(channels.close)
+        channels = self._make_channels(config.token)
         around = surroundings(config, client, rng=self._rng)
         self.host = Host(around, await client.metadata())
         registry = CollectorRegistry()
@@ -126,14 +113,8 @@ class PartitionServer:
         servicer = PartitionServerServicer(
             self.host, ServerMetrics(registry), multi_reply_bytes_max=config.multi_reply_bytes_max
         )
-        services = [
-            Service(methods.PARTITION_SERVER, servicer),
-            diagnostics_service(kind="partition_server", cluster=config.cluster),
-        ]
-        self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
-        await self.front.start()
-        self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
-        self.address = config.advertise or self.front.wire_address
+        service = Service(methods.PARTITION_SERVER, servicer)
+        await self._open(self._make_front(service, registry), advertise=config.advertise)
         options = ClientOptions(call_timeout_s=10.0, attempt_timeout_s=3.0)
         self.registration = Registration(
             config,
@@ -150,12 +131,6 @@ class PartitionServer:
             asyncio.ensure_future(Collections(around.memory).run()),
         ]
         self._exit.push_async_callback(self._stop_serving)
-        log.info(
-            "partition_server_started wire=%s grpc=%s status=%s",
-            self.front.wire_address,
-            self.front.grpc_address or "-",
-            self.front.status_address or "-",
-        )
 
     async def _serve_when_registered(self) -> None:
         await self.registration.registered.wait()
@@ -167,26 +142,9 @@ class PartitionServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.host.stop()
 
-    async def stop(self) -> None:
-        await self._exit.aclose()
-        log.info("partition_server_stopped wire=%s", self.address)
-
-    def _channel(self, address: str) -> WireChannel:
-        config = self._config
-        return WireChannel(
-            address,
-            cluster=config.cluster,
-            limits=config.listen.limits,
-            token=config.token,
-            tls=config.listen.tls,
-            agent="partition_server",
-        )
-
     def _facts(self) -> Mapping[str, object]:
         hosted = self.host.hosted
         return {
-            "kind": "partition_server",
-            "cluster": self._config.cluster,
             "server_id": self.host.server_id,
             "map_version": self.host.version,
             "partitions": {str(number): each.phase.value for number, each in sorted(hosted.items())},

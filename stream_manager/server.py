@@ -12,7 +12,6 @@ Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import random
@@ -26,11 +25,10 @@ from neve.meta.etcd import EtcdStore
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
 from neve.rpc.command_line import run_server
-from neve.rpc.diagnostics import diagnostics_service
-from neve.rpc.front import Front, run_until_told_to_stop
+from neve.rpc.front import run_until_told_to_stop
 from neve.rpc.pool import ChannelPool
+from neve.rpc.server_process import ServerProcess
 from neve.rpc.service import Service
-from neve.rpc.wire.client import WireChannel
 from neve.stream_manager.config import ManagerConfig, load
 from neve.stream_manager.leader import Loaded, MakeNodesPart
 from neve.stream_manager.manager import Manager
@@ -52,8 +50,11 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class StreamManager:
-    """One manager. `start` returns when it serves, as a leader or not; `stop` when nothing of it runs any more."""
+class StreamManager(ServerProcess):
+    """One manager, as a leader or not."""
+
+    kind = "stream_manager"
+    log_name = "manager"
 
     def __init__(
         self,
@@ -63,19 +64,11 @@ class StreamManager:
         store: MetaStore | None = None,
         make_part: MakeNodesPart = ClusterNodes,
     ) -> None:
+        super().__init__(cluster=config.cluster, listen=config.listen, drain_timeout_s=config.drain_timeout_s)
         self._config = config
         self._rng = rng
         self._store = store
         self._make_part = make_part
-        self._exit = contextlib.AsyncExitStack()
-        self.address = ""
-
-    async def start(self) -> None:
-        try:
-            await self._start()
-        except BaseException:
-            await self._exit.aclose()
-            raise
 
     async def _start(self) -> None:
         config = self._config
@@ -83,8 +76,7 @@ class StreamManager:
         if store is None:
             store = await EtcdStore.connect(config.etcd)
             self._exit.push_async_callback(store.close)
-        channels = ChannelPool(self._channel)
-        self._exit.push_async_callback(channels.close)
+        channels = self._make_channels(config.node_token)
         registry = CollectorRegistry()
         self.manager = Manager(
             config,
@@ -98,26 +90,10 @@ class StreamManager:
             on_ended=_unfreeze,
         )
         registry.register(ManagerCollector(self.manager))
-        services = [
-            Service(methods.STREAM_MANAGER, StreamManagerServicer(self.manager)),
-            diagnostics_service(kind="stream_manager", cluster=config.cluster),
-        ]
-        self.front = Front(config.listen, services, cluster=config.cluster, registry=registry, facts=self._facts)
-        await self.front.start()
-        self._exit.push_async_callback(self.front.stop, config.drain_timeout_s)
-        self.address = config.advertise or self.front.wire_address
+        service = Service(methods.STREAM_MANAGER, StreamManagerServicer(self.manager))
+        await self._open(self._make_front(service, registry), advertise=config.advertise)
         self.manager.start(self.address)
         self._exit.push_async_callback(self.manager.stop)
-        log.info(
-            "manager_started wire=%s grpc=%s status=%s",
-            self.front.wire_address,
-            self.front.grpc_address or "-",
-            self.front.status_address or "-",
-        )
-
-    async def stop(self) -> None:
-        await self._exit.aclose()
-        log.info("manager_stopped wire=%s", self.address)
 
     def reload_topology(self) -> None:
         """Of the current term, if this manager leads: every term begins with nothing remembered."""
@@ -126,24 +102,11 @@ class StreamManager:
             term.part.reload_topology()
         log.info("topology_reload_asked leading=%s", term is not None)
 
-    def _channel(self, address: str) -> WireChannel:
-        config = self._config
-        return WireChannel(
-            address,
-            cluster=config.cluster,
-            limits=config.listen.limits,
-            token=config.node_token,
-            tls=config.listen.tls,
-            agent="stream_manager",
-        )
-
     def _facts(self) -> Mapping[str, object]:
         term = self.manager.term
         state = term.state if term is not None else self.manager.follower.state
         leader = self.manager.roster.leader
         return {
-            "kind": "stream_manager",
-            "cluster": self._config.cluster,
             "leading": term is not None,
             "leader": leader.address if leader is not None else "",
             "revision": state.revision if state is not None else 0,
