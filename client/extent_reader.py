@@ -1,11 +1,11 @@
-"""Reads one extent: the blocks of one answer are checked while the next answer is on its way. That one is asked for
-when the one before it begins to come, so that the node never waits for us.
+"""Reads one extent: the blocks of one answer are checked while the next ones are on their way.
 
 Invariants: bytes whose CRC does not fit are never given out: they are read elsewhere, and the replica is reported, once
             it is certain that a block begins there;
-            at most two answers are held: the one that is being given out and the one that is being fetched;
+            at most three answers are held: the one that is being given out and two that are being fetched;
             what fails is tried again, at other replicas and with fresh metadata, until a deadline without progress.
-Neighbours: read_race.py fetches, core_reader.py checks, catalog.py knows replicas, reader.py goes over extents.
+Neighbours: read_race.py fetches, read_ahead.py says when, core_reader.py checks, catalog.py knows replicas, reader.py
+            goes over extents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 
 from neve.client.cache import BlockCache
@@ -21,7 +21,8 @@ from neve.client.catalog import Catalog
 from neve.client.core_reader import Block, SourceHistory, parse_blocks
 from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
-from neve.client.read_race import REPLY_BYTES, SLOW_BUCKETS_PER_S, Race, ReadPlan, Won
+from neve.client.read_ahead import Ahead, Fetch
+from neve.client.read_race import REPLY_BYTES, SLOW_BUCKETS_PER_S, Race, ReadPlan, Won, with_headers
 from neve.client.types import Extent, Position, Replica
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
@@ -69,56 +70,6 @@ class _Trouble:
         self._delay_s = min(2 * self._delay_s, self._options.retry_delay_s_max)
 
 
-class Fetch:
-    """An answer that was asked for. Whoever awaits it may hear where it ends before it is here."""
-
-    __slots__ = ("future", "head", "offset", "on_head")
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-        self.future: asyncio.Future[Won]
-        self.head: pb.ReadBlockReply | None = None
-        self.on_head: Callable[[pb.ReadBlockReply], None] | None = None
-
-    def heard(self, reply: pb.ReadBlockReply) -> None:
-        self.head = reply
-        if self.on_head is not None:
-            self.on_head(reply)
-
-    async def wait(self, on_head: Callable[[pb.ReadBlockReply], None]) -> Won:
-        """`on_head` is called at most once, now or while this waits, and never afterwards: nothing more is fetched
-        while nobody waits."""
-        if self.head is not None:
-            on_head(self.head)
-        else:
-            self.on_head = on_head
-        try:
-            return await self.future
-        finally:
-            self.on_head = None
-
-    def drop(self) -> None:
-        if not self.future.cancel() and not self.future.cancelled():
-            self.future.exception()  # seen: nobody else will look at it
-
-
-class _Ahead:
-    """What follows the answer that is awaited, or given out: one fetch at most."""
-
-    __slots__ = ("fetch",)
-
-    def __init__(self) -> None:
-        self.fetch: Fetch | None = None
-
-    def take(self) -> Fetch | None:
-        fetch, self.fetch = self.fetch, None
-        return fetch
-
-    def drop(self) -> None:
-        if (fetch := self.take()) is not None:
-            fetch.drop()
-
-
 class ExtentReader:
     """For all reads of one client."""
 
@@ -152,15 +103,13 @@ class ExtentReader:
         trouble = _Trouble(self._options, self._rng)
         bad: dict[Replica, Problem] = {}  # whose bytes at `offset` were wrong
         certain = offset == 0  # that a block begins at `offset`
-        ahead = _Ahead()
+        ahead = Ahead()
 
         def ask_ahead(reply: pb.ReadBlockReply) -> None:
             """From where this answer ends, unless that is the end of all."""
-            if ahead.fetch is not None and ahead.fetch.offset != reply.end:
-                ahead.drop()  # another replica has answered in between, and ended elsewhere
-            more = reply.end < reply.readable and (extent.length is None or reply.end < extent.length)
-            if ahead.fetch is None and more:
-                ahead.fetch = self._fetch(extent, reply.end, self._options.read_bytes, avoid=())
+            for begin in ahead.wanted(reply):
+                if extent.length is None or begin < extent.length:
+                    ahead.put(self._fetch(extent, begin, self._options.read_bytes, avoid=()))
 
         try:
             while True:
@@ -169,7 +118,7 @@ class ExtentReader:
                         raise OutOfRange(extent_id=extent_id, offset=offset, readable=extent.length)
                     yield Chunk([], offset, sealed=True)
                     return
-                fetch = ahead.take() or self._fetch(extent, offset, self._options.read_first_bytes, avoid=bad)
+                fetch = ahead.take(offset) or self._fetch(extent, offset, self._options.read_first_bytes, avoid=bad)
                 try:
                     won = await fetch.wait(ask_ahead)
                     _check_answer(won, offset)
@@ -195,13 +144,15 @@ class ExtentReader:
                     if not follow:
                         yield Chunk([], offset)
                         return
-                    ahead.fetch = await self._poll(extent, offset)
-                    if ahead.fetch is None:
+                    polled = await self._poll(extent, offset)
+                    if polled is not None:
+                        ahead.put(polled)
+                    else:
                         extent = await self._catalog.extent(extent_id, refresh=True)
                     continue
-                known = ahead.fetch
+                under_way = len(ahead)
                 ask_ahead(won.reply)
-                if ahead.fetch is not known:
+                if ahead and not under_way:
                     await asyncio.sleep(0)  # it leaves now, and not after the checking
                 blocks, problem = parse_blocks(won.payload, offset)
                 if blocks:
@@ -210,6 +161,7 @@ class ExtentReader:
                     bad = {}
                     certain = True
                     yield Chunk(blocks, blocks[-1].end)
+                    ahead.given_out()
                     offset = blocks[-1].end
                     trouble.over()
                 if problem is not None:
@@ -244,11 +196,12 @@ class ExtentReader:
             extent_id=extent.id,
             eversion=extent.eversion,
             offset=offset,
-            max_bytes=size_bytes,
+            max_bytes=size_bytes if max_blocks else with_headers(size_bytes),
             max_blocks=max_blocks,
             sealed_length=extent.length,
             timeout_s=options.read_timeout_s,
             speculative_delay_s_min=options.speculative_delay_s_min,
+            next_max_bytes=0 if max_blocks else with_headers(options.read_bytes),
         )
         heard = fetch.heard if not max_blocks else None  # nothing follows a single block
         fetch.future = Race(self._channels, replicas, plan, self._history, self._slow, heard).future

@@ -40,9 +40,7 @@ class ClientOptions:
     block_payload_bytes_max: int = 4 * MIB  # larger records go in several blocks
 
     # --- readers ---
-    # Asked for at a time: the read-ahead holds two of them; 4 MiB were no faster. Only whole blocks come, each with a
-    # header: without room for those, of two blocks of 1 MiB one would come, at half as much again for each byte.
-    read_bytes: int = 2 * MIB + 16 * KIB
+    read_bytes: int = 2 * MIB  # of payload, asked for at a time: a reader holds three of them; 4 MiB were no faster
     read_first_bytes: int = 256 * KIB  # the first answer of a reader comes soon; the following ones are larger
     read_timeout_s: float = 5.0  # of one attempt at one replica
     read_deadline_s: float = 30.0  # until some replica has answered

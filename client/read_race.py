@@ -23,8 +23,15 @@ from neve.rpc.service import Begun, Reply
 from neve.rpc.wire.deadlines import Deadlines
 
 REPLY_BYTES = 4096
+HEADERS_SHARE = 128  # of what is asked for, one part in so many: the headers of blocks of 1 KiB
 SLOW_BUCKETS_PER_S = 1000  # how finely it is told which of many reads are slow
 SMALL_BYTES_MAX = 64 << 10
+
+
+def with_headers(payload_bytes: int) -> int:
+    """What to ask for, to get so much of payload. Only whole blocks come, each with a header: without room for those,
+    of two blocks of 1 MiB one would come, at half as much again for each byte."""
+    return payload_bytes + payload_bytes // HEADERS_SHARE
 
 
 class Won(NamedTuple):
@@ -46,6 +53,7 @@ class ReadPlan(NamedTuple):
     sealed_length: int | None
     timeout_s: float
     speculative_delay_s_min: float
+    next_max_bytes: int = 0  # what will be asked for behind it
 
     @property
     def size(self) -> str:
@@ -95,6 +103,7 @@ class Race:
                 offset=plan.offset,
                 max_blocks=plan.max_blocks,
                 max_bytes=plan.max_bytes,
+                next_max_bytes=plan.next_max_bytes,
             )
             call = self._channels.channel(replica.address).begin(
                 methods.EXTENT_NODE_READ_BLOCK,
@@ -130,6 +139,7 @@ class Race:
             self._history.answered(replica.address, now_s - begun_s, size=self._plan.size)
             won = Won(replica, reply.message, reply.attachment)
             if self._is_of_use(reply.message):
+                self._heard(reply.message)  # as of an answer that came in one piece
                 self.future.set_result(won)
                 return
             if self._empty is None or reply.message.sealed:

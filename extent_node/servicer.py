@@ -102,7 +102,13 @@ class ExtentNodeServicer:
         else:
             call.attach(*result.payload, own_checksums=True)
         self._metrics.read_s.observe(self._loop.time() - begun_s)
-        return pb.ReadBlockReply(end=result.end, readable=result.readable, sealed=result.sealed, blocks=result.blocks)
+        return pb.ReadBlockReply(
+            end=result.end,
+            readable=result.readable,
+            sealed=result.sealed,
+            blocks=result.blocks,
+            next_end=result.next_end,
+        )
 
     # --- orders of the manager -------------------------------------------------------------------------------
 

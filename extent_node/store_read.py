@@ -39,6 +39,7 @@ class ReadResult(NamedTuple):
     blocks: int
     payload: Sequence[Buffer] = ()
     file: SealedRange | None = None  # which has the same bytes
+    next_end: int = 0  # of what the reader will ask for next; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Reader:
         if not self._files.is_warm(found, opened, offset, end):
             return None
         self._count(end - offset)
-        return _sealed_result(opened, offset, end, count, bounds)
+        return self._sealed_result(opened, request, end, count, bounds)
 
     async def read(self, request: pb.ReadBlockRequest) -> ReadResult:
         if request.follow:
@@ -135,7 +136,21 @@ class Reader:
         end, count = self._run_of_blocks(found, opened, request, bounds, max_bytes)
         if not self._files.is_warm(found, opened, request.offset, end):
             await self._files.warm(found, opened, request.offset, end)
-        return _sealed_result(opened, request.offset, end, count, bounds)
+        return self._sealed_result(opened, request, end, count, bounds)
+
+    def _sealed_result(
+        self, opened: SealedFile, request: pb.ReadBlockRequest, end: int, count: int, bounds: core.Readable
+    ) -> ReadResult:
+        part = SealedRange(opened, request.offset, opened.view[request.offset : end])
+        next_end = self._next_end(opened, request.next_max_bytes, end, bounds) if request.next_max_bytes else 0
+        return ReadResult(end, bounds.readable, True, count, (part.view,), part, next_end)
+
+    def _next_end(self, opened: SealedFile, max_bytes: int, offset: int, bounds: core.Readable) -> int:
+        """Where the answer behind the one that ends at `offset` will end: the reader can ask for both, and for what
+        follows them, before either has come."""
+        max_bytes = min(max_bytes, self._store.config.read_bytes_max, bounds.serve_end - offset)
+        run = opened.blocks.blocks_from(offset, max_blocks=0, max_bytes=max_bytes) if max_bytes > 0 else None
+        return run[0] if run is not None and run[0] <= bounds.serve_end else 0
 
     def _run_of_blocks(
         self, found: Replica, opened: SealedFile, request: pb.ReadBlockRequest, bounds: core.Readable, max_bytes: int
@@ -262,11 +277,6 @@ class Reader:
             None if found.gone else found.state, wanted=found.state.ref(), extent_id=found.extent_id, offset=offset
         )
         return isinstance(bounds, core.Readable) and bounds.serve_end == offset and not bounds.sealed
-
-
-def _sealed_result(opened: SealedFile, start: int, end: int, count: int, bounds: core.Readable) -> ReadResult:
-    part = SealedRange(opened, start, opened.view[start:end])
-    return ReadResult(end, bounds.readable, True, count, (part.view,), part)
 
 
 def _whole_blocks(data: bytes, max_blocks: int) -> tuple[int, int]:

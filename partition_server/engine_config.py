@@ -16,7 +16,7 @@ VALUE_BYTES_MAX = 32 * MIB  # at once; larger ones are uploaded in parts
 TTL_MS_MAX = 2**53  # added to the time of day it fits into every record; whoever wants more wants for ever
 
 # Of a stream, asked for at a time: to check and decode so much of small records takes five milliseconds, and a merge
-# holds two of them for each table.
+# holds three of them for each table.
 READ_BYTES = 512 * KIB
 
 

@@ -81,7 +81,7 @@ class AppendBlockReply(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[SegmentResult, _Mapping]]] = ...) -> None: ...
 
 class ReadBlockRequest(_message.Message):
-    __slots__ = ("call", "extent_id", "replica", "eversion", "offset", "max_blocks", "max_bytes", "follow", "wait_ms")
+    __slots__ = ("call", "extent_id", "replica", "eversion", "offset", "max_blocks", "max_bytes", "follow", "wait_ms", "next_max_bytes")
     CALL_FIELD_NUMBER: _ClassVar[int]
     EXTENT_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class ReadBlockRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     call: _common_pb2.CallId
     extent_id: int
     replica: _common_pb2.Replica
@@ -100,21 +101,24 @@ class ReadBlockRequest(_message.Message):
     max_bytes: int
     follow: bool
     wait_ms: int
-    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., eversion: _Optional[int] = ..., offset: _Optional[int] = ..., max_blocks: _Optional[int] = ..., max_bytes: _Optional[int] = ..., follow: _Optional[bool] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    next_max_bytes: int
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., eversion: _Optional[int] = ..., offset: _Optional[int] = ..., max_blocks: _Optional[int] = ..., max_bytes: _Optional[int] = ..., follow: _Optional[bool] = ..., wait_ms: _Optional[int] = ..., next_max_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadBlockReply(_message.Message):
-    __slots__ = ("end", "readable", "sealed", "blocks", "payload")
+    __slots__ = ("end", "readable", "sealed", "blocks", "next_end", "payload")
     END_FIELD_NUMBER: _ClassVar[int]
     READABLE_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_END_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     end: int
     readable: int
     sealed: bool
     blocks: int
+    next_end: int
     payload: bytes
-    def __init__(self, end: _Optional[int] = ..., readable: _Optional[int] = ..., sealed: _Optional[bool] = ..., blocks: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, end: _Optional[int] = ..., readable: _Optional[int] = ..., sealed: _Optional[bool] = ..., blocks: _Optional[int] = ..., next_end: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class RaiseTokenRequest(_message.Message):
     __slots__ = ("call", "leader", "extent_id", "replica", "eversion", "token")

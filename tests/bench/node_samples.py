@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neve.client.options import DEFAULT_OPTIONS
+from neve.client.read_race import with_headers
 from neve.rpc.limits import Limits
 from neve.rpc.wire.buffers import POOL_BYTES_MAX, STREAM_CHUNK_BYTES
 from tests.bench import node_disk, node_process
@@ -26,7 +27,7 @@ WINDOW = 16  # frames
 # Of how many extents a frame carries an append. One frame of 512 leaves the node idle while the next one is made.
 FRAME_EXTENTS = 64
 
-READ_BYTES = DEFAULT_OPTIONS.read_bytes  # of one ReadBlock call, as the client asks for them
+READ_BYTES = with_headers(DEFAULT_OPTIONS.read_bytes)  # of one ReadBlock call, as the client asks for them
 RANDOM_READ_BYTES = 4 * KIB
 
 # A thousand writers offer 250 MiB together, more than the node's bound: so that the bound is what counts.

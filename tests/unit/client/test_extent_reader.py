@@ -1,10 +1,10 @@
-"""Reading ahead: asked for when the answer before begins to come, and never more than one answer ahead."""
+"""Reading ahead: asked for as soon as it is known where, and never more than two answers ahead."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 from typing import cast
 
@@ -12,16 +12,18 @@ import pytest
 
 from neve.client.catalog import Catalog
 from neve.client.core_reader import SourceHistory
-from neve.client.extent_reader import ExtentReader, Fetch
+from neve.client.extent_reader import Chunk, ExtentReader
 from neve.client.manager_link import ManagerLink
 from neve.client.options import DEFAULT_OPTIONS
-from neve.client.read_race import Race, ReadPlan, Won
+from neve.client.read_ahead import Fetch
+from neve.client.read_race import Race, ReadPlan, Won, with_headers
 from neve.client.types import Extent, Replica
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.blocks import HEADER_BYTES, encode_block
+from neve.proto.blocks import HEADER_BYTES, Problem, encode_block
 from neve.proto.errors import ConnectionLost
 from neve.rpc.limits import KIB, MIB
 from neve.rpc.pool import ChannelPool
+from neve.rpc.service import Reply
 from neve.rpc.wire.deadlines import Deadlines
 
 BLOCK = encode_block(b"x" * 92)
@@ -31,24 +33,28 @@ EXTENT = Extent(id=7, eversion=1, length=BLOCKS * len(BLOCK), replicas=(REPLICA,
 
 
 class Known:
-    """A catalog of one sealed extent."""
+    """A catalog of one extent."""
+
+    def __init__(self, extent: Extent) -> None:
+        self._extent = extent
 
     async def extent(self, extent_id: int, *, refresh: bool = False) -> Extent:
-        return EXTENT
+        return self._extent
 
 
 class Reader(ExtentReader):
     """Its fetches are answered by the test: one block each."""
 
-    def __init__(self) -> None:
+    def __init__(self, extent: Extent = EXTENT) -> None:
         super().__init__(
             cast(ChannelPool, None),
             cast(ManagerLink, None),
-            cast(Catalog, Known()),
+            cast(Catalog, Known(extent)),
             options=DEFAULT_OPTIONS,
             rng=random.Random(1),
         )
         self.asked: list[Fetch] = []
+        self.reported: list[int] = []
 
     def _fetch(
         self, extent: Extent, offset: int, size_bytes: int, *, avoid: Collection[Replica], max_blocks: int = 0
@@ -58,17 +64,23 @@ class Reader(ExtentReader):
         self.asked.append(fetch)
         return fetch
 
+    def _report(self, extent_id: int, replica: Replica, problem: Problem) -> None:
+        self.reported.append(problem.offset // len(BLOCK))
+
     def offsets(self) -> list[int]:
         return [fetch.offset // len(BLOCK) for fetch in self.asked]
 
 
-def reply_of(fetch: Fetch, *, blocks: int = 1) -> pb.ReadBlockReply:
+def reply_of(fetch: Fetch, *, blocks: int = 1, next_blocks: int = 0) -> pb.ReadBlockReply:
+    """`next_blocks`: how many the node says that the next answer will have."""
     end = fetch.offset + blocks * len(BLOCK)
-    return pb.ReadBlockReply(end=end, readable=BLOCKS * len(BLOCK), sealed=True, blocks=blocks)
+    next_end = end + next_blocks * len(BLOCK) if next_blocks else 0
+    return pb.ReadBlockReply(end=end, readable=BLOCKS * len(BLOCK), sealed=True, blocks=blocks, next_end=next_end)
 
 
-def answer(fetch: Fetch, *, blocks: int = 1) -> None:
-    fetch.future.set_result(Won(REPLICA, reply_of(fetch, blocks=blocks), memoryview(BLOCK * blocks)))
+def answer(fetch: Fetch, *, blocks: int = 1, next_blocks: int = 0) -> None:
+    reply = reply_of(fetch, blocks=blocks, next_blocks=next_blocks)
+    fetch.future.set_result(Won(REPLICA, reply, memoryview(BLOCK * blocks)))
 
 
 async def turns(count: int = 5) -> None:
@@ -136,41 +148,135 @@ async def test_an_answer_that_fails_after_its_head_is_asked_for_again_from_its_b
     await chunks.aclose()
 
 
+async def read_two(reader: Reader) -> AsyncGenerator[Chunk, None]:
+    """What reads on behind two answers; the nodes have told of each where the next one will end."""
+    chunks = reader.chunks(EXTENT.id, 0, follow=False)
+    for number in (0, 1):
+        given = asyncio.ensure_future(anext(chunks))
+        await turns()
+        answer(reader.asked[number], next_blocks=1)
+        assert (await given).end == (number + 1) * len(BLOCK)
+    return chunks
+
+
+async def test_two_answers_are_asked_for_ahead_if_it_is_told_where_they_begin() -> None:
+    reader = Reader()
+    chunks = reader.chunks(EXTENT.id, 0, follow=False)
+    first = asyncio.ensure_future(anext(chunks))
+    await turns()
+    reader.asked[0].heard(reply_of(reader.asked[0], next_blocks=1))
+    answer(reader.asked[0], next_blocks=1)
+    await first
+    assert reader.offsets() == [0, 1]  # it may be that one is enough
+    second = asyncio.ensure_future(anext(chunks))
+    await turns()
+    reader.asked[1].heard(reply_of(reader.asked[1], next_blocks=1))
+    assert reader.offsets() == [0, 1, 2, 3]
+    answer(reader.asked[1], next_blocks=1)
+    await second
+    assert reader.offsets() == [0, 1, 2, 3]
+    await chunks.aclose()
+    assert all(fetch.future.cancelled() for fetch in reader.asked[2:])
+
+
+async def test_an_answer_that_ends_elsewhere_than_was_told_has_what_follows_it_asked_for_again() -> None:
+    reader = Reader()
+    chunks = await read_two(reader)
+    assert reader.offsets() == [0, 1, 2, 3]
+    answer(reader.asked[2], blocks=2, next_blocks=1)
+    assert (await anext(chunks)).end == 4 * len(BLOCK)
+    assert reader.asked[3].future.cancelled()
+    assert reader.offsets() == [0, 1, 2, 3, 4, 5]
+    await chunks.aclose()
+
+
+async def test_a_damaged_answer_has_nothing_of_what_it_said_trusted() -> None:
+    reader = Reader()
+    chunks = await read_two(reader)
+    wrong = bytes(len(BLOCK))
+    reader.asked[2].future.set_result(Won(REPLICA, reply_of(reader.asked[2], next_blocks=1), memoryview(wrong)))
+    again = asyncio.ensure_future(anext(chunks))
+    await turns()
+    assert reader.offsets() == [0, 1, 2, 3, 4, 2]
+    assert reader.reported == [2]
+    assert all(fetch.future.cancelled() for fetch in reader.asked[3:5])
+    answer(reader.asked[5])
+    assert (await again).end == 3 * len(BLOCK)
+    await chunks.aclose()
+
+
+@pytest.mark.parametrize("extent", [EXTENT, replace(EXTENT, length=None)], ids=["sealed", "open"])
+async def test_nothing_is_asked_for_ahead_beyond_the_end(extent: Extent) -> None:
+    reader = Reader(extent)
+    chunks = reader.chunks(EXTENT.id, 0, follow=False)
+    for number in range(BLOCKS):
+        given = asyncio.ensure_future(anext(chunks))
+        await turns()
+        answer(reader.asked[number], next_blocks=1)
+        await given
+    assert reader.offsets() == list(range(BLOCKS))
+    await chunks.aclose()
+
+
 # --- one answer ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payload_bytes", [1 * KIB, 4 * KIB, 64 * KIB, 1 * MIB])
-def test_as_many_blocks_of_a_common_size_come_at_a_time_as_there_are_in_two_mebibytes(payload_bytes: int) -> None:
-    assert DEFAULT_OPTIONS.read_bytes // (HEADER_BYTES + payload_bytes) >= 2 * MIB // payload_bytes
+@pytest.mark.parametrize("read_bytes", [DEFAULT_OPTIONS.read_first_bytes, DEFAULT_OPTIONS.read_bytes, 8 * MIB])
+@pytest.mark.parametrize("payload_bytes", [1 * KIB, 4 * KIB, 64 * KIB, 256 * KIB])
+def test_as_many_blocks_of_a_common_size_come_at_a_time_as_are_wanted(payload_bytes: int, read_bytes: int) -> None:
+    assert with_headers(read_bytes) // (HEADER_BYTES + payload_bytes) >= read_bytes // payload_bytes
 
 
 class Silent:
-    """A channel, and the pool of it, whose calls are never answered."""
+    """A channel, and the pool of it, whose calls are answered by the test."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[pb.ReadBlockRequest, Callable[..., None]]] = []
 
     def channel(self, address: str) -> Silent:
         return self
 
-    def begin(self, *args: object, **how: object) -> Silent:
+    def begin(
+        self, method: object, request: pb.ReadBlockRequest, on_done: Callable[..., None], **how: object
+    ) -> Silent:
+        self.begun.append((request, on_done))
         return self
 
     def cancel(self) -> None:
         pass
 
 
+PLAN = ReadPlan(
+    extent_id=EXTENT.id,
+    eversion=1,
+    offset=0,
+    max_bytes=100,
+    max_blocks=1,
+    sealed_length=EXTENT.length,
+    timeout_s=5.0,
+    speculative_delay_s_min=1000.0,
+    next_max_bytes=300,
+)
+
+
+async def test_an_answer_that_comes_in_one_piece_says_where_it_ends_before_it_is_given() -> None:
+    """So that what follows it leaves with the turn that received it."""
+    slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
+    nodes, heard = Silent(), list[pb.ReadBlockReply]()
+    race = Race(cast(ChannelPool, nodes), [REPLICA], PLAN, SourceHistory(), slow, heard.append)
+    ((request, on_done),) = nodes.begun
+    assert (request.max_bytes, request.next_max_bytes) == (100, 300)
+    reply = pb.ReadBlockReply(end=100, readable=1000, sealed=True, blocks=1, next_end=400)
+    on_done(Reply(reply, memoryview(BLOCK)), None)
+    assert heard == [reply]
+    assert race.future.result().reply == reply
+    slow.close()
+
+
 async def test_a_read_that_has_ended_is_not_looked_at_again_for_being_slow() -> None:
     slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
-    plan = ReadPlan(
-        extent_id=EXTENT.id,
-        eversion=1,
-        offset=0,
-        max_bytes=100,
-        max_blocks=1,
-        sealed_length=EXTENT.length,
-        timeout_s=5.0,
-        speculative_delay_s_min=1000.0,
-    )
     replicas = [REPLICA, replace(REPLICA, node_id=2)]
-    races = [Race(cast(ChannelPool, Silent()), replicas, plan, SourceHistory(), slow) for _ in range(3)]
+    races = [Race(cast(ChannelPool, Silent()), replicas, PLAN, SourceHistory(), slow) for _ in range(3)]
     assert [list(waiting) for waiting in slow._buckets.values()] == [races]
     races[0].future.set_exception(ConnectionLost(address="n:1"))
     races[2].future.cancel()

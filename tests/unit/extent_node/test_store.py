@@ -499,6 +499,44 @@ def test_a_read_that_need_not_wait_is_answered_as_one_that_may() -> None:
     Machine().run(work)
 
 
+def test_a_reader_of_a_sealed_extent_is_told_where_its_next_answer_will_end() -> None:
+    sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
+    length = sum(map(len, sent))
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, *sent)
+        await tell_committed(store, 1, length)
+        assert (await read(store, 1, max_bytes=500, next_max_bytes=2000)).next_end == 0  # it is open
+        await seal(store, 1, length)
+        assert (await read(store, 1, max_bytes=500)).next_end == 0  # it was not asked for
+        answer = await read(store, 1, max_bytes=500, next_max_bytes=2000)
+        answers = 1
+        while answer.end < length:
+            told = answer.next_end
+            assert told > answer.end
+            answer = await read(store, 1, answer.end, max_bytes=2000, next_max_bytes=2000)
+            assert answer.end == told
+            answers += 1
+        assert (answers > 10, answer.next_end) == (True, 0)
+
+    Machine().run(work)
+
+
+def test_no_answer_is_foretold_that_damage_will_not_let_through() -> None:
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A, B, C)
+        await seal(store, 1, len(A + B + C))
+        store._state.replicas[1].state.note_damaged(len(A + B) + 1)
+        answer = await read(store, 1, max_blocks=1, next_max_bytes=1000)
+        assert (answer.end, answer.next_end) == (len(A), len(A + B))
+        answer = await read(store, 1, len(A), max_blocks=1, next_max_bytes=1000)
+        assert (answer.end, answer.next_end) == (len(A + B), 0)
+
+    Machine().run(work)
+
+
 async def _now(store: Store, request: pb.ReadBlockRequest) -> None:
     store.read_now(request)
 
