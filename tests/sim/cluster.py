@@ -85,6 +85,8 @@ class _ErrorLog(logging.Handler):
         self.explains: Callable[[str, str], bool] | None = None  # of an event and its host
 
     def emit(self, record: logging.LogRecord) -> None:
+        if processes.owner_is_killed():
+            return
         line = f"{record.name}: {record.getMessage()}"
         if self.explains is not None and not self.explains(record.getMessage().partition(" ")[0], processes.owner()):
             self.unexplained.append(f"{processes.owner()} {line}")

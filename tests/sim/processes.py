@@ -184,6 +184,12 @@ def owner() -> str:
     return "" if process is None else process.name
 
 
+def owner_is_killed() -> bool:
+    """Whether this is done by a process that has ended: what is left of one is being cancelled, and nobody hears it."""
+    process = _OWNER.get()
+    return process is not None and process.killed
+
+
 def _clock_of(caller: types.FrameType) -> Clock | None:
     """The clock that a caller goes by; None if that shows the world's time."""
     owner = _OWNER.get()

@@ -148,3 +148,27 @@ def test_a_process_goes_by_its_own_clock_and_the_world_by_the_worlds() -> None:
         assert process.time() - shown_s == pytest.approx(1.0)
 
     processes.run(main())
+
+
+def test_what_is_left_of_a_killed_process_knows_that_it_is() -> None:
+    """Short story 7159: a node was killed by what it had just sent; what it did after that was counted."""
+
+    async def main() -> None:
+        process = Process("one")
+        seen = []
+
+        async def work() -> None:
+            seen.append(processes.owner_is_killed())
+            try:
+                await asyncio.sleep(1)
+            finally:
+                seen.append(processes.owner_is_killed())
+
+        process.spawn(work())
+        await asyncio.sleep(0.5)
+        process.kill()
+        await asyncio.sleep(1)
+        assert seen == [False, True]
+        assert not processes.owner_is_killed(), "this is done by nobody's process"
+
+    processes.run(main())
