@@ -97,6 +97,11 @@ class Lane:
             self._tell = True
             self.wake()
 
+    def tell_again(self) -> None:
+        """The same, though the replica has heard it: it may have forgotten, by a restart."""
+        self.told = self._tell_attempts = 0
+        self.tell()
+
     def close(self) -> None:
         self._closed = True
         self._sender.forget(self)

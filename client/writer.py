@@ -187,6 +187,12 @@ class Writer:
             raise self._over()
         self._opened.tail.tell()
 
+    def tell_again(self) -> None:
+        """Tell all replicas of the tail how far readers may go, also those that were told. One that has restarted has
+        forgotten it, and an idle writer, which sends it nothing, does not notice."""
+        if self._opened is not None and self._error is None:
+            self._opened.tail.tell_again()
+
     @property
     def stats(self) -> WriterStats:
         tail = self._opened.tail if self._opened is not None else None

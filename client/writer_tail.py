@@ -260,6 +260,10 @@ class WriterTail:
         for lane in self._lanes:
             lane.tell()
 
+    def tell_again(self) -> None:
+        for lane in self._lanes:
+            lane.tell_again()
+
     async def tell_all(self, timeout_s: float) -> None:
         """Tell `committed` and wait until every replica has heard it, or the time is over: nothing rests on it."""
         self._told = self._loop.create_future()

@@ -1,8 +1,8 @@
 """Reads a stream that this process writes: to its very end, and at positions that were just acknowledged.
 
-Nodes give readers nothing beyond what they were told to be committed, and they are told a moment after the append, or
-again after they restarted. A reader in general may be content with less; an owner must not be: a load that missed the
-last record would lose a write.
+Nodes give readers nothing beyond what they were told to be committed. They are told a moment after the append, and
+have forgotten it when they restart: then they are told again when it is missed. A reader in general may be content with
+less; an owner must not be: a load that missed the last record would lose a write.
 
 Invariants: `read_to_end` gives every record that was acknowledged before, by whichever owner;
             a record in the tail that is not readable yet is waited for, up to a bound; one that is gone is not.
@@ -60,6 +60,8 @@ class OwnStream:
                 if not was_in_tail or attempt == ATTEMPTS_MAX - 1:
                     raise
                 last: NeveError = error
+            if attempt:  # the first time it mostly has not been told yet; later it may have forgotten
+                self.writer.tell_again()
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, DELAY_S_MAX)
         raise last

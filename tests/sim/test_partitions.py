@@ -298,3 +298,21 @@ async def test_t14_a_leader_that_was_paused_past_its_lease_changes_nothing(clust
     assert cluster.map.version == 1
     reply = await cluster.order(methods.PARTITION_MANAGER_MOVE_REGION, request)
     assert (reply.version, cluster.map.version) == (2, 2)
+
+
+@partitioned(seed=18, server={"cache_bytes_max": 8})
+async def test_an_idle_partition_is_read_when_all_nodes_have_restarted(cluster: PartitionCluster) -> None:
+    """Nodes forget by a restart how far readers may go; its owner has nothing to append, and tells them when it misses
+    something (short story 107 of the larger world)."""
+    await cluster.bootstrap()
+    kv = await cluster.kv()
+    await kv.put(b"in the log", b"l" * 1000)
+    await kv.put(b"in a table", b"t" * 50)
+    await cluster.compact(cluster.region(b"in").partition_id)
+    await asyncio.sleep(1.0)
+    for node in cluster.sim.nodes.values():
+        node.kill()
+        await node.start()
+    assert (await kv.get(b"in the log", timeout_s=3.0)).value == b"l" * 1000
+    assert (await kv.get(b"in a table", timeout_s=3.0)).value == b"t" * 50
+    assert [info.key async for info in kv.scan(timeout_s=3.0)] == [b"in a table", b"in the log"]
