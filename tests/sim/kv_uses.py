@@ -16,9 +16,11 @@ Neighbours: partition_world.py begins and ends them, kv_checkers.py judges what 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from neve.client.kv_client import KeyValueClient
@@ -42,6 +44,8 @@ REGIONS_MAX = 6
 SIZES_BYTES = (10, 10, 120, 260, 260, 900, 4000)
 TTLS_S = (0.4, 2.0, 6.0)
 ORDER_TIMEOUT_S = 15.0
+ATTEMPT_TIMEOUTS_S = (0.5, 3.0, 9.0)  # some wait for a server that hangs until others have long been told by the next
+READS_MAX = 20  # under way, of one reader
 WALL_MARGIN_MS = 2
 
 HOT_MIX = ("get", "get", "get", "put", "put", "put", "delete", "if_absent", "if_version", "if_version", "batch")
@@ -66,9 +70,11 @@ class KeyValueUsers:
         self._values = 0
         self._rng = random.Random(scene.rng.getrandbits(64))  # of its own: what is used must not shift the troubles
 
-    def begin(self, *, clients: int, workers: int, operators: int) -> None:
+    def begin(self, *, clients: int, workers: int, readers: int, operators: int) -> None:
         for _ in range(clients):
             self._scene.spawn(self._use(workers))
+        for _ in range(readers):
+            self._scene.spawn(self._read(READS_MAX))
         for _ in range(operators):
             self._scene.spawn(self._operate())
 
@@ -84,10 +90,34 @@ class KeyValueUsers:
                 client.kill()
             await asyncio.sleep(self._rng.uniform(0.0, 1.0))
 
-    async def connected(self, role: str) -> SimKeyValue | None:
+    async def _read(self, reads_max: int) -> None:
+        """A process that reads only, is patient, and does not wait for one answer before it asks again: what a server
+        says that has hung, or that has been replaced unknowingly, is heard by somebody who has not learnt better."""
+        client = await self.connected("reader-kv", patience_s=max(ATTEMPT_TIMEOUTS_S))
+        if client is None:
+            return
+        reading: dict[asyncio.Task[None], None] = {}  # in order: a set's would differ from process to process
+
+        async def read(name: str) -> None:
+            with suppress(Killed):
+                await client.run(RecordingClient(client.kv, self.recorder, name=name).get(self._rng.choice(HOT_KEYS)))
+
+        for number in itertools.count():
+            await asyncio.sleep(self._rng.uniform(0.1, 0.5))
+            if self.over or not client.running:
+                break
+            if len(reading) < reads_max:
+                task = asyncio.get_running_loop().create_task(read(f"{client.name}.{number}"))
+                reading[task] = None
+                task.add_done_callback(reading.pop)
+        await asyncio.gather(*reading)
+
+    async def connected(self, role: str, *, patience_s: float | None = None) -> SimKeyValue | None:
         """A new process of that kind; None if it could not connect."""
         self._names += 1
-        client = self._partitions.new_client(f"{role}{self._names}", self._options)
+        patience_s = self._rng.choice(ATTEMPT_TIMEOUTS_S) if patience_s is None else patience_s
+        options = dataclasses.replace(self._options, attempt_timeout_s=patience_s)
+        client = self._partitions.new_client(f"{role}{self._names}", options)
         self._scene.set_far(client.name)
         try:
             await client.run(client.kv.open())
@@ -212,16 +242,37 @@ class KeyValueUsers:
             await asyncio.sleep(self._rng.uniform(0.3, 3.0))
             self._rng.choice((self.split, self.split, self.merge, self.move, self.move, self.compact))()
 
-    def split(self) -> bool:
+    def split(self, server_id: int | None = None) -> bool:
+        """One of this server's; of anybody's."""
         regions = self._partitions.map.regions
-        middle_key = self._rng.choice(MIDDLE_KEYS)
-        region = self._partitions.region(middle_key)
-        if self.over or region.start == middle_key or len(regions) >= REGIONS_MAX:
+        found = [(key, self._partitions.region(key)) for key in MIDDLE_KEYS]
+        found = [(key, region) for key, region in found if server_id in (None, region.server_id)]
+        if self.over or not found or len(regions) >= REGIONS_MAX:
             return False
-        self._scene.say(f"partition {region.partition_id} is split at {middle_key!r}")
+        middle_key, region = self._rng.choice(found)
+        if region.start == middle_key:
+            return False
+        how = self._rng.random()
+        if how < 0.15:
+            outside = region.end or region.start
+            self._scene.spawn(self._split_outside(region.partition_id, outside))
+        middle_key = middle_key if how < 0.6 else b""
+        self._scene.say(f"partition {region.partition_id} is split at {middle_key.decode() or 'its middle'}")
         request = pm.SplitRegionRequest(partition_id=region.partition_id, middle_key=middle_key)
         self._order(methods.PARTITION_MANAGER_SPLIT_REGION, request)
         return True
+
+    async def _split_outside(self, partition_id: int, middle_key: bytes) -> None:
+        """Where the region ends or begins: an error, never a silent OK (T19)."""
+        if not middle_key:  # it has all keys: there is nothing outside
+            return
+        version = self._partitions.map.get(partition_id).version
+        request = pm.SplitRegionRequest(partition_id=partition_id, middle_key=middle_key, version=version)
+        try:
+            await self._partitions.order(methods.PARTITION_MANAGER_SPLIT_REGION, request, timeout_s=ORDER_TIMEOUT_S)
+        except NeveError:
+            return
+        self.wrong(f"partition {partition_id} was split at {middle_key!r}, which is outside of it (T19)")
 
     def merge(self) -> bool:
         regions = self._partitions.map.regions

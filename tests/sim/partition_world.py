@@ -65,6 +65,7 @@ class Setup:
     servers: int
     clients: int
     workers: int  # of a client
+    readers: int  # clients that only read
     operators: int
     regions: int  # at first
     extent_bytes: int
@@ -87,6 +88,7 @@ class Setup:
             servers=rng.choice((2, 2, 3)),
             clients=2,
             workers=rng.choice((1, 2)),
+            readers=rng.choice((0, 1)),
             operators=rng.choice((0, 1)),
             regions=rng.choice((1, 2, 3)),
             extent_bytes=rng.choice((12_000, 12_000, 30_000)),
@@ -121,7 +123,6 @@ class Setup:
     def client(self) -> KeyValueOptions:
         return KeyValueOptions(
             operation_timeout_s=12.0,
-            attempt_timeout_s=3.0,
             scan_page_keys_max=self.page_keys,
             alone_bytes_min=self.alone_bytes,
             limits=OPTIONS.limits,
@@ -214,7 +215,7 @@ class PartitionWorld(World):
             self.scene.set_far(process.host)
         await self.partitions.start()
         await self.partitions.bootstrap(*sorted(self.scene.rng.sample(MIDDLE_KEYS, setup.regions - 1)))
-        self.users.begin(clients=setup.clients, workers=setup.workers, operators=setup.operators)
+        self.users.begin(clients=setup.clients, workers=setup.workers, readers=setup.readers, operators=setup.operators)
 
     async def heal(self) -> None:
         await self.partitions.heal_own()
@@ -225,6 +226,7 @@ class PartitionWorld(World):
     async def finish(self) -> None:
         partitions = self.partitions
         await partitions.heal_own()  # somebody was told to stop, and has
+        await partitions.until_served()
         if self.setup.restarted:
             await self._restart_servers()
         client = await self.users.connected("last")

@@ -263,9 +263,11 @@ class PartitionCluster:
         """All trouble ends: whatever is down or stopped runs again."""
         await self.sim.heal()
         await self.heal_own()
+        await self.until_served()
 
     async def heal_own(self) -> None:
-        """The same, of what is not the stream layer's."""
+        """The same, of what is not the stream layer's. Partitions may be on their way for as long as operators move
+        them."""
         for client in self.clients:
             if client.running and client.process.paused:
                 client.resume()
@@ -278,7 +280,6 @@ class PartitionCluster:
         for server in self.servers.values():
             server.skew_ms = 0
         await self.leader()
-        await self.until_served()
 
 
 Story = Callable[..., Coroutine[Any, Any, None]]

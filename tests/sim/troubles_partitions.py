@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from neve.proto.errors import NeveError
 from tests.sim.client import Killed
 from tests.sim.kv_uses import KeyValueUsers
-from tests.sim.partition_processes import SimProcess
+from tests.sim.partition_processes import SimPartitionServer, SimProcess
 from tests.sim.partitions import PartitionCluster, SimKeyValue
 from tests.sim.troubles import Kind, Scene, stop_client
 
 RETRY_S = 1.0
 STOP_S_MAX = 20.0
-SKEWS_MS = (-60_000, -5_000, 5_000, 60_000)  # sessions are remembered for ten minutes: docs/partitions.md
+PAST_LEASE_S = (9.0, 11.0)  # half of it is longer than a lease
+LONG_PAST_LEASE_S = (12.0, 20.0)
+UNHEARD_S = (2.0, 6.0, 12.0)  # less and more than a freeze
+SKEWS_MS = (-60_000, -5_000, 5_000, 60_000)  # far below what calls are remembered for: session_idle_s
 
 
 class PartitionTroubles:
@@ -32,6 +35,8 @@ class PartitionTroubles:
         return (
             Kind("partition server killed", lambda: self._kill(self._servers()), sharp=True),
             Kind("partition server stopped", lambda: self._pause(self._servers()), sharp=True),
+            Kind("partition server replaced unknowingly", self._cut_off, sharp=True),
+            Kind("partition reshaped unheard", self._reshape_unheard, sharp=True),
             Kind("partition server told to stop", lambda: self._stop(self._servers()), sharp=True),
             Kind("partition server's clock skewed", self._skew),
             Kind("partition manager killed", lambda: self._kill(self._managers()), sharp=True),
@@ -47,7 +52,7 @@ class PartitionTroubles:
 
     # --- processes -------------------------------------------------------------------------------------------
 
-    def _servers(self) -> list[SimProcess]:
+    def _servers(self) -> list[SimPartitionServer]:
         return [server for server in self._partitions.servers.values() if server.active]
 
     def _managers(self) -> list[SimProcess]:
@@ -90,9 +95,39 @@ class PartitionTroubles:
                 self._scene.say(f"{machine.host} goes on")
                 machine.resume()
 
-        length_s = self._scene.for_a_while(resume)
+        # While somebody else takes over, and some still wait for this one; or as long as anything.
+        lengths_s = PAST_LEASE_S if self._scene.rng.random() < 0.5 else ()
+        length_s = self._scene.for_a_while(resume, lengths_s=lengths_s)
         self._scene.say(f"{machine.host} stopped for {length_s:.2f} s" + ", with full buffers" * buffered)
         return True
+
+    def _cut_off(self) -> bool:
+        """From the metadata store alone, past its lease: others get its partitions, and clients still reach it."""
+        if not (servers := self._servers()):
+            return False
+        server = self._scene.pick(servers, lambda each: each.host)
+        process, store = server.process, server.store
+        store.disconnect()
+
+        def reconnect() -> None:
+            if server.process is process:  # a killed process must not come back
+                store.reconnect()
+
+        length_s = self._scene.for_a_while(reconnect, lengths_s=LONG_PAST_LEASE_S)
+        self._scene.say(f"{server.host} does not reach the metadata store for {length_s:.2f} s")
+        return True
+
+    def _reshape_unheard(self) -> bool:
+        """The map changes, and a server that has a part of it hears of it late."""
+        if not (servers := self._servers()):
+            return False
+        server = self._scene.pick(servers, lambda each: each.host)
+        length_s = self._scene.rng.choice(UNHEARD_S)
+        server.store.interrupt_watches(length_s)
+        self._scene.say(f"{server.host} hears nothing of the map for {length_s:g} s")
+        if self._scene.rng.random() < 0.6:
+            return self._users.split(server.server_id)
+        return self._users.merge()
 
     def _stop(self, candidates: Sequence[SimProcess]) -> bool:
         """SIGTERM, and a new process after a moment."""

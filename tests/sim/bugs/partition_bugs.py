@@ -5,9 +5,12 @@ Neighbours: partition_world.py has the stories.
 
 from __future__ import annotations
 
+import asyncio
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+from neve.meta import keys
 from neve.partition_manager import answers, core_regions, reshape
 from neve.partition_server import core_merge, engine, hosted, loader, log_format, manifest, replay
 from neve.partition_server.engine import Partition
@@ -20,6 +23,7 @@ from neve.partition_server.write import Write
 from neve.partition_server.writes import Writes
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
+from neve.proto.errors import NeveError
 from tests.sim.bugs.bugs import bug
 
 WORLD = "partitions"
@@ -28,10 +32,58 @@ WORLD = "partitions"
 # --- who serves -----------------------------------------------------------------------------------------------
 
 
-@bug("a server answers when its lease is over", origin="T11", needs=("partition server stopped",), world=WORLD)
-def _answers_without_lease(change: Any) -> None:
-    """Reads are answered without a look at the lease: a server that was stopped goes on with what it knew."""
-    change(Store, "ensure_owner", lambda self: self.check_readable())
+@bug(
+    "a server that lost its lease goes on reading",
+    origin="T11",
+    needs=("partition server replaced unknowingly", "partition server stopped"),
+    world=WORLD,
+)
+def _reads_without_lease(change: Any) -> None:
+    """Reads look at the map alone: who lost his lease, and does not hear who has it now, answers with what he knew."""
+    until_over = hosted.Hosted._until_over
+
+    async def wrong(self: Any, region: Any, partition: Any, group: Any) -> bool:
+        graceful = await until_over(self, region, partition, group)
+        while not self._woken.is_set() and not self._thaw.is_set():
+            self._enter(hosted.Phase.FREEZING)
+            try:
+                await (await self._around.client.metadata()).get(keys.region_key(self._around.root, self.partition_id))
+                break
+            except NeveError:
+                await asyncio.sleep(0.1)
+        return graceful
+
+    change(hosted.Hosted, "_until_over", wrong)
+    _unchecked_reads(change)
+
+
+class _Unchecked:
+    """A partition's store, for those who do not look whether it is still ours."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check_readable(self) -> None: ...
+
+    def ensure_owner(self) -> None: ...
+
+
+def _unchecked_reads(change: Any) -> None:
+    """Writes do as ever."""
+
+    def unchecked(read: Any) -> Any:
+        def wrong(self: Any, *arguments: Any, **named: Any) -> Any:
+            twin = copy.copy(self)
+            twin._store = _Unchecked(self._store)
+            return read(twin, *arguments, **named)
+
+        return wrong
+
+    for name in ("get", "head"):
+        change(Partition, name, unchecked(getattr(Partition, name)))
 
 
 @bug("a region is served as it was heard of", origin="T11, T19", world=WORLD)
