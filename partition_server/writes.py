@@ -262,9 +262,10 @@ class Writes:
     async def _batch(self, write: Write, operations: Sequence[Operation]) -> None:
         """Conditions are about what was there before the batch."""
         store = self._store
-        prepared, pinned = await self._prepare_batch(operations)
+        pinned: list[Part] = []
         conditions = [(each.key, each.expected) for each in operations if each.expected is not ANYTHING]
         try:
+            prepared = await self._prepare_batch(operations, pinned)
             while True:
                 await store.until_room()
                 current = await self._lookups.current({key for key, _ in conditions})
@@ -289,14 +290,14 @@ class Writes:
         finally:
             self.release_parts(write, tuple(pinned))
 
-    async def _prepare_batch(self, operations: Sequence[Operation]) -> tuple[list[BatchPut | BatchDelete], list[Part]]:
-        """Values with their checksums; in a large batch the large ones go ahead in parts. `expires_ms` is a ttl yet."""
+    async def _prepare_batch(self, operations: Sequence[Operation], pinned: list[Part]) -> list[BatchPut | BatchDelete]:
+        """Values with their checksums; in a large batch the large ones go ahead in parts, which come into `pinned`,
+        also if it breaks off. `expires_ms` is a ttl yet."""
         store = self._store
         total_bytes = sum(len(each.value) for each in operations if each.value is not None)
         fits = total_bytes + sum(len(each.key) + log_format.OPERATION_BYTES for each in operations) <= store.part_bytes
         inline_max = store.part_bytes if fits else store.config.value_threshold_bytes
         prepared: list[BatchPut | BatchDelete] = []
-        pinned: list[Part] = []
         for each in operations:
             if each.value is None:
                 prepared.append(BatchDelete(each.key))
@@ -307,7 +308,7 @@ class Writes:
                 pinned += parts
                 value = parts
             prepared.append(BatchPut(each.key, value, each.ttl_ms, crc32c(each.value), len(each.value)))
-        return prepared, pinned
+        return prepared
 
     # --- conditions ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from neve.partition_server.committer import Committer
-from neve.partition_server.engine import Partition
+from neve.partition_server.engine import Operation, Partition
 from neve.partition_server.entry import Entry
 from neve.partition_server.memory import MemoryBudget
 from neve.partition_server.writes import Writes
@@ -136,6 +136,30 @@ async def test_an_upload_aborted_while_it_becomes_an_object_keeps_the_values_ext
     _, pieces = await partition.get(b"large")
     assert b"".join(pieces) == value
     await partition.flush()
+    assert not len(partition._store.pins)
+
+
+@on_cluster()
+async def test_a_batch_whose_caller_goes_away_between_two_large_values_pins_nothing(rig: PartitionRig) -> None:
+    """Short story 31 of the larger world: the first value's extents would never have been given back."""
+    partition = await rig.load(await rig.create(), config=QUIET)
+    write_parts = partition._writes.write_parts
+    second = asyncio.Event()
+
+    async def held(key: bytes, *arguments: Any, **how: Any) -> Any:
+        if key == b"b":
+            second.set()
+            await asyncio.Event().wait()
+        return await write_parts(key, *arguments, **how)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(partition._writes, "write_parts", held)
+        operations = [Operation(key, key * 5000, None, 0) for key in (b"a", b"b")]
+        batch = asyncio.ensure_future(partition.batch(operations, call=call(5, 1)))
+        await second.wait()
+        assert len(partition._store.pins)
+        batch.cancel()
+        await asyncio.gather(batch, return_exceptions=True)
     assert not len(partition._store.pins)
 
 
