@@ -80,6 +80,8 @@ class Setup:
     flush_on_stop: bool
     balanced: bool  # managers split, merge and move by themselves
     restarted: bool  # all servers, before the last look
+    emphasis: float  # of the partition layer's own troubles: the stream layer has three times as many kinds
+    rest_s: float  # a lease, a new server and some use of it, or less
 
     @classmethod
     def of(cls, seed: int) -> Setup:
@@ -103,6 +105,8 @@ class Setup:
             flush_on_stop=rng.random() < 0.5,
             balanced=rng.random() < 0.2,
             restarted=rng.random() < 0.7,
+            emphasis=rng.choice((1.0, 4.0)),
+            rest_s=rng.choice((5.0, 15.0)),
         )
 
     @property
@@ -135,6 +139,7 @@ class PartitionWorld(World):
     def __init__(self, scene: Scene, seed: int) -> None:
         super().__init__(scene, seed)
         self.setup = setup = Setup.of(seed)
+        self.emphasis, self.rest_s = setup.emphasis, setup.rest_s
         self.partitions = PartitionCluster(
             scene.cluster,
             managers=2,

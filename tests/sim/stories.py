@@ -188,6 +188,8 @@ class Story:
         self.say(str(self.shape))
         kinds = [kind for part in self.parts for kind in part.kinds()]
         weights = weights_of(self._seed, [kind.name for kind in kinds])
+        for kind in self.world.kinds():
+            weights[kind.name] *= self.world.emphasis
         self.say("troubles: " + ", ".join(name for name, weight in weights.items() if weight))
         sharp = [kind for kind in kinds if kind.sharp and weights[kind.name]]
         for manager in self.cluster.managers.values():
@@ -203,7 +205,7 @@ class Story:
                     self.focus = self._cast()
                 self._cause_some(kinds, weights)
             self.check()
-        await asyncio.sleep(self.rng.uniform(0.0, 5.0))
+        await asyncio.sleep(self.rng.uniform(0.0, self.world.rest_s))
         self.say("all trouble ends")
         await self._end_trouble()
         await asyncio.sleep(self.rng.uniform(0.0, 3.0))

@@ -20,6 +20,9 @@ class World:
 
     moments: Sequence[tuple[str, str]] = ()  # messages that trouble waits for: method, "request" or "reply"
 
+    emphasis: float = 1.0  # how much rather trouble is of the world's own kinds
+    rest_s: float = 5.0  # at most so long the last trouble has its way
+
     def __init__(self, scene: Scene, seed: int) -> None:
         self.scene = scene
 

@@ -122,6 +122,7 @@ def test_the_twin_has_the_methods_of_the_original(twin: type, original: type) ->
         "drain",
         # What servers need, which are asyncio throughout.
         "submit_many",
+        "tell_again",
         "read_batches",
         "writer_group",
         "metadata",
