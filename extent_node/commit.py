@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from neve.extent_node.commit_journal import JournalRounds, Run
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
@@ -31,12 +31,6 @@ from neve.extent_node.store_dirty import DirtyBytes
 from neve.proto.errors import NeveError
 
 
-class RunOn(Protocol):
-    """Runs a blocking call that uses a replica's descriptor in a thread."""
-
-    def __call__(self, found: Replica, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
-
-
 class Committer:
     def __init__(
         self,
@@ -46,7 +40,7 @@ class Committer:
         dirty: DirtyBytes,
         *,
         run: Run,
-        run_on: RunOn,
+        sync_data: Callable[[Replica], Awaitable[None]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         sync_failed: Callable[[Replica, OSError], NeveError],
         journal_failed: Callable[[], None],
@@ -56,7 +50,7 @@ class Committer:
         self._config = config
         self._counters = counters
         self._dirty = dirty
-        self._run_on = run_on
+        self._sync_data = sync_data
         self._spawn = spawn
         self._sync_failed = sync_failed
         self._rounds = JournalRounds(
@@ -154,7 +148,7 @@ class Committer:
                 rounds.next[replica] = None
             elif queue.syncing is None:
                 queue.drop_pieces()
-                self._spawn(self._sync_for_waiters(replica))
+                self._begin_sync(replica, queue, for_waiters=True)
         if rounds.next and not rounds.running:
             rounds.running = True
             self._spawn(rounds.work())
@@ -174,28 +168,30 @@ class Committer:
             if queue.syncing is not None:
                 await asyncio.shield(queue.syncing)
             else:
-                await self._sync_once(replica, queue)
+                await asyncio.shield(self._begin_sync(replica, queue, for_waiters=False))
             wanted = min(wanted, replica.state.length)
         return True
 
-    async def _sync_once(self, replica: Replica, queue: CommitQueue) -> None:
+    def _begin_sync(self, replica: Replica, queue: CommitQueue, *, for_waiters: bool) -> asyncio.Task[None]:
         """One fdatasync. In a task of its own: it goes on, and its outcome is noted, whoever gives up waiting for it.
         The kernel tells of a failed write once; an outcome that nobody hears would make the next sync a lie (T23)."""
         assert queue.syncing is None, replica
         queue.syncing = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._spawn(self._sync_and_note(replica, queue)))
+        self._syncing += for_waiters
+        return self._spawn(self._sync_and_note(replica, queue, for_waiters))
 
-    async def _sync_and_note(self, replica: Replica, queue: CommitQueue) -> None:
+    async def _sync_and_note(self, replica: Replica, queue: CommitQueue, for_waiters: bool) -> None:
         """Errors become the replica's state and its waiters' answers."""
         end = replica.state.length
         try:
             if not replica.gone:  # deleted since the sync was asked for: its file is closed, and nobody waits
                 self._counters.in_place_syncs += 1
-                await self._run_on(replica, replica.sync_data)
+                await self._sync_data(replica)
                 self.note_in_place(replica, end)
         except OSError as error:
             self.abandon(replica, self._sync_failed(replica, error))
         finally:
+            self._syncing -= for_waiters
             self._end_sync(queue)
         self._look_again(replica, queue)
 
@@ -228,16 +224,6 @@ class Committer:
         if queue.waits:
             self.look_at(replica)
         self._drop_if_idle(replica, queue)
-
-    async def _sync_for_waiters(self, replica: Replica) -> None:
-        queue = self._queue(replica)
-        if queue.syncing is not None:
-            return  # begun since; when it ends, whoever still waits is looked at again
-        self._syncing += 1
-        try:
-            await self._sync_once(replica, queue)
-        finally:
-            self._syncing -= 1
 
     # --- lines -----------------------------------------------------------------------------------------------
 

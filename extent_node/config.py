@@ -77,6 +77,9 @@ class NodeConfig:
     log: Logging = field(default_factory=Logging)
 
     threads: int = 16  # for what blocks: fsync, reads of cold ranges, verification
+    # fdatasyncs that the kernel's own workers do at a time, which costs less than a thread does; what is more is the
+    # threads'. 0: all are.
+    kernel_syncs_max: int = 16
     heartbeat_s: float = 1.0  # until the manager says otherwise
     report_interval_s: float = 60.0
     copies_max: int = 4
@@ -99,6 +102,8 @@ class NodeConfig:
         for name in ("threads", "heartbeat_s", "report_interval_s", "copies_max", "copy_bytes_per_s_max"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
+        if self.kernel_syncs_max < 0:
+            raise ValueError("kernel_syncs_max must not be below 0")
         for address in self.managers:
             try:
                 split_address(address)

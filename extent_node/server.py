@@ -29,6 +29,7 @@ from neve.extent_node.copier import Copier
 from neve.extent_node.disk import DiskRefused, short_id
 from neve.extent_node.fs import FileSystem, RealFileSystem
 from neve.extent_node.journal_label import SEGMENT_BYTES_DEFAULT, JournalRefused
+from neve.extent_node.kernel_sync import KernelSync, kernel_sync_or_none
 from neve.extent_node.metrics import NodeMetrics, StoreCollector
 from neve.extent_node.prepare import prepare
 from neve.extent_node.registration import (
@@ -124,12 +125,18 @@ class ExtentNode(ServerProcess):
     async def _start_store(self) -> None:
         pool = Threads(self._config.threads, name="store")
         self._exit.callback(pool.shutdown)
+        kernel_sync: KernelSync | None = None
+        if isinstance(self._fs, RealFileSystem):
+            kernel_sync = kernel_sync_or_none(self._config.kernel_syncs_max)
+            if kernel_sync is not None:
+                self._exit.callback(kernel_sync.close)
         self.store = Store(
             replace(self._store_config, node_id=self.node_id),
             self._fs,
             pool=pool,
             rng=self._rng,
             wall_clock_ms=lambda: time.time_ns() // 1_000_000,
+            kernel_sync=kernel_sync,
         )
         await self.store.start(give_up_disks=self._give_up_disks)
         self._exit.push_async_callback(self.store.stop, clean=True)

@@ -26,6 +26,7 @@ from neve.extent_node import core, store_append, store_control
 from neve.extent_node.bandwidth import Pacer
 from neve.extent_node.disk import DiskState, short_id
 from neve.extent_node.fs import FileSystem
+from neve.extent_node.kernel_sync import KernelSync
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_audit import Audit, audit
 from neve.extent_node.store_checkpoint import run_checkpointer, run_housekeeping
@@ -57,9 +58,11 @@ class Store:
         pool: Executor | Threads | None,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
+        kernel_sync: KernelSync | None = None,
     ) -> None:
-        """`pool` runs what blocks; None: the loop's own. `rng` draws incarnations: in production a SystemRandom."""
-        self._state = StoreState(config, fs, pool=pool, rng=rng, wall_clock_ms=wall_clock_ms)
+        """`pool` runs what blocks; None: the loop's own. `rng` draws incarnations: in production a SystemRandom.
+        `kernel_sync`: only with the real file system, whose descriptors the kernel knows."""
+        self._state = StoreState(config, fs, pool=pool, kernel_sync=kernel_sync, rng=rng, wall_clock_ms=wall_clock_ms)
         self._files = SealedFiles(self._state)
         self._reader = Reader(self._state, self._files)
         self.copies = Copies(self._state, self._files)  # for the copier

@@ -23,6 +23,7 @@ from neve.extent_node.core import Quarantined, ReadOnly, Tombstone
 from neve.extent_node.disk import Disk, DiskState
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal import Journal
+from neve.extent_node.kernel_sync import KernelSync
 from neve.extent_node.replica import Replica, SyncFailed
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
@@ -41,6 +42,7 @@ class StoreState:
         fs: FileSystem,
         *,
         pool: Executor | Threads | None,
+        kernel_sync: KernelSync | None,
         rng: random.Random,
         wall_clock_ms: Callable[[], int],
     ) -> None:
@@ -69,6 +71,7 @@ class StoreState:
         # The journal's label is one file: who writes it waits here.
         self.label_lock = asyncio.Lock()
         self._pool = pool
+        self._kernel_sync = kernel_sync
         self._tasks: set[asyncio.Task[Any]] = set()
         self._orders = 0
 
@@ -80,7 +83,7 @@ class StoreState:
             self.counters,
             self.dirty,
             run=self.run,
-            run_on=self.run_on,
+            sync_data=self.sync_data,
             spawn=self.spawn,
             sync_failed=self.sync_failed,
             journal_failed=self.journal_failed,
@@ -102,6 +105,14 @@ class StoreState:
             return await self.run(function, *args)
         finally:
             found.unpin()
+
+    async def sync_data(self, found: Replica) -> None:
+        """fdatasync of the replica's file, by the kernel's workers or in a thread."""
+        begun = self._kernel_sync.begin(found.fd) if self._kernel_sync is not None else None
+        if begun is None:
+            await self.run_on(found, found.sync_data)
+        else:
+            await begun
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run it in a task of the store's own. Its errors are logged and counted if nobody else sees them."""

@@ -28,7 +28,7 @@ RANDOM_READ_WINDOW = 128
 FEW_EXTENTS, MANY_EXTENTS = 64, 512
 
 # The journal is not used however many extents wait: each is synced by its own fdatasync, in the node's threads.
-NO_JOURNAL = {"store.journal_extents_min": str(1 << 30)}
+NO_JOURNAL = {"store.journal_extents_min": str(1 << 30), "kernel_syncs_max": "0"}
 ONE_BY_ONE = {**NO_JOURNAL, "threads": "1"}  # and there is one thread for it
 # One sealed extent stays open: reading another one closes it, so that the next reading is a first one again.
 ONE_OPEN = {"store.sealed_files_max": "1"}

@@ -540,11 +540,12 @@ def _no_sync(change: Any) -> None:
 def _failed_sync_counts(change: Any) -> None:
     """An error of fdatasync is passed over."""
 
-    async def wrong(self: Any, replica: Any, queue: Any) -> None:
+    async def wrong(self: Any, replica: Any, queue: Any, for_waiters: bool) -> None:
         end = replica.state.length
         with suppress(OSError):  # as if it had worked
-            await self._run_on(replica, replica.sync_data)
+            await self._sync_data(replica)
         self.note_in_place(replica, end)
+        self._syncing -= for_waiters
         self._end_sync(queue)
         self._look_again(replica, queue)
 
