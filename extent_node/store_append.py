@@ -36,6 +36,8 @@ def append_now(store: StoreState, segments: Sequence[pb.Segment], attachment: me
     if len(segments) != 1 or store.dirty.must_wait or store.stopping:
         return None
     segment = segments[0]
+    if not segment.no_sync:
+        return None
     found = store.replicas.get(segment.extent_id)
     if found is None or not found.verified or not found.lock.is_free or found.disk.state is not _WRITABLE:
         return None

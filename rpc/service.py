@@ -138,6 +138,7 @@ class Answer(ABC, Generic[Rep]):
 
 
 Handler = Callable[[Any, Call], Awaitable[Message]]
+Now = Callable[[Any, memoryview], Message | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class Route:
     handler: Handler
     eager: bool  # see the decorators of these names
     answers: bool
+    now: Now | None = None
 
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Message]])
@@ -162,6 +164,22 @@ def eager(handler: F) -> F:
     """
     handler.__neve_eager__ = True  # type: ignore[attr-defined]
     return handler
+
+
+def now(name: str) -> Callable[[F], F]:
+    """Marks a handler beside which the servicer has a plain function of this name, for most of its requests.
+
+    It gets the request and the attachment, which its sender's checksum was found to fit, and returns a small reply
+    without an attachment: what the handler would have answered, without waiting. Or it returns None, and nothing has
+    happened: then the handler is called. A transport need not ask it. One that does makes no call for such a request,
+    which has no deadline, cannot be cancelled, and is over when the function returns.
+    """
+
+    def mark(handler: F) -> F:
+        handler.__neve_now__ = name  # type: ignore[attr-defined]
+        return handler
+
+    return mark
 
 
 def answers(handler: A) -> A:
@@ -186,7 +204,9 @@ class Service:
                 name = f"{type(servicer).__name__}.{method.handler}"
                 raise TypeError(f"{name} must be an `async def`, to answer {method.path}")
             eagerly = bool(getattr(handler, "__neve_eager__", False))
-            self.routes[method.method_id] = Route(method, handler, eagerly, answering)
+            at_once = getattr(handler, "__neve_now__", None)
+            now_function: Now | None = getattr(servicer, at_once) if at_once is not None else None
+            self.routes[method.method_id] = Route(method, handler, eagerly, answering, now_function)
 
 
 def merge_routes(services: Sequence[Service]) -> dict[int, Route]:

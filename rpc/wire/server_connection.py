@@ -212,6 +212,8 @@ class ServerConnection(Connection):
             self._release_request(PRELUDE_BYTES + prelude.body_bytes)
             self._send_error(call_id, problem)
             return
+        if route.now is not None and not self._unstarted and self._answer_now(route, request, prelude, attachment):
+            return
         call = WireCall(self, route, prelude, attachment)
         self.calls[call_id] = call
         if route.answers and not self._unstarted:
@@ -231,6 +233,22 @@ class ServerConnection(Connection):
             self._update_reading()
 
     # --- calls -----------------------------------------------------------------------------------------------
+
+    def _answer_now(self, route: Route, request: Any, prelude: Prelude, attachment: memoryview) -> bool:
+        """Whether that was all: then there was no call."""
+        assert route.now is not None
+        try:
+            reply = route.now(request, attachment)
+            if reply is None:
+                return False
+            frame = encode_reply(prelude.call_id, reply.SerializeToString())
+        except Exception as error:  # noqa: BLE001 - a bug: it is told as that of any handler
+            call = self.calls[prelude.call_id] = WireCall(self, route, prelude, attachment)
+            self.end_call(call, error)
+            return True
+        self._release_request(PRELUDE_BYTES + prelude.body_bytes)
+        self.send(frame)
+        return True
 
     def _await_answer(self, route: Route, request: Any, call: WireCall) -> None:
         """Let the handler begin, and answer when it calls back."""

@@ -1,4 +1,5 @@
-"""Handlers marked `eager`: the first step runs without a task, and all else is as for any handler."""
+"""Handlers marked `eager`: the first step runs without a task, and all else is as for any handler. And those with a
+function beside them for what is answered `now`: without a call, and otherwise as by the handler."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 
 from neve.proto import errors
 from neve.rpc.limits import Limits
-from neve.rpc.service import Call, Service, eager
+from neve.rpc.service import Call, Service, eager, now
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
 from tests.proto import methods
@@ -49,8 +50,10 @@ class Servicer:
 
 
 @contextlib.asynccontextmanager
-async def eager_server(limits: Limits) -> AsyncIterator[tuple[WireServer, WireChannel, Servicer]]:
-    servicer = Servicer()
+async def eager_server(
+    limits: Limits, servicer: Servicer | None = None
+) -> AsyncIterator[tuple[WireServer, WireChannel, Servicer]]:
+    servicer = servicer or Servicer()
     server = WireServer(
         [Service([methods.CONFORMANCE_DO, methods.CONFORMANCE_HANG], servicer)], cluster="c", limits=limits
     )
@@ -118,3 +121,59 @@ async def test_an_eager_handler_does_not_overtake_one_that_came_before() -> None
         assert servicer.story == ["start hang", "start first", "start second"]
         servicer.release.set()
         await hang
+
+
+class NowServicer(Servicer):
+    """Texts that begin with "now" are answered at once."""
+
+    def do_now(self, request: pb.DoRequest, attachment: memoryview) -> pb.DoReply | None:
+        if request.crash:
+            raise ZeroDivisionError("a bug")
+        if not request.text.startswith("now"):
+            return None
+        self.story.append(f"now {request.text} {bytes(attachment).decode()}")
+        return pb.DoReply(text=request.text)
+
+    @now("do_now")
+    @eager
+    async def do(self, request: pb.DoRequest, call: Call) -> pb.DoReply:
+        return await super().do(request, call)
+
+
+async def test_what_is_answered_now_makes_no_call_and_the_rest_goes_to_the_handler() -> None:
+    async with eager_server(Limits(), NowServicer()) as (server, channel, servicer):
+        texts = [f"{'now' if i % 2 else 'later'} {i}" for i in range(20)]
+        assert await asyncio.gather(*(do(channel, text=text) for text in texts)) == texts
+        told = [line.split()[:2] for line in servicer.story]
+        assert told == [["now", "now"] if i % 2 else ["start", "later"] for i in range(20)]
+        request = pb.DoRequest(text="now")
+        await channel.call(methods.CONFORMANCE_DO, request, timeout_s=30, attachment=[b"with ", b"bytes"])
+        assert servicer.story[-1] == "now now with bytes"
+        (connection,) = server.connections
+        assert (connection.calls, server.request_bytes, connection.request_bytes) == ({}, 0, 0)
+
+
+async def test_a_bug_in_what_answers_now_is_told_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with eager_server(Limits(), NowServicer()) as (server, channel, _):
+        with pytest.raises(errors.Internal, match="ZeroDivisionError: a bug"):
+            await do(channel, text="now", crash=True)
+        assert await do(channel, text="now fine") == "now fine"
+        (connection,) = server.connections
+        assert (connection.calls, server.request_bytes) == ({}, 0)
+    assert any("handler_failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_what_is_answered_now_does_not_overtake_one_that_came_before() -> None:
+    async with eager_server(Limits(), NowServicer()) as (_, channel, servicer):
+
+        def hang() -> asyncio.Future[object]:
+            return asyncio.ensure_future(channel.call(methods.CONFORMANCE_HANG, pb.HangRequest(), timeout_s=30))
+
+        hanging = [hang()]
+        while not servicer.story:
+            await asyncio.sleep(0.001)
+        hanging.append(hang())  # not the only call in flight: it leaves together with the next ones
+        await asyncio.gather(do(channel, text="now 1"), do(channel, text="now 2"))
+        assert servicer.story == ["start hang", "start hang", "start now 1", "start now 2"]
+        servicer.release.set()
+        await asyncio.gather(*hanging)
