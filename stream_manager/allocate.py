@@ -121,16 +121,16 @@ class Allocator(StateListener):
             deadline_s = link_before_s(ctx)
             successor = await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
         end = request.acknowledged_end if request.HasField("acknowledged_end") else None
-        decision, conflict = await decide_length(ctx, tail, owner, end)
+        length, all_took_part, conflict = await decide_length(ctx, tail, owner, end)
         done = None
-        if decision.all_took_part and not conflict and end is not None:
+        if all_took_part and not conflict and end is not None:
             done = await self.rolls.commit(
                 stream,
                 tail,
                 successor,
                 mutation,
                 token=owner.token,
-                length=decision.length,
+                length=length,
                 link_before_s=deadline_s,
             )
         if done is None:
@@ -144,7 +144,7 @@ class Allocator(StateListener):
                 stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
             )
             stream, sealed = await commit_seal(
-                ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part
+                ctx, stream, tail, order, length=length, all_took_part=all_took_part
             )
             done = alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
         if self._prepared:

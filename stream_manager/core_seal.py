@@ -22,14 +22,16 @@ a backup, and that decision still stands: so its length is chosen, and `sealed_b
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import INT64_MAX, InvalidArgument, SealUnavailable
 
 Kind = pb.LengthAnswer.Kind
-_LENGTH = Kind.LENGTH  # looked up once: for every replica of a roll that takes longer than the rest
+# Looked up once: for every replica of a roll that takes longer than the rest.
+_LENGTH = Kind.LENGTH
+_ANSWER = pb.LengthAnswer
 
 
 class Counted(enum.Enum):
@@ -55,12 +57,26 @@ _BY_KIND = {
 }
 
 
-@dataclass(slots=True)  # not frozen: it is made for every roll
+@dataclass(frozen=True, slots=True)
 class SealDecision:
     length: int
     all_took_part: bool  # every replica holds [0, length) on stable storage: rule 16 acknowledges at once
     by_node: dict[int, Counted]
     sealed_before: tuple[int, ...] = ()  # nodes whose replica had this seal already: see the module's last paragraph
+
+
+def usual_length(answers: Iterable[object], acknowledged_end: int) -> int | None:
+    """The length, if every replica has answered with one and nothing is wrong with any: no seal that is known, no
+    conflict (7), nothing missing of what is acknowledged. All took part then. None: it is `choose_length`'s to say."""
+    length = INT64_MAX
+    for answer in answers:
+        if type(answer) is not _ANSWER or answer.kind != _LENGTH or answer.conflict or answer.HasField("seal"):
+            return None
+        if (found := answer.length) < length:
+            length = found
+        if (found := answer.committed) > acknowledged_end:
+            acknowledged_end = found
+    return length if acknowledged_end <= length < INT64_MAX else None
 
 
 def choose_length(
@@ -71,29 +87,6 @@ def choose_length(
     extent_id: int = 0,
 ) -> SealDecision:
     """`answers` has every replica of the extent by node id, None for one that did not answer or answered an error."""
-    usual = _usual(answers, acknowledged_end or 0)
-    return usual if usual is not None else _choose(answers, acknowledged_end, dead, extent_id)
-
-
-def _usual(answers: Mapping[int, pb.LengthAnswer | None], acknowledged_end: int) -> SealDecision | None:
-    """A writer's roll: all replicas answer, and nothing is wrong with any. As the long way, in a fifth of the time."""
-    length = INT64_MAX
-    committed = acknowledged_end
-    for answer in answers.values():
-        if answer is None or answer.kind != _LENGTH or answer.HasField("seal"):
-            return None
-        if (found := answer.length) < length:
-            length = found
-        if (found := answer.committed) > committed:
-            committed = found
-    if not answers or length < committed:
-        return None
-    return SealDecision(length, True, dict.fromkeys(answers, Counted.TRUSTWORTHY))
-
-
-def _choose(
-    answers: Mapping[int, pb.LengthAnswer | None], acknowledged_end: int | None, dead: Container[int], extent_id: int
-) -> SealDecision:
     known = {node_id: answer for node_id, answer in answers.items() if answer is not None and answer.kind in _BY_KIND}
     floor = max([acknowledged_end or 0, *(answer.committed for answer in known.values())])
     sealed = {node_id: answer.seal.length for node_id, answer in known.items() if answer.HasField("seal")}

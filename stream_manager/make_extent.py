@@ -12,7 +12,7 @@ import logging
 
 from neve.proto.errors import NeveError, NotEnoughNodes, NotLeader
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.records import Extent, Policy, ReplicaAt
+from neve.stream_manager.records import Extent, Policy, ReplicaAt, new_extent
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ TRIES_MAX = 4
 EVERSION_FIRST = 1
 
 _NOBODY: frozenset[int] = frozenset()
+_NOTHING_ELSE = {ReplicaAt}
 
 
 def link_before_s(ctx: LeaderContext) -> float:
@@ -43,9 +44,9 @@ async def make_extent(ctx: LeaderContext, policy: Policy, *, stream_id: int, avo
             extent_bytes_max=policy.extent_bytes_max,
             stream_id=stream_id,
         )
-        replicas = tuple([replica for replica in made if type(replica) is ReplicaAt])
-        if len(replicas) == len(choices):
-            return Extent(extent_id, EVERSION_FIRST, replicas, policy.extent_bytes_max, ctx.wall_ms(), stream_id)
+        if {*map(type, made)} == _NOTHING_ELSE:
+            replicas: tuple[ReplicaAt, ...] = tuple(made)  # type: ignore[arg-type] # all of them are
+            return new_extent(extent_id, EVERSION_FIRST, replicas, policy.extent_bytes_max, ctx.wall_ms(), stream_id)
         errors = {c.node_id: m for c, m in zip(choices, made, strict=True) if isinstance(m, NeveError)}
         for node_id, failure in errors.items():
             log.warning("extent_not_made extent_id=%d node_id=%d error=%s", extent_id, node_id, failure)

@@ -221,6 +221,19 @@ class Extent(NamedTuple):
         return _new(Extent, (*self[:6], seal, confirmed, *self[8:]))
 
 
+def new_extent(
+    extent_id: int,
+    eversion: int,
+    replicas: tuple[ReplicaAt, ...],
+    extent_bytes_max: int,
+    created_ms: int,
+    stream_id: int,
+) -> Extent:
+    """One that was just made: open, and young."""
+    made_of = (extent_id, eversion, replicas, extent_bytes_max, created_ms, stream_id)
+    return _new(Extent, (*made_of, None, (), False, 0, False))
+
+
 # --- nodes ----------------------------------------------------------------------------------------------------
 
 

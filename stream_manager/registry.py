@@ -238,9 +238,9 @@ class Registry(StateListener):
         return judged is not Health.ALIVE
 
     def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
-        now_s, up_until_s = self._ctx.clock(), self._up_until_s
-        for replica in replicas:
-            if now_s >= up_until_s.get(replica[0], NEVER_S) and self.seems_down(replica[0]):
+        now_s, up_until_s = self._ctx.clock(), self._up_until_s.get
+        for node_id, _, _ in replicas:
+            if now_s >= up_until_s(node_id, NEVER_S) and self.seems_down(node_id):
                 return False
         return True
 

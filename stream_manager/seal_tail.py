@@ -6,15 +6,15 @@ Invariants: the next extent, if there is to be one, exists on its nodes before t
             nodes that are declared dead are not waited for, the others for a bounded time (T46);
             a fence that finds a newer owner's token ends the request: `NotOwner`.
 Neighbours: allocate.py, open_stream.py, streams.py and recovery call it while they hold the stream's lock;
-            core_seal.choose_length decides; confirm.py tells the replicas.
+            core_seal.py decides; confirm.py tells the replicas.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
@@ -22,7 +22,7 @@ from neve.proto.errors import LockedByOther, NeveError, NotLeader, NotOwner, Ver
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.confirm import believed, heard_end, seal_behind
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.core_seal import SealDecision, choose_length
+from neve.stream_manager.core_seal import choose_length, usual_length
 from neve.stream_manager.heard import Heard
 from neve.stream_manager.locks import LockKind
 from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
@@ -59,26 +59,35 @@ class AskAll(Protocol):
     ) -> Awaitable[list[en.LengthAnswer | NeveError]]: ...
 
 
+Answers = list[en.LengthAnswer | NeveError]
+
+
+def _whom_to_ask(ctx: LeaderContext, extent: Extent) -> dict[ReplicaAt, float | None]:
+    """All replicas but those of dead nodes, with how long to wait for each; None for the usual time (17)."""
+    replicas = extent.replicas
+    dead = ctx.state.dead_nodes()
+    if not dead and ctx.part.all_seem_up(replicas):
+        return dict.fromkeys(replicas)
+    suspect_s, seems_down = ctx.config.timeouts.suspect_call_s, ctx.part.seems_down
+    return {replica: suspect_s if seems_down(replica[0]) else None for replica in replicas if replica[0] not in dead}
+
+
 async def ask_replicas(
     ctx: LeaderContext, extent: Extent, ask: AskAll, *, token: int = 0, lock: str = ""
 ) -> dict[int, en.LengthAnswer | None]:
     """Ask all replicas side by side; None for a dead, silent or failing one. `NotOwner` if a newer token was met."""
-    replicas = extent.replicas
-    dead = ctx.state.dead_nodes()
-    asked: dict[ReplicaAt, float | None] = dict.fromkeys(replicas)  # with the usual timeout
-    if dead or not ctx.part.all_seem_up(replicas):
-        suspect_s, seems_down = ctx.config.timeouts.suspect_call_s, ctx.part.seems_down
-        asked = {
-            replica: suspect_s if seems_down(replica[0]) else None for replica in replicas if replica[0] not in dead
-        }
-    answers: dict[int, en.LengthAnswer | None] = {}
-    if len(asked) < len(replicas):
-        answers.update({replica[0]: None for replica in replicas})
-    for replica, answer in zip(asked, await ask(extent, asked, token=token), strict=True):
+    asked = _whom_to_ask(ctx, extent)
+    return _by_node(extent, asked, await ask(extent, asked, token=token), token=token, lock=lock)
+
+
+def _by_node(
+    extent: Extent, asked: Iterable[ReplicaAt], answered: Answers, *, token: int, lock: str
+) -> dict[int, en.LengthAnswer | None]:
+    answers: dict[int, en.LengthAnswer | None] = dict.fromkeys(extent.node_ids)
+    for replica, answer in zip(asked, answered, strict=True):
         if not isinstance(answer, NeveError):
-            answers[replica[0]] = answer
+            answers[replica.node_id] = answer
             continue
-        answers[replica[0]] = None
         if isinstance(answer, LockedByOther):
             raise NotOwner(lock=lock, token=token, detail=f"a replica has seen token {answer.token_seen}")
         if isinstance(answer, NotLeader):
@@ -95,30 +104,41 @@ async def fence_replicas(
     return await ask_replicas(ctx, extent, ctx.nodes.fence_all, token=owner.token, lock=owner.lock)
 
 
+class Decided(NamedTuple):
+    """What the replicas' answers to the fence come to."""
+
+    length: int
+    all_took_part: bool
+    conflict: bool  # one of them has met other bytes (7)
+
+
 async def decide_length(
     ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner | None, acknowledged_end: int | None
-) -> tuple[SealDecision, bool]:
-    """Fence the replicas and choose the length (17, 18); the second is whether one of them has met a conflict (7)."""
+) -> Decided:
+    """Fence the replicas and choose the length (17, 18)."""
     token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
-    answers = await ask_replicas(ctx, tail, ctx.nodes.fence_all, token=token, lock=lock)
-    decision = choose_length(
-        answers,
-        acknowledged_end=acknowledged_end if owner is not None else None,
-        dead=ctx.state.dead_nodes(),
-        extent_id=tail.extent_id,
-    )
+    end = acknowledged_end if owner is not None else None
+    asked = _whom_to_ask(ctx, tail)
+    answered = await ctx.nodes.fence_all(tail, asked, token=token)
+    if len(answered) == len(tail.replicas):
+        usual = usual_length(answered, end or 0)
+        if usual is not None:
+            return Decided(usual, True, False)
+    answers = _by_node(tail, asked, answered, token=token, lock=lock)
+    dead = ctx.state.dead_nodes()
+    decision = choose_length(answers, acknowledged_end=end, dead=dead, extent_id=tail.extent_id)
     if decision.sealed_before:
         log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
-    return decision, met_conflict(answers)
+    return Decided(decision.length, decision.all_took_part, met_conflict(answers))
 
 
 async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder) -> tuple[Stream, Extent]:
     """The stream and the sealed extent, as committed. The caller holds the stream's lock; `tail` is open."""
     assert ctx.locks.held(LockKind.STREAM, stream.stream_id), stream
     assert stream.tail_id == tail.extent_id, stream
-    decision, conflict = await decide_length(ctx, tail, order.owner, order.acknowledged_end)
+    length, all_took_part, conflict = await decide_length(ctx, tail, order.owner, order.acknowledged_end)
     order.conflict = order.conflict or conflict
-    return await commit_seal(ctx, stream, tail, order, length=decision.length, all_took_part=decision.all_took_part)
+    return await commit_seal(ctx, stream, tail, order, length=length, all_took_part=all_took_part)
 
 
 def met_conflict(answers: Mapping[int, en.LengthAnswer | None]) -> bool:

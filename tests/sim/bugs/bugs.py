@@ -97,6 +97,12 @@ def bug(
 # --- the length of a seal -------------------------------------------------------------------------------------
 
 
+def _change_lengths(change: Any, wrong: Callable[..., Any]) -> None:
+    """Have all lengths chosen by `wrong`."""
+    change(seal_tail, "choose_length", wrong)
+    change(seal_tail, "usual_length", lambda answers, acknowledged_end: None)
+
+
 @bug("an error is length 0", origin="T1, rule 18", suits=lambda shape: shape.loses == "wipe", needs=("disks wiped",))
 def _error_is_zero(change: Any) -> None:
     """A replica that is missing counts as one with 0 bytes."""
@@ -109,7 +115,7 @@ def _error_is_zero(change: Any) -> None:
         how["acknowledged_end"] = None
         return choose(told, **how)
 
-    change(seal_tail, "choose_length", wrong)
+    _change_lengths(change, wrong)
 
 
 @bug(
@@ -133,7 +139,7 @@ def _doubtful_is_trusted(change: Any) -> None:
             told[node_id] = answer
         return choose(told, **how)
 
-    change(seal_tail, "choose_length", wrong)
+    _change_lengths(change, wrong)
 
 
 @bug("the seal takes the longest", origin="T4, rule 18")
@@ -146,7 +152,7 @@ def _longest(change: Any) -> None:
         lengths = [answer.length for answer in answers.values() if answer is not None and answer.kind == Kind.LENGTH]
         return dataclasses.replace(decision, length=max([decision.length, *lengths]))
 
-    change(seal_tail, "choose_length", wrong)
+    _change_lengths(change, wrong)
 
 
 @bug("a repeated seal gives another length", origin="T3, rule 16")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import SealUnavailable
-from neve.stream_manager import core_seal
+from neve.proto.errors import Internal, SealUnavailable
 from neve.stream_manager.core_open import decide_open
-from neve.stream_manager.core_seal import Counted, SealDecision, choose_length
+from neve.stream_manager.core_seal import Counted, SealDecision, choose_length, usual_length
 
 Kind = pb.LengthAnswer.Kind
 Answers = dict[int, pb.LengthAnswer | None]
@@ -143,13 +142,35 @@ def test_the_short_way_decides_as_the_long_one() -> None:
             node_id: pb.LengthAnswer(kind=pb.LengthAnswer.LENGTH, length=length, committed=min(committed, length))
             for node_id, length in enumerate(lengths, start=1)
         }
-        usual = core_seal._usual(answers, end or 0)
+        usual = usual_length(answers.values(), end or 0)
         if usual is not None:
             decided += 1
-            assert usual == core_seal._choose(answers, end, (), 1) == choose_length(answers, acknowledged_end=end)
+            decision = choose_length(answers, acknowledged_end=end)
+            assert (usual, True) == (decision.length, decision.all_took_part)
+            assert not decision.sealed_before
         else:
             assert min(lengths) < max(end or 0, min(committed, max(lengths)))
     assert decided > 100
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        Internal(),
+        doubtful(9),
+        damaged(9),
+        length(9, conflict=True),
+        sealed(9),
+        length(9, committed=10),
+        length(8),
+    ],
+)
+def test_one_odd_answer_is_not_usual(odd: object) -> None:
+    assert usual_length([length(9), length(9), length(9)], 9) == 9
+    for answers in ([odd, length(9), length(9)], [length(9), length(9), odd]):
+        assert usual_length(answers, 9) is None
+    assert usual_length([], 0) is None
 
 
 def test_an_extent_of_one_replica() -> None:
