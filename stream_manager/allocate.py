@@ -66,11 +66,16 @@ class Allocator(StateListener):
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
         self.rolls = Rolls(ctx)
         ctx.state.listen(self)
+        self._hear()
         ctx.is_prepared = self.is_prepared
 
     def is_prepared(self, extent_id: int) -> bool:
         """Once this is False for an extent that metadata does not know, it is never linked."""
         return extent_id in self._ctx.linking or self._ctx.clock() < self._prepared_ids.get(extent_id, 0.0)
+
+    def _hear(self) -> None:
+        """Of what changes, only while it matters."""
+        self._ctx.state.hear_records(self, bool(self._prepared or self._waiting))
 
     # --- allocate --------------------------------------------------------------------------------------------
 
@@ -141,11 +146,9 @@ class Allocator(StateListener):
                 successor=successor,
                 link_before_s=deadline_s,
                 conflict=conflict,
-                stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
+                stream_call=lambda: mutation.stream_call((stream.stream_id,), ids),
             )
-            stream, sealed = await commit_seal(
-                ctx, stream, tail, order, length=length, all_took_part=all_took_part
-            )
+            stream, sealed = await commit_seal(ctx, stream, tail, order, length=length, all_took_part=all_took_part)
             done = alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
         if self._prepared:
             self._forget(stream.stream_id)
@@ -167,7 +170,7 @@ class Allocator(StateListener):
                 order = SealOrder(
                     owner=request.owner,
                     link_before_s=made.link_before_s,
-                    stream_call=lambda changes: mutation.stream_call(changes, (stream.stream_id,), ids),
+                    stream_call=lambda: mutation.stream_call((stream.stream_id,), ids),
                 )
                 stream = await link_tail(ctx, stream, made.extent, order)
                 self._forget(stream.stream_id)
@@ -239,11 +242,13 @@ class Allocator(StateListener):
             self._forget(next(iter(self._prepared)))
         self._prepared[stream_id] = prepared
         self._prepared_ids[prepared.extent.extent_id] = prepared.link_before_s
+        self._hear()
 
     def _forget(self, stream_id: int) -> None:
         prepared = self._prepared.pop(stream_id, None)
         if prepared is not None:
             self._prepared_ids.pop(prepared.extent.extent_id, None)
+            self._hear()
 
     # --- confirmations ---------------------------------------------------------------------------------------
 
@@ -269,6 +274,7 @@ class Allocator(StateListener):
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._waiting.setdefault(extent_id, [])
         waiters.append(waiter)
+        self._hear()
         try:
             async with asyncio.timeout_at(deadline_s):
                 await waiter
@@ -280,19 +286,20 @@ class Allocator(StateListener):
                 waiters.remove(waiter)
             if not waiters and self._waiting.get(extent_id) is waiters:
                 del self._waiting[extent_id]
+                self._hear()
 
     def on_extent(self, old: Extent | None, new: Extent | None) -> None:
-        if not self._waiting:
-            return
         changed = new or old
         assert changed is not None
-        for waiter in self._waiting.pop(changed.extent_id, ()):
+        waiters = self._waiting.pop(changed.extent_id, None)
+        if waiters is None:
+            return
+        self._hear()
+        for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     def on_stream(self, old: Stream | None, new: Stream | None) -> None:
-        if not self._prepared:
-            return
         changed = new or old
         assert changed is not None
         prepared = self._prepared.get(changed.stream_id)

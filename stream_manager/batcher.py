@@ -49,7 +49,7 @@ from neve.proto.errors import (
     VersionConflict,
 )
 from neve.stream_manager import records as r
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import Ready
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class _Pending(Prompt[int]):
 
     __slots__ = ("changes", "items")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, changes: Changes, items: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, changes: Ready, items: int) -> None:
         super().__init__(loop)
         self.changes = changes
         self.items = items
@@ -121,7 +121,7 @@ class Batcher:
         *,
         root: bytes,
         lane_revisions: Sequence[int],
-        apply: Callable[[Changes, int], None],
+        apply: Callable[[Ready, int], None],
         on_deposed: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -138,16 +138,16 @@ class Batcher:
         self._pumping = False
         self.counters = Counters()
 
-    async def commit(self, changes: Changes) -> int:
+    async def commit(self, changes: Ready) -> int:
         """See `context.Commit`."""
         return await self._enqueue(changes)
 
-    def submit(self, changes: Changes, on_done: OnDone) -> None:
+    def submit(self, changes: Ready, on_done: OnDone) -> None:
         """The same without waiting: `on_done`, which must not raise, is called once, later. Raises if it is refused."""
         pending = self._enqueue(changes)
         pending.go_on = lambda: on_done(pending.value or 0, cast("NeveError | None", pending.error))
 
-    def _enqueue(self, changes: Changes) -> _Pending:
+    def _enqueue(self, changes: Ready) -> _Pending:
         if self._ended is not None:
             raise self._fresh_end()
         changes.finish()
@@ -207,30 +207,30 @@ class Batcher:
     def _take_batch(self) -> _Batch:
         """From the head of the queue, as many as fit and do not get in each other's way."""
         batch = _Batch()
-        queue, revisions, values = self._queue, batch.revisions, batch.values
+        queue, together, revisions, values = self._queue, batch.pending, batch.revisions, batch.values
         keys: set[bytes] = set()  # of both
-        size_bytes = 0
+        items = size_bytes = 0
         while queue:
             pending = queue[0]
             changes = pending.changes
             compared, written = changes.revisions, changes.values
-            if batch.pending:
-                if len(revisions) + len(compared) > ITEMS_MAX or len(values) + len(written) > ITEMS_MAX:
-                    break  # compares that both have are counted twice here: such are few
-                if size_bytes + changes.size_bytes > BYTES_MAX:
+            items += pending.items
+            size_bytes += changes.size_bytes
+            if together:
+                if items > ITEMS_MAX or size_bytes > BYTES_MAX:
                     break
                 if not (keys.isdisjoint(written) and keys.isdisjoint(compared)) and _in_the_way(batch, changes):
                     break
             queue.popleft()
             self._queued_items -= pending.items
             if pending.done:  # cancelled before anything was sent
+                items -= pending.items
+                size_bytes -= changes.size_bytes
                 continue
-            batch.pending.append(pending)
+            together.append(pending)
             revisions.update(compared)
             values.update(written)
-            keys.update(compared)
-            keys.update(written)
-            size_bytes += changes.size_bytes
+            keys.update(compared, written)
         return batch
 
     # --- carrying one out ------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Batcher:
             pending.settle(None, error)
 
 
-def _in_the_way(batch: _Batch, changes: Changes) -> bool:
+def _in_the_way(batch: _Batch, changes: Ready) -> bool:
     """Whether one writes what the other writes or compares, or they compare a key with different revisions."""
     if any(key in batch.values or key in batch.revisions for key in changes.values):
         return True

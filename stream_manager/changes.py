@@ -53,7 +53,7 @@ Write = tuple[Kind, int | str, Record | None, bool]
 
 
 class Rolled(NamedTuple):
-    """All that a usual roll writes (roll.py): it stands here in place of `writes`."""
+    """All that a usual roll writes (roll.py): it stands in place of `Changes.writes`."""
 
     before: Extent | None  # that gets a key of its own; it was young and unconfirmed
     sealed: Extent  # that was the open tail; young
@@ -68,36 +68,43 @@ class OwnerClaim(NamedTuple):
     token: int
 
 
-class Changes:
-    """Give it to `ctx.commit` once; make another one to try again."""
+class Ready:
+    """What is committed, all encoded. Give it to `ctx.commit` once."""
 
-    __slots__ = (
-        "_released",
-        "_streams",
-        "_young",
-        "calls",
-        "owners",
-        "revisions",
-        "rolled",
-        "root",
-        "size_bytes",
-        "state",
-        "stream_call",
-        "values",
-        "writes",
-    )
+    __slots__ = ("owners", "revisions", "rolled", "root", "size_bytes", "stream_call", "values")
+
+    def __init__(
+        self,
+        root: bytes,
+        revisions: dict[bytes, int],
+        values: dict[bytes, bytes | None],
+        owners: dict[bytes, OwnerClaim],
+        stream_call: StreamCall | None,
+        rolled: Rolled | None,
+        size_bytes: int,
+    ) -> None:
+        self.root = root
+        self.revisions = revisions  # key → the mod revision that it must have; 0: it must be absent
+        self.values = values  # key → what is put there; None: it is deleted
+        self.owners = owners  # by the lock's key
+        self.stream_call = stream_call  # one that is part of a stream that is put here (26)
+        self.rolled = rolled  # None: these are `Changes`, which know what they write
+        self.size_bytes = size_bytes  # 0: not known yet
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+
+class Changes(Ready):
+    """Records what is to be committed; make another one to try again."""
+
+    __slots__ = ("_released", "_streams", "_young", "calls", "state", "writes")
 
     def __init__(self, root: bytes, state: State | None = None) -> None:
-        self.root = root
+        super().__init__(root, {}, {}, {}, None, None, 0)
         self.state = state  # where young extents that this mutation does not touch are found
         self.writes: list[Write] = []
-        self.rolled: Rolled | None = None
         self.calls: list[StreamCall] = []  # replay records with a key of their own (26)
-        self.stream_call: StreamCall | None = None  # one that is part of a stream that is put here
-        self.revisions: dict[bytes, int] = {}  # key → the mod revision that it must have; 0: it must be absent
-        self.values: dict[bytes, bytes | None] = {}  # key → what is put there; None: it is deleted
-        self.owners: dict[bytes, OwnerClaim] = {}  # by the lock's key
-        self.size_bytes = 0  # known when finished
         self._streams: list[tuple[bytes, Stream]] = []
         self._young: dict[int, Extent] = {}
         self._released: list[int] = []  # ids of their streams
@@ -240,10 +247,7 @@ class Changes:
     # --- for the batcher -------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All is recorded: encode the streams, now that their young extents are known. Nothing is left to do for who
-        has set the size as well."""
-        if self.size_bytes:
-            return
+        """All is recorded: encode the streams, now that their young extents are known."""
         streams, released = self._streams, self._released
         for key, stream in streams:
             self._set(key, codec.encode_stream(stream, self._young_of(stream)))

@@ -28,7 +28,7 @@ from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.rpc.service import Call
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import Changes, Ready
 from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.heard import HeardTable
 from neve.stream_manager.locks import LockTable
@@ -111,17 +111,15 @@ class Mutation:
         self.replayed = replayed
         self.recorded: Replay | None = None  # what `record` made: it counts once the changes are committed
 
-    def stream_call(
-        self, changes: Changes, stream_ids: tuple[int, ...], extent_ids: tuple[int, ...] = ()
-    ) -> StreamCall | None:
-        """The same as a part of the one stream that is written: what to put into its record. None: nothing is kept."""
+    def stream_call(self, stream_ids: tuple[int, ...], extent_ids: tuple[int, ...] = ()) -> StreamCall | None:
+        """The same as a part of the one stream that is written: what to put into its record and into the changes.
+        None: nothing is kept."""
         self.recorded = replay = _new(
             Replay, (self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids, 0)
         )
         if not (self.client_id or self.call_id) or self.replayed is not None:
             return None
-        call = changes.stream_call = _new(StreamCall, (self.client_id, self.call_id, replay))
-        return call
+        return _new(StreamCall, (self.client_id, self.call_id, replay))
 
     def record(
         self, changes: Changes, *, stream_ids: Sequence[int] = (), extent_ids: Sequence[int] = (), node_id: int = 0
@@ -188,7 +186,7 @@ class NodesPart(Placement, Protocol):
 
 
 class Commit(Protocol):
-    def __call__(self, changes: Changes) -> Coroutine[Any, Any, int]:
+    def __call__(self, changes: Ready) -> Coroutine[Any, Any, int]:
         """Write in one transaction, apply to the state, return the revision.
 
         `VersionConflict`: a record is not what it was; `NotOwner`: the lock is not held with that token; `NotLeader`:
@@ -198,7 +196,7 @@ class Commit(Protocol):
 
 
 class Submit(Protocol):
-    def __call__(self, changes: Changes, on_done: Callable[[int, NeveError | None], None]) -> None:
+    def __call__(self, changes: Ready, on_done: Callable[[int, NeveError | None], None]) -> None:
         """The same without waiting, for what nobody waits for: `on_done` gets the revision, or the error."""
 
 

@@ -134,26 +134,27 @@ def fixed_info(state: State, extent: Extent) -> bytes:
         node = nodes.get(node_id)
         around = _around.get(key)
         if around is None or around[0] is not node:
-            around = _new_around(node, key)
+            before, behind = around_replica(state, *key)
+            around = codec.keep(_around, key, (node, before, behind))
         parts += (around[1], incarnation.to_bytes(8, "little"), around[2])
     return b"".join(parts)
 
 
-def joined_extent_info(extent: Extent, fixed: bytes) -> bytes:
-    """From what `fixed_info` gave for it."""
+def joined_extent_info(extent: Extent, fixed: bytes, encoded: bytes = b"") -> bytes:
+    """From what `fixed_info` gave for it, and `codec.encoded_seal`, if that is at hand."""
     _, eversion, _, _, _, _, seal, _, _, mod_revision, _ = extent
     parts = [fixed, b"\x10", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
     if seal is not None:
-        encoded = codec.encoded_seal(seal)
+        encoded = encoded or codec.encoded_seal(seal)
         parts += (b"\x22", SMALL[len(encoded)], encoded)
     if mod_revision:
         parts += (b"\x38", varint(mod_revision))
     return b"".join(parts)
 
 
-def _new_around(node: NodeEntry | None, key: tuple[int, str, bool]) -> tuple[NodeEntry | None, bytes, bytes]:
+def around_replica(state: State, node_id: int, disk_uuid: str, is_confirmed: bool) -> tuple[bytes, bytes]:
     """A replica's description before and behind its incarnation."""
-    node_id, disk_uuid, is_confirmed = key
+    node = state.nodes.get(node_id)
     place = codec.place_of(node_id, disk_uuid)
     behind = b""
     if node is not None:
@@ -164,7 +165,7 @@ def _new_around(node: NodeEntry | None, key: tuple[int, str, bool]) -> tuple[Nod
         behind += b"\x18\x01"
     before = b"\x0a" + varint(len(place) + 8) + place
     size_bytes = varint(len(before) + 8 + len(behind))
-    return codec.keep(_around, key, (node, b"\x1a" + size_bytes + before, behind))
+    return b"\x1a" + size_bytes + before, behind
 
 
 def node_record(node: NodeEntry) -> sm.NodeRecord:

@@ -25,7 +25,7 @@ from neve.proto.errors import NeveError, NotLeader
 from neve.stream_manager import records as r
 from neve.stream_manager.allocate import Allocator
 from neve.stream_manager.batcher import Batcher, lane_key
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import Changes, Ready
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import LeaderContext, NodesPart
 from neve.stream_manager.ensembles import Ensembles
@@ -210,10 +210,14 @@ class Term:
         await self.owners.stopped()
         self.state.stop_listening()  # they refer to the state and it to them: a million records must not wait for that
 
-    def _apply(self, changes: Changes, revision: int) -> None:
-        self.state.apply(changes, revision)
-        for call in changes.calls:
-            self.replay.add(*call)
+    def _apply(self, changes: Ready, revision: int) -> None:
+        if changes.rolled is not None:
+            self.state.apply_roll(changes.rolled, revision)
+        else:
+            assert isinstance(changes, Changes), changes
+            self.state.apply(changes, revision)
+            for call in changes.calls:
+                self.replay.add(*call)
         if changes.stream_call is not None:
             self.replay.add_in_stream(changes.stream_call)
 

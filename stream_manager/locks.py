@@ -82,6 +82,14 @@ class LockTable:
             waiters[key] = None
         return True
 
+    def release_all(self, keys: Sequence[Key]) -> None:
+        waiters = self.waiters
+        for key in keys:
+            if waiters[key] is None:
+                del waiters[key]
+            else:
+                self.release(key)
+
     async def take(self, key: Key) -> None:
         """Whoever takes one by itself, for a hot flow, lets it go by `release`, whatever happens."""
         if self.try_take(key):

@@ -101,6 +101,12 @@ def place_of(node_id: int, disk_uuid: str) -> bytes:
     return b"".join((*parts, b"\x19"))
 
 
+def place_in_record(node_id: int, disk_uuid: str) -> bytes:
+    """The same as it stands in an extent's record."""
+    place = place_of(node_id, disk_uuid)
+    return b"\x22" + SMALL[len(place) + 8] + place
+
+
 def extent_body(extent: Extent) -> bytes:
     """What stays the same of an extent from its making until a replica is replaced: the fields 2, 4, 8, 9 and 10."""
     made_of = extent[2:6]
@@ -126,8 +132,7 @@ def new_body(extent: Extent) -> bytes:
     for node_id, disk_uuid, incarnation in replicas:
         place = _places.get((node_id, disk_uuid))
         if place is None:
-            place = place_of(node_id, disk_uuid)
-            place = keep(_places, (node_id, disk_uuid), b"\x22" + SMALL[len(place) + 8] + place)
+            place = keep(_places, (node_id, disk_uuid), place_in_record(node_id, disk_uuid))
         parts += (place, _INCARNATION.pack(incarnation))
     return b"".join(parts)
 
@@ -154,11 +159,18 @@ def encode_open_extent(extent: Extent, body: bytes) -> bytes:
     return body + b"\x18" + SMALL[extent.eversion]
 
 
+def sealed_record(body: bytes, eversion: int, seal: bytes) -> bytes:
+    """The same of one that was just sealed, and all its replicas took part. `seal`: what `encoded_seal` gave."""
+    version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
+    return b"".join((body, b"\x18", version, b"\x2a", SMALL[len(seal)], seal, b"\x38\x01"))
+
+
 def _packed_nodes(node_ids: tuple[int, ...]) -> bytes:
     return b"\x32" + sized(b"".join([varint(node_id) for node_id in node_ids]))
 
 
-def encoded_seal(seal: ExtentSeal) -> bytes:
+def encoded_seal(seal: ExtentSeal | None) -> bytes:
+    assert seal is not None, "it is open"
     length, eversion, digest = seal
     if length <= SMALL_MAX and eversion <= SMALL_MAX:
         head = b"\x08" + SMALL[length] + b"\x10" + SMALL[eversion]

@@ -42,7 +42,7 @@ class SealOrder:
     conflict: bool = False  # an append met other bytes on a replica (7)
     unowned: bool = False  # only if nobody holds the stream's lock when it is decided
     record: Callable[[Changes], None] | None = None  # adds the replay record (26)
-    stream_call: Callable[[Changes], StreamCall | None] | None = None  # or makes it a part of the stream's
+    stream_call: Callable[[], StreamCall | None] | None = None  # or makes it, to be a part of the stream's
 
 
 def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
@@ -268,7 +268,7 @@ def _link(
                 changes.release_extent(new)
     changes.put_young(extent)
     new_stream = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
-    call = order.stream_call(changes) if order.stream_call is not None else None
+    call = changes.stream_call = order.stream_call() if order.stream_call is not None else None
     changes.put_stream(stream, new_stream if call is None else new_stream.linked(call))
 
 

@@ -66,6 +66,7 @@ class State:
         self.quotas: dict[str, Quota] = {}  # by prefix
         self.settings = Settings()
         self.listeners: list[StateListener] = []
+        self._hearing: dict[StateListener, None] = {}  # of them, who hears of streams and extents
         self._on_extent: list[Callable[[Extent | None, Extent | None], None]] = []  # of those who want to hear it
         self._on_stream: list[Callable[[Stream | None, Stream | None], None]] = []
         # derived; dicts in place of sets, whose order is not the same in every run
@@ -81,15 +82,26 @@ class State:
 
     def listen(self, listener: StateListener) -> None:
         self.listeners.append(listener)
-        if type(listener).on_extent is not StateListener.on_extent:
-            self._on_extent.append(listener.on_extent)
-        if type(listener).on_stream is not StateListener.on_stream:
-            self._on_stream.append(listener.on_stream)
+        self.hear_records(listener, True)
+
+    def hear_records(self, listener: StateListener, wanted: bool) -> None:
+        """Whether `on_stream` and `on_extent` of a listener are called: who has nothing to do there just now need not
+        hear of every roll."""
+        if wanted == (listener in self._hearing):
+            return
+        if wanted:
+            self._hearing[listener] = None
+        else:
+            del self._hearing[listener]
+        # Other lists, not these changed: somebody may be going through them.
+        self._on_extent = [one.on_extent for one in self._hearing if _overrides(one, "on_extent")]
+        self._on_stream = [one.on_stream for one in self._hearing if _overrides(one, "on_stream")]
 
     def stop_listening(self) -> None:
         """Nobody hears of anything any more."""
-        for listeners in (self.listeners, self._on_extent, self._on_stream):
-            listeners.clear()
+        self.listeners.clear()
+        self._hearing.clear()
+        self._on_extent, self._on_stream = [], []
 
     # --- questions -------------------------------------------------------------------------------------------
 
@@ -171,10 +183,6 @@ class State:
 
     def apply(self, changes: Changes, revision: int) -> None:
         """Take over what was committed at `revision`. Batches in flight at a time may be applied in any order."""
-        if changes.rolled is not None:
-            self._apply_roll(changes.rolled, revision)
-            self.revision = max(self.revision, revision)
-            return
         for kind, ident, record, young in changes.writes:
             if kind == EXTENT:
                 self._set_extent(ident, record if young or record is None else record.at(revision))  # type: ignore[arg-type, union-attr]
@@ -184,27 +192,28 @@ class State:
                 self._apply_other(kind, ident, record, revision)
         self.revision = max(self.revision, revision)
 
-    def _apply_roll(self, rolled: Rolled, revision: int) -> None:
+    def apply_roll(self, rolled: Rolled, revision: int) -> None:
         """What `_set_extent` and `_set_stream` would do for these, one after the other, in a third of the time."""
         before, sealed, successor, stream = rolled
         extents, unconfirmed, on_extent = self.extents, self.unconfirmed_extents, self._on_extent
         if before is not None:
-            extent_id, _, replicas, _, _, _, _, confirmed, *_ = before
+            extent_id = before[0]
             old, new = extents[extent_id], before.at(revision)
             extents[extent_id] = new
-            if len(confirmed) == len(replicas):
+            if len(before.confirmed) == len(before.replicas):
                 del unconfirmed[extent_id]
             for hear in on_extent:
                 hear(old, new)
-        extent_id, _, _, _, _, stream_id, seal, *_ = sealed
-        old, extents[extent_id] = extents[extent_id], sealed
+        seal = sealed.seal
         assert seal is not None, sealed
+        extent_id = sealed[0]
+        old, extents[extent_id] = extents[extent_id], sealed
         self.sealed_bytes += seal[0]
         del self.open_extents[extent_id]
         unconfirmed[extent_id] = None
         for hear in on_extent:
             hear(old, sealed)
-        extent_id = successor.extent_id
+        extent_id, stream_id = successor[0], stream[0]
         extents[extent_id] = successor
         self.open_extents[extent_id] = None
         _insert(self._extent_order, extent_id)
@@ -212,10 +221,13 @@ class State:
         for hear in on_extent:
             hear(None, successor)
         self._streams_of[extent_id] = stream_id
-        old_stream, new_stream = self.streams[stream_id], stream.at(revision)
-        self.streams[stream_id] = new_stream
+        streams = self.streams
+        old_stream, new_stream = streams[stream_id], stream.at(revision)
+        streams[stream_id] = new_stream
         for hear_stream in self._on_stream:
             hear_stream(old_stream, new_stream)
+        if revision > self.revision:
+            self.revision = revision
 
     def _apply_other(self, kind: Kind, ident: int | str, record: Record | None, revision: int) -> None:
         number = ident if isinstance(ident, int) else 0
@@ -406,6 +418,10 @@ class State:
         assert self.sealed_bytes == sum(e.seal.length for e in self.extents.values() if e.seal is not None)
         assert self._stream_order == sorted(self.streams)
         assert self._extent_order == sorted(self.extents)
+
+
+def _overrides(listener: StateListener, name: str) -> bool:
+    return getattr(type(listener), name) is not getattr(StateListener, name)
 
 
 def _insert(order: list[int], number: int) -> None:

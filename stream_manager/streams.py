@@ -51,6 +51,7 @@ async def create_stream(
             stream_id = ctx.ids.take_now() or await ctx.ids.take()
             tail = await make_extent(ctx, policy, stream_id=stream_id)
             changes = ctx.changes()
+            changes.stream_call = mutation.stream_call((stream_id,))
             stream = Stream(
                 stream_id=stream_id,
                 name=name,
@@ -61,7 +62,7 @@ async def create_stream(
                 labels=labels,
                 version=1,
                 created_ms=ctx.wall_ms(),
-                made_by=mutation.stream_call(changes, (stream_id,)),
+                made_by=changes.stream_call,
             )
             changes.put_new_stream(stream, tail)
             if name:

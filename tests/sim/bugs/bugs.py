@@ -320,7 +320,7 @@ def _old_tail(change: Any) -> None:
     commit = Batcher.commit
 
     async def unproved(self: Any, changes: Any) -> Any:
-        if not changes.writes and changes.rolled is None:
+        if changes.rolled is None and not changes.writes:
             return 0
         return await commit(self, changes)
 

@@ -28,7 +28,7 @@ from neve.proto.errors import (
 )
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.batcher import ITEMS_MAX, Batcher
-from neve.stream_manager.changes import Changes
+from neve.stream_manager.changes import Changes, Ready
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.state import State
 from tests.sim import loop as sim_loop
@@ -64,7 +64,8 @@ class Rig:
         leadership = await Election(store, ROOT + b"leader").campaign(b"me", lease)
         return cls(etcd, store, leadership, lanes)
 
-    def _apply(self, changes: Changes, revision: int) -> None:
+    def _apply(self, changes: Ready, revision: int) -> None:
+        assert isinstance(changes, Changes)
         self.applied.append((changes, revision))
         self.state.apply(changes, revision)
 
