@@ -26,7 +26,8 @@ MANAGER_SETTINGS = {"collecting.interval_s": "0.2", "recovery.poll_s": "0.2"}
 
 
 class BenchCluster:
-    def __init__(self, name: str, manager: str, nodes: Sequence[NodeProcess]) -> None:
+    def __init__(self, folder: Path, name: str, manager: str, nodes: Sequence[NodeProcess]) -> None:
+        self.folder = folder
         self.name = name
         self.manager = manager  # its wire address
         self._nodes = tuple(nodes)
@@ -86,4 +87,4 @@ def start(
                 command = ("tests.bench.node_over_cached", str(node_folder / "scratch"), str(scratch_bytes))
             keys = {**node_settings(name, node_id, manager), **(settings or {})}
             nodes.append(stack.enter_context(node_process.start(node_folder, keys, command=command)))
-        yield BenchCluster(name, manager, nodes)
+        yield BenchCluster(folder, name, manager, nodes)
