@@ -27,7 +27,7 @@ from neve.meta.txn import (
     Target,
     as_range,
 )
-from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, VARINTS, sized
 
 _RELATIONS = {
     Relation.EQUAL: pb.Compare.EQUAL,
@@ -67,9 +67,9 @@ def write_request(
 ) -> bytes:
     """A `TxnRequest` for `MetaStore.write`, by hand: for a hundred keys the message would take four times as long."""
     parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
-    small, small_max = SMALL, SMALL_MAX  # most lengths are small: looked up in place
+    small, small_max, varints = SMALL, SMALL_MAX, VARINTS  # most lengths are small: looked up in place
     for key, revision in revisions.items():
-        number, size = varint(revision), len(key)
+        number, size = varints[revision], len(key)
         if size < 128:  # then its length is one byte
             parts += (b"\x0a", small[size + len(number) + 5], b"\x10\x02\x1a", small[size], key, b"\x30", number)
         else:

@@ -14,6 +14,7 @@ _GROUP_BITS = 14
 _GROUP = 1 << _GROUP_BITS
 SMALL_MAX = _GROUP - 1
 SMALL = [bytes([n]) if n < 128 else bytes([n & 127 | 128, n >> 7]) for n in range(_GROUP)]
+_VARINTS_MAX = 16_384
 _MORE = [bytes([n & 127 | 128, n >> 7 | 128]) for n in range(_GROUP)]
 
 
@@ -30,6 +31,19 @@ def varint(number: int) -> bytes:
         rest >>= _GROUP_BITS
     groups.append(SMALL[rest])
     return b"".join(groups)
+
+
+class _Varints(dict[int, bytes]):
+    """Of numbers that come again and again: a look here is a third of a call."""
+
+    def __missing__(self, number: int) -> bytes:
+        if len(self) >= _VARINTS_MAX:
+            self.clear()
+        found = self[number] = varint(number)
+        return found
+
+
+VARINTS = _Varints()  # revisions of a batch, times of one millisecond, limits that all extents share
 
 
 def sized(value: bytes) -> bytes:

@@ -50,15 +50,13 @@ class AuditLog:
         self._loop = asyncio.get_running_loop()
 
     def note(self, entry: Entry) -> None:
-        if not audit.isEnabledFor(logging.INFO):
-            return
         if not self._entries:
             self._loop.call_soon(self.flush)
         self._entries.append(entry)
 
     def flush(self) -> None:
         entries, self._entries = self._entries, []
-        if not entries:
+        if not entries or not audit.isEnabledFor(logging.INFO):
             return
         beginning = _line_beginning() if len(entries) > 1 else None
         if beginning is None:

@@ -82,10 +82,8 @@ class _Pending(Prompt[int]):
 
     __slots__ = ("changes", "items")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, changes: Ready, items: int) -> None:
-        super().__init__(loop)
-        self.changes = changes
-        self.items = items
+    changes: Ready
+    items: int  # compares or writes, whichever are more
 
 
 class _Batch:
@@ -150,14 +148,17 @@ class Batcher:
     def _enqueue(self, changes: Ready) -> _Pending:
         if self._ended is not None:
             raise self._fresh_end()
-        changes.finish()
-        items = max(len(changes.revisions), len(changes.values))
+        if not changes.size_bytes:
+            changes.finish()
+        compares, writes = len(changes.revisions), len(changes.values)
+        items = compares if compares > writes else writes
         if items > ITEMS_MAX or changes.size_bytes > BYTES_MAX:
             # A flow that touches so much splits its work: here it could not be carried out at all.
             raise TooLarge(what=f"transaction with {items} items", size_bytes=changes.size_bytes, limit_bytes=BYTES_MAX)
         if len(self._queue) >= QUEUE_MAX:
             raise MetaUnavailable(detail=f"{QUEUE_MAX} changes wait already")
-        pending = _Pending(self._loop, changes, items)
+        pending = _Pending(self._loop)
+        pending.changes, pending.items = changes, items  # not by a constructor of its own: that is another call
         self._queue.append(pending)
         self._queued_items += items
         if not self._pumping:  # at the end of this step of the loop: all that come in it share a batch

@@ -58,7 +58,8 @@ class Rolled(NamedTuple):
     before: Extent | None  # that gets a key of its own; it was young and unconfirmed
     sealed: Extent  # that was the open tail; young
     successor: Extent  # young
-    stream: Stream
+    stream: Stream  # as it was before
+    call: StreamCall | None  # that is remembered with it
 
 
 class OwnerClaim(NamedTuple):

@@ -28,8 +28,11 @@ from neve.stream_manager.records import Extent, ReplicaAt
 
 log = logging.getLogger(__name__)
 
+_new = tuple.__new__  # as in records.py
+
 SEALS_IN_FLIGHT_MAX = 2_000
 ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)  # answers: there is no whole replica here
+_REPLY = en.SealExtentReply
 GATHER_S = 0.05  # after the first confirmation, wait so long for others: one transaction in place of three
 
 
@@ -198,7 +201,7 @@ def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
         ctx.seals_in_flight += 1
         ctx.spawn(_first_round(ctx, extent, list(zip(replicas, asked, strict=True)), asked_at), name="seal")
         return
-    left_over = ctx.heard.add(extent.stream_id, Heard(extent_id, confirmed, asked_at, ctx.clock()))
+    left_over = ctx.heard.add(extent.stream_id, _new(Heard, (extent_id, confirmed, asked_at, ctx.clock())))
     if left_over is not None:
         _record_behind(ctx, left_over)
     if not ctx.heard.recording:
@@ -226,18 +229,18 @@ def _confirmed_at_once(
     if len(replicas) != len(extent.replicas):
         return None
     length = extent.seal.length
-    confirmed: dict[ReplicaAt, bytes] = {}
-    for replica, one in zip(replicas, asked, strict=True):
+    digests: list[bytes] = []
+    for one in asked:
         if one.waits is not None:
             return None
         answer = one.value
-        if isinstance(answer, NeveError) or not answer.confirmed:
+        if type(answer) is not _REPLY or not answer.confirmed:
             return None
         seal = answer.seal
         if seal.length != length:
             return None
-        confirmed[replica] = seal.digest
-    return confirmed
+        digests.append(seal.digest)
+    return dict(zip(replicas, digests, strict=True))
 
 
 # --- what was heard and waits for its stream's next write -------------------------------------------------------

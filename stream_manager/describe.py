@@ -5,7 +5,7 @@ from __future__ import annotations
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, VARINTS, sized, varint
 from neve.rpc.service import Encoded
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream, Task
@@ -40,7 +40,8 @@ def joined_alloc_reply(
     stream: bytes, sealed: bytes, tail: bytes, *, all_took_part: bool
 ) -> Encoded[sm.StreamAllocExtentReply]:
     """From the descriptions as bytes; `tail` is empty if there is none."""
-    parts = [b"\x0a", varint(len(stream)), stream, b"\x12", SMALL[len(sealed)], sealed]
+    size = len(stream)
+    parts = [b"\x0a", SMALL[size] if size <= SMALL_MAX else varint(size), stream, b"\x12", SMALL[len(sealed)], sealed]
     if tail:
         parts += (b"\x1a", SMALL[len(tail)], tail)
     if all_took_part:
@@ -80,7 +81,7 @@ def joined_stream_info(stream: Stream, stem: bytes, ids: bytes) -> bytes:
         b"\x40",
         SMALL[version] if version <= SMALL_MAX else varint(version),
         b"\x48",
-        varint(mod_revision),
+        VARINTS[mod_revision],
     ]
     if ids:
         parts += (b"\x22", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
@@ -107,7 +108,7 @@ def _new_stem(stream: Stream) -> bytes:
         parts += (b"\x12", sized(stream.name.encode()))
     if stream.lock:
         parts += (b"\x1a", sized(stream.lock.encode()))
-    parts += (b"\x32", codec.encoded_policy(stream.policy), b"\x50", codec.encoded_time(stream.created_ms))
+    parts += (b"\x32", codec.encoded_policy(stream.policy), b"\x50", VARINTS[stream.created_ms])
     parts += [b"\x3a" + sized(label) for label in codec.encoded_labels(stream.labels)]
     return b"".join(parts)
 
@@ -128,7 +129,7 @@ def fixed_info(state: State, extent: Extent) -> bytes:
     """What of an extent's description changes only with its replicas, its confirmations and the nodes."""
     extent_id, _, replicas, extent_bytes_max, created_ms, _, _, confirmed, *_ = extent
     nodes = state.nodes
-    parts = [b"\x08", varint(extent_id), b"\x28", varint(extent_bytes_max), b"\x30", codec.encoded_time(created_ms)]
+    parts = [b"\x08", varint(extent_id), b"\x28", VARINTS[extent_bytes_max], b"\x30", VARINTS[created_ms]]
     for node_id, disk_uuid, incarnation in replicas:
         key = (node_id, disk_uuid, node_id in confirmed)
         node = nodes.get(node_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from neve.proto.fields import varint
+from neve.proto.fields import VARINTS
 from neve.stream_manager import describe
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.records import Extent
@@ -37,11 +37,11 @@ class Places:
             self._around.clear()
             self._nodes = nodes
         _, _, replicas, extent_bytes_max, created_ms, *_ = extent
-        size, time = varint(extent_bytes_max), codec.encoded_time(created_ms)
+        size, time, known = VARINTS[extent_bytes_max], VARINTS[created_ms], self._around.get
         body = [b"\x08\x01\x10", number, b"\x40", size, b"\x48", time, b"\x50", stream_number]
         info = [b"\x08", number, b"\x28", size, b"\x30", time]
         for node_id, disk_uuid, incarnation in replicas:
-            around = self._around.get((node_id, disk_uuid))
+            around = known((node_id, disk_uuid))
             if around is None:
                 around = self._add(node_id, disk_uuid)
             in_record, before, behind = around

@@ -16,7 +16,7 @@ from neve.proto import common_pb2
 from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import UnsupportedVersion
-from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, VARINTS, sized, varint
 from neve.stream_manager.records import (
     Disk,
     Extent,
@@ -67,8 +67,6 @@ PACKED_IDS_MAX = 1_000_000  # extent ids of all lists at hand: some MiB
 
 _places: dict[tuple[int, str], bytes] = {}  # by node and disk: a replica in an extent's record, up to its incarnation
 _bodies: dict[int, tuple[object, bytes]] = {}  # by extent id
-_sizes: dict[int, bytes] = {}  # numbers that many records share
-_times: dict[int, bytes] = {}
 _confirmed: dict[tuple[int, ...], bytes] = {}
 _stems: dict[int, tuple[object, bytes]] = {}  # by stream id
 _policies: dict[Policy, bytes] = {}
@@ -86,11 +84,6 @@ def keep(cache: dict[K, V], key: K, value: V) -> V:
         cache.clear()
     cache[key] = value
     return value
-
-
-def encoded_time(time_ms: int) -> bytes:
-    """Many records are of the same millisecond."""
-    return _times.get(time_ms) or keep(_times, time_ms, varint(time_ms))
 
 
 def place_of(node_id: int, disk_uuid: str) -> bytes:
@@ -123,9 +116,9 @@ def new_body(extent: Extent) -> bytes:
         b"\x08\x01\x10",
         varint(extent_id),
         b"\x40",
-        _sizes.get(extent_bytes_max) or keep(_sizes, extent_bytes_max, varint(extent_bytes_max)),
+        VARINTS[extent_bytes_max],
         b"\x48",
-        _times.get(created_ms) or encoded_time(created_ms),
+        VARINTS[created_ms],
         b"\x50",
         varint(stream_id),
     ]
@@ -244,8 +237,7 @@ def new_stem(stream: Stream) -> bytes:
         parts += (b"\x1a", sized(stream.name.encode()))
     if stream.lock:
         parts += (b"\x22", sized(stream.lock.encode()))
-    created_ms = encoded_time(stream.created_ms)
-    parts += (b"\x3a", encoded_policy(stream.policy), b"\x50", created_ms)
+    parts += (b"\x3a", encoded_policy(stream.policy), b"\x50", VARINTS[stream.created_ms])
     parts += [b"\x42" + sized(label) for label in encoded_labels(stream.labels)]
     if stream.made_by is not None:
         parts += (b"\x6a", sized(_encode_call(stream.made_by)))
@@ -255,17 +247,21 @@ def new_stem(stream: Stream) -> bytes:
 def encode_new_stream(stream: Stream, tail: Extent) -> bytes:
     """As `encode_stream` does it for one that was just made, with its only extent; nothing of it is kept."""
     young = (encode_open_extent(tail, new_body(tail)),)
-    return stream_record(stream, new_stem(stream), varint(tail.extent_id), young)
+    return stream_record(stream, new_stem(stream), varint(tail.extent_id), young, stream.version, stream.linked_by)
 
 
 def encode_stream(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
     """`young`: those of its extents that have no key of their own."""
-    return stream_record(stream, stream_stem(stream), packed_ids(stream), [encode_extent(extent) for extent in young])
+    encoded = [encode_extent(extent) for extent in young]
+    return stream_record(stream, stream_stem(stream), packed_ids(stream), encoded, stream.version, stream.linked_by)
 
 
-def stream_record(stream: Stream, stem: bytes, ids: bytes, young: Iterable[bytes]) -> bytes:
-    """The same from parts that are encoded already: `stream_stem`, `packed_ids`, `encode_extent`."""
-    _, _, _, _, sealed, _, _, version, _, truncated_before, _, _, linked_by, after_hole = stream
+def stream_record(
+    stream: Stream, stem: bytes, ids: bytes, young: Iterable[bytes], version: int, linked_by: StreamCall | None
+) -> bytes:
+    """The same from parts that are encoded already: `stream_stem`, `packed_ids`, `encode_extent`; and with what is new
+    about the stream, for who does not make its next version first."""
+    _, _, _, _, sealed, _, _, _, _, truncated_before, _, _, _, after_hole = stream
     parts = [stem, b"\x48", SMALL[version] if version <= SMALL_MAX else varint(version)]
     if ids:
         parts += (b"\x2a", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)

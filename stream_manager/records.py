@@ -113,13 +113,12 @@ class Stream(NamedTuple):
             self.after_hole,
         )
 
-    def rolled(self, extent_id: int, call: StreamCall | None) -> Stream:
-        """The next version, with one more extent, as written by that call; None: whoever links it is not remembered."""
-        _, _, _, extent_ids, _, _, _, version, _, _, _, made_by, linked_by, after_hole = self
-        ids = (*extent_ids, extent_id)
-        return _new(
-            Stream, (*self[:3], ids, *self[4:7], version + 1, *self[8:10], 0, made_by, call or linked_by, after_hole)
-        )
+    def rolled(self, extent_id: int, call: StreamCall | None, mod_revision: int) -> Stream:
+        """The next version, with one more extent, as committed at this revision, by that call; None: whoever has linked
+        it is not remembered."""
+        _, _, _, ids, _, _, _, version, _, _, _, made_by, linked_by, after_hole = self
+        by = (made_by, call or linked_by, after_hole)
+        return _new(Stream, (*self[:3], (*ids, extent_id), *self[4:7], version + 1, *self[8:10], mod_revision, *by))
 
     def with_list(self, extent_ids: tuple[int, ...], *others: Stream, truncated_before: int | None = None) -> Stream:
         """The next version with a list that is put together from this stream's, with holes, and from others'."""

@@ -165,12 +165,12 @@ class Rolls:
         sealed = tail.sealed_at(length, all_took_part=True)
         seal = hand.seal = codec.encoded_seal(sealed.seal)
         call = mutation.stream_call((stream.stream_id,), (tail.extent_id, successor_id))
-        new_stream = stream.rolled(successor_id, call)
         young = (
             codec.sealed_record(hand.tail_body, sealed.eversion, seal),
             codec.encode_open_extent(successor, hand.next_body),
         )
-        record = codec.stream_record(new_stream, hand.stem, ids, young)
+        linked_by = call or stream.linked_by
+        record = codec.stream_record(stream, hand.stem, ids, young, stream.version + 1, linked_by)
         values: dict[bytes, bytes | None] = {stream_key: record}
         size_bytes = hand.size_bytes + len(record)
         confirmed = None
@@ -186,7 +186,7 @@ class Rolls:
             values,
             hand.claims,
             call,
-            _new(Rolled, (confirmed, sealed, successor, new_stream)),
+            _new(Rolled, (confirmed, sealed, successor, stream, call)),
             size_bytes,
         )
 

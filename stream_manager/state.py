@@ -13,6 +13,7 @@ Not here:   replay records (replay.py), heartbeats and load (registry.py).
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -75,7 +76,7 @@ class State:
         self.single_extents: dict[int, None] = {}  # of one replica
         self.sealed_bytes = 0
         self._dead: frozenset[int] = frozenset()  # node ids
-        self._extents_on: dict[int, dict[int, None]] = {}  # by node id
+        self._extents_on: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by node id
         self._streams_of: dict[int, int | tuple[int, ...]] = {}  # by extent id; mostly one, and then no tuple
         self._stream_order: list[int] = []
         self._extent_order: list[int] = []
@@ -194,7 +195,7 @@ class State:
 
     def apply_roll(self, rolled: Rolled, revision: int) -> None:
         """What `_set_extent` and `_set_stream` would do for these, one after the other, in a third of the time."""
-        before, sealed, successor, stream = rolled
+        before, sealed, successor, old_stream, call = rolled
         extents, unconfirmed, on_extent = self.extents, self.unconfirmed_extents, self._on_extent
         if before is not None:
             extent_id = before[0]
@@ -213,7 +214,7 @@ class State:
         unconfirmed[extent_id] = None
         for hear in on_extent:
             hear(old, sealed)
-        extent_id, stream_id = successor[0], stream[0]
+        extent_id, stream_id = successor[0], old_stream[0]
         extents[extent_id] = successor
         self.open_extents[extent_id] = None
         _insert(self._extent_order, extent_id)
@@ -221,9 +222,7 @@ class State:
         for hear in on_extent:
             hear(None, successor)
         self._streams_of[extent_id] = stream_id
-        streams = self.streams
-        old_stream, new_stream = streams[stream_id], stream.at(revision)
-        streams[stream_id] = new_stream
+        new_stream = self.streams[stream_id] = old_stream.rolled(extent_id, call, revision)
         for hear_stream in self._on_stream:
             hear_stream(old_stream, new_stream)
         if revision > self.revision:
@@ -292,10 +291,7 @@ class State:
         if len(replicas) == 1:
             self.single_extents[extent_id] = None
         for node_id, _, _ in replicas:
-            held = extents_on.get(node_id)
-            if held is None:
-                held = extents_on[node_id] = {}
-            held[extent_id] = None
+            extents_on[node_id][extent_id] = None
 
     def _leave_nodes(self, old: Extent) -> None:
         self.single_extents.pop(old.extent_id, None)
