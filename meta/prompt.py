@@ -46,7 +46,10 @@ class Prompt(Generic[T]):
         if not self.done:
             self._asyncio_future_blocking = True
             yield self
-        return self.result()
+            assert self.done, "it is not settled"
+        if self.error is not None:  # as `result` does it
+            raise self.error
+        return self.value  # type: ignore[return-value]
 
     # --- what a task asks of a future ------------------------------------------------------------------------
 

@@ -141,12 +141,25 @@ def fixed_info(state: State, extent: Extent) -> bytes:
     return b"".join(parts)
 
 
-def joined_extent_info(extent: Extent, fixed: bytes, encoded: bytes = b"") -> bytes:
-    """From what `fixed_info` gave for it, and `codec.encoded_seal`, if that is at hand."""
+def open_extent_info(extent: Extent, fixed: bytes) -> bytes:
+    """Of one that was just made: from what `fixed_info` gave for it."""
+    assert extent.seal is None, extent
+    return fixed + b"\x10" + SMALL[extent.eversion]
+
+
+def sealed_extent_info(extent: Extent, fixed: bytes, seal: bytes) -> bytes:
+    """Of one that was just sealed: `seal` is what `codec.encoded_seal` gave."""
+    eversion = extent.eversion
+    version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
+    return b"".join((fixed, b"\x10", version, b"\x22", SMALL[len(seal)], seal))
+
+
+def joined_extent_info(extent: Extent, fixed: bytes) -> bytes:
+    """From what `fixed_info` gave for it."""
     _, eversion, _, _, _, _, seal, _, _, mod_revision, _ = extent
     parts = [fixed, b"\x10", SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)]
     if seal is not None:
-        encoded = encoded or codec.encoded_seal(seal)
+        encoded = codec.encoded_seal(seal)
         parts += (b"\x22", SMALL[len(encoded)], encoded)
     if mod_revision:
         parts += (b"\x38", varint(mod_revision))

@@ -152,13 +152,14 @@ class Pipeline:
         checksum = request_checksum(request)
         method_id = method.method_id
         replayed = None
-        if key != (0, 0):
+        named = key != (0, 0)
+        if named:
             running = self._running.get(key)
             if running is not None:
                 return self._join(running, key, method_id, checksum)
             replayed = self._replay.find(key, method_id=method_id, request_crc32c=checksum)
         execution = Execution(self, method_id, checksum, begun_s)
-        if key != (0, 0):
+        if named:
             self._running[key] = execution
         self.in_flight += 1
         mutation = Mutation(key, method_id, checksum, call.principal, ctx.wall_ms(), replayed)

@@ -203,8 +203,8 @@ class Rolls:
         hand.others = (tail_id,)
         return describe.joined_alloc_reply(
             describe.joined_stream_info(stream, hand.info_stem, hand.ids),
-            describe.joined_extent_info(sealed, tail_info, hand.seal),
-            describe.joined_extent_info(successor, next_info),
+            describe.sealed_extent_info(sealed, tail_info, hand.seal),
+            describe.open_extent_info(successor, next_info),
             all_took_part=True,
         )
 
