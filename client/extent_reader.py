@@ -96,9 +96,12 @@ class ExtentReader:
 
     # --- from an offset on -----------------------------------------------------------------------------------
 
-    async def chunks(self, extent_id: int, offset: int, *, follow: bool) -> AsyncGenerator[Chunk, None]:
+    async def chunks(
+        self, extent_id: int, offset: int, *, follow: bool, stop: int | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         """All blocks from `offset` on. The last chunk has none and says whether the extent is sealed; with `follow`
-        it is, since more is waited for until then."""
+        it is, since more is waited for until then. `stop`: the caller will want no block that begins there or behind,
+        and such blocks are not asked for ahead."""
         extent = await self._catalog.extent(extent_id)
         trouble = _Trouble(self._options, self._rng)
         bad: dict[Replica, Problem] = {}  # whose bytes at `offset` were wrong
@@ -108,8 +111,9 @@ class ExtentReader:
         def ask_ahead(reply: pb.ReadBlockReply) -> None:
             """From where this answer ends, unless that is the end of all."""
             for begin in ahead.wanted(reply):
-                if extent.length is None or begin < extent.length:
-                    ahead.put(self._fetch(extent, begin, self._options.read_bytes, avoid=()))
+                if (extent.length is None or begin < extent.length) and (stop is None or begin < stop):
+                    size_bytes = _up_to(stop, begin, self._options.read_bytes)
+                    ahead.put(self._fetch(extent, begin, size_bytes, avoid=()))
 
         try:
             while True:
@@ -118,7 +122,8 @@ class ExtentReader:
                         raise OutOfRange(extent_id=extent_id, offset=offset, readable=extent.length)
                     yield Chunk([], offset, sealed=True)
                     return
-                fetch = ahead.take(offset) or self._fetch(extent, offset, self._options.read_first_bytes, avoid=bad)
+                first_bytes = _up_to(stop, offset, self._options.read_first_bytes)
+                fetch = ahead.take(offset) or self._fetch(extent, offset, first_bytes, avoid=bad)
                 try:
                     won = await fetch.wait(ask_ahead)
                     _check_answer(won, offset)
@@ -301,6 +306,11 @@ class ExtentReader:
             await self._link.order(methods.STREAM_MANAGER_REPORT_BAD_REPLICA, request)
         except NeveError as error:
             log.warning("bad_replica_not_reported extent_id=%d error=%s", report.extent_id, error)
+
+
+def _up_to(stop: int | None, offset: int, size_bytes: int) -> int:
+    """What to ask for from there on. A block that goes over `stop` comes with the next answer, whole."""
+    return size_bytes if stop is None or stop <= offset else min(size_bytes, stop - offset)
 
 
 def _check_answer(won: Won, offset: int) -> None:

@@ -53,16 +53,15 @@ class Reader:
             stop = end.offset if end is not None and end.extent_id == extent_id else None
             sealed = False
             try:
-                async with aclosing(self._extents.chunks(extent_id, offset, follow=follow)) as chunks:
+                async with aclosing(self._extents.chunks(extent_id, offset, follow=follow, stop=stop)) as chunks:
                     async for chunk in chunks:
                         blocks = chunk.blocks
-                        is_end = False
                         if stop is not None and blocks and blocks[-1].offset >= stop:
-                            is_end, blocks = True, [block for block in blocks if block.offset < stop]
+                            blocks = [block for block in blocks if block.offset < stop]
                         records = assembler.push_all(extent_id, blocks, copy=copy)
                         if records:
                             yield records
-                        if is_end:
+                        if stop is not None and chunk.end >= stop:
                             return
                         offset, sealed = chunk.end, chunk.sealed
             except NotFound as error:

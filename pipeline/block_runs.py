@@ -155,7 +155,7 @@ class SliceReader:
         end, tries = piece.end, 0
         while start < end:
             before = start
-            chunks = link.reader.chunks(info.extent_id, start, follow=False)
+            chunks = link.reader.chunks(info.extent_id, start, follow=False, stop=end)
             try:
                 while start < end and (chunk := link.run(anext(chunks, None))) is not None:
                     blocks = [block for block in chunk.blocks if block.offset < end]

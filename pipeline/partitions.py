@@ -79,7 +79,7 @@ async def records_of(link: Link, reach: Reach, start: Position | None = None) ->
         at = begin
         while at < end:
             before = at
-            chunks = link.reader.chunks(extent_id, at, follow=False)
+            chunks = link.reader.chunks(extent_id, at, follow=False, stop=end)
             async with aclosing(chunks):
                 async for chunk in chunks:
                     for block in chunk.blocks:

@@ -54,6 +54,7 @@ class Reader(ExtentReader):
             rng=random.Random(1),
         )
         self.asked: list[Fetch] = []
+        self.sizes: list[int] = []
         self.reported: list[int] = []
 
     def _fetch(
@@ -62,6 +63,7 @@ class Reader(ExtentReader):
         fetch = Fetch(offset)
         fetch.future = asyncio.get_running_loop().create_future()
         self.asked.append(fetch)
+        self.sizes.append(size_bytes)
         return fetch
 
     def _report(self, extent_id: int, replica: Replica, problem: Problem) -> None:
@@ -215,6 +217,20 @@ async def test_nothing_is_asked_for_ahead_beyond_the_end(extent: Extent) -> None
         answer(reader.asked[number], next_blocks=1)
         await given
     assert reader.offsets() == list(range(BLOCKS))
+    await chunks.aclose()
+
+
+async def test_nothing_is_asked_for_ahead_that_the_caller_will_not_want() -> None:
+    reader = Reader()
+    stop = 4 * len(BLOCK)
+    chunks = reader.chunks(EXTENT.id, 0, follow=False, stop=stop)
+    for number in range(4):
+        given = asyncio.ensure_future(anext(chunks))
+        await turns()
+        answer(reader.asked[number], next_blocks=1)
+        await given
+    assert reader.offsets() == [0, 1, 2, 3]
+    assert reader.sizes == [stop - fetch.offset for fetch in reader.asked]
     await chunks.aclose()
 
 

@@ -44,7 +44,9 @@ class Cluster:
         found = self.blocks.get(extent_id)
         return found[-1].end if found else 0
 
-    async def chunks(self, extent_id: int, offset: int, *, follow: bool) -> AsyncGenerator[Chunk, None]:
+    async def chunks(
+        self, extent_id: int, offset: int, *, follow: bool, stop: int | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         yield Chunk([block for block in self.blocks[extent_id] if block.offset >= offset], self.end(extent_id))
         yield Chunk([], self.end(extent_id), sealed=True)
 
