@@ -52,7 +52,7 @@ def joined_alloc_reply(
 def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded[sm.CreateStreamReply]:
     """Nothing of it is kept: a new stream may not be asked about for long."""
     ids = b"".join([varint(extent_id) for extent_id in stream.extent_ids])
-    parts = [b"\x0a", sized(joined_stream_info(stream, _new_stem(stream), ids))]
+    parts = [b"\x0a", sized(joined_stream_info(stream, new_stem(stream), ids))]
     if tail is not None:
         parts += (b"\x12", sized(joined_extent_info(tail, fixed_info(state, tail))))
     return _new(Encoded, (sm.CreateStreamReply, b"".join(parts)))
@@ -99,10 +99,10 @@ def stream_stem(stream: Stream) -> bytes:
     found = _stems.get(stream.stream_id)
     if found is not None and found[0] == made_of:
         return found[1]
-    return codec.keep(_stems, stream.stream_id, (made_of, _new_stem(stream)))[1]
+    return codec.keep(_stems, stream.stream_id, (made_of, new_stem(stream)))[1]
 
 
-def _new_stem(stream: Stream) -> bytes:
+def new_stem(stream: Stream) -> bytes:
     parts = [b"\x08", varint(stream.stream_id)]
     if stream.name:
         parts += (b"\x12", sized(stream.name.encode()))

@@ -43,13 +43,18 @@ class ReplayCache:
         self._kept_ms = int(kept_s * 1000)
         self._records_max = records_max
         self._by_client: dict[int, dict[int, Replay]] = {}
-        self._in_streams: dict[tuple[int, int], Replay] = {}  # by client and call, about in the order of their times
+        # By client and call, about in the order of their times: half a million at most, as flat numbers. A tuple of
+        # numbers alone is nothing that the garbage collector looks at again and again, as it does at a `Replay`.
+        self._in_streams: dict[tuple[int, int], tuple[int, ...]] = {}
         self.count = 0  # of those with a key of their own
 
     def find(self, call: tuple[int, int], *, method_id: int, request_crc32c: int) -> Replay | None:
         """By client and call id."""
-        found = self._in_streams.get(call)
-        if found is None:
+        found: Replay | None
+        in_stream = self._in_streams.get(call)
+        if in_stream is not None:
+            found = _unpacked(in_stream)
+        else:
             calls = self._by_client.get(call[0])
             found = calls.get(call[1]) if calls is not None else None
         if found is not None and (found.method_id, found.request_crc32c) != (method_id, request_crc32c):
@@ -64,7 +69,8 @@ class ReplayCache:
 
     def add_in_stream(self, call: StreamCall) -> None:
         """One whose record is a part of the stream that it wrote: it has no key to delete."""
-        self._in_streams[call.client_id, call.call_id] = call.replay
+        client_id, call_id, (method_id, checksum, created_ms, streams, extents, _) = call
+        self._in_streams[client_id, call_id] = (method_id, checksum, created_ms, *streams, *extents)
         if len(self._in_streams) > self._records_max:
             del self._in_streams[next(iter(self._in_streams))]
 
@@ -98,7 +104,7 @@ class ReplayCache:
         cutoff_ms = now_ms - self._kept_ms
         while self._in_streams:
             key = next(iter(self._in_streams))
-            if self._in_streams[key].created_ms > cutoff_ms:
+            if _unpacked(self._in_streams[key]).created_ms > cutoff_ms:
                 return
             del self._in_streams[key]
 
@@ -114,6 +120,12 @@ class ReplayCache:
     def _median_ms(self) -> int:
         times = sorted(replay.created_ms for calls in self._by_client.values() for replay in calls.values())
         return times[len(times) // 2]
+
+
+def _unpacked(numbers: tuple[int, ...]) -> Replay:
+    """A call that is part of a stream: it wrote that one stream."""
+    method_id, checksum, created_ms, stream_id, *extents = numbers
+    return Replay(method_id, checksum, created_ms, (stream_id,), tuple(extents))
 
 
 def _without_gaps(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

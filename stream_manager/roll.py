@@ -66,12 +66,12 @@ class AtHand:
         self.lock_key = lock_key(ctx.root, stream.lock)
         self.claims: dict[bytes, OwnerClaim] = {self.lock_key: OwnerClaim(stream.lock, 0)}
         self.size_bytes = 3 * ITEM_BYTES + 2 * len(self.stream_key) + len(self.lock_key)  # of a roll without its record
-        self.stem = codec.stream_stem(stream)
-        self.info_stem = describe.stream_stem(stream)
+        self.stem = codec.new_stem(stream)
+        self.info_stem = describe.new_stem(stream)
         self.ids = codec.packed_ids(stream)
         self.others = stream.extent_ids[-YOUNG_WINDOW:-1]  # those beside the tail that may be young
         self.before_body = b""  # of the extent before the tail; empty: not at hand
-        self.tail_body = codec.extent_body(tail)
+        self.tail_body = codec.new_body(tail)
         self.tail_info = b""
         self.tail_nodes: object = None  # `State.nodes_as_of` when `tail_info` was made; None: it was not
         # Of the roll that is under way: the stream's lock is held.
