@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from neve.extent_node.commit_journal import JournalRounds, Run
@@ -30,6 +31,9 @@ from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.proto.errors import NeveError
 
+# Begins an fdatasync of the replica's file, and tells whoever is named how it ended: once, from the loop.
+StartSync = Callable[[Replica, Callable[[OSError | None], None]], None]
+
 
 class Committer:
     def __init__(
@@ -40,7 +44,7 @@ class Committer:
         dirty: DirtyBytes,
         *,
         run: Run,
-        sync_data: Callable[[Replica], Awaitable[None]],
+        start_sync: StartSync,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         sync_failed: Callable[[Replica, OSError], NeveError],
         journal_failed: Callable[[], None],
@@ -50,7 +54,7 @@ class Committer:
         self._config = config
         self._counters = counters
         self._dirty = dirty
-        self._sync_data = sync_data
+        self._start_sync = start_sync
         self._spawn = spawn
         self._sync_failed = sync_failed
         self._rounds = JournalRounds(
@@ -172,24 +176,29 @@ class Committer:
             wanted = min(wanted, replica.state.length)
         return True
 
-    def _begin_sync(self, replica: Replica, queue: CommitQueue, *, for_waiters: bool) -> asyncio.Task[None]:
-        """One fdatasync. In a task of its own: it goes on, and its outcome is noted, whoever gives up waiting for it.
-        The kernel tells of a failed write once; an outcome that nobody hears would make the next sync a lie (T23)."""
+    def _begin_sync(self, replica: Replica, queue: CommitQueue, *, for_waiters: bool) -> asyncio.Future[None]:
+        """One fdatasync; the future is done when it is over. It goes on, and its outcome is noted, whoever gives up
+        waiting: the kernel tells of a failed write once, and if nobody heard it the next sync would be a lie (T23)."""
         assert queue.syncing is None, replica
-        queue.syncing = asyncio.get_running_loop().create_future()
+        syncing = queue.syncing = asyncio.get_running_loop().create_future()
         self._syncing += for_waiters
-        return self._spawn(self._sync_and_note(replica, queue, for_waiters))
+        if replica.gone:  # deleted since the sync was asked for: its file is closed, and nobody waits
+            self._syncing -= for_waiters
+            self._end_sync(queue)
+        else:
+            self._counters.in_place_syncs += 1
+            self._start_sync(replica, partial(self._on_synced, replica, queue, replica.state.length, for_waiters))
+        return syncing
 
-    async def _sync_and_note(self, replica: Replica, queue: CommitQueue, for_waiters: bool) -> None:
+    def _on_synced(
+        self, replica: Replica, queue: CommitQueue, end: int, for_waiters: bool, error: OSError | None
+    ) -> None:
         """Errors become the replica's state and its waiters' answers."""
-        end = replica.state.length
         try:
-            if not replica.gone:  # deleted since the sync was asked for: its file is closed, and nobody waits
-                self._counters.in_place_syncs += 1
-                await self._sync_data(replica)
+            if error is None:
                 self.note_in_place(replica, end)
-        except OSError as error:
-            self.abandon(replica, self._sync_failed(replica, error))
+            else:
+                self.abandon(replica, self._sync_failed(replica, error))
         finally:
             self._syncing -= for_waiters
             self._end_sync(queue)

@@ -10,6 +10,7 @@ Neighbours: `store_append` makes calls, `commit` keeps the lines.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from neve.extent_node.fs import Buffer
@@ -25,7 +26,7 @@ class Line(Protocol):
 class AppendCall:
     """The segments of one AppendBlock call that are not answered yet, and one future for all of them."""
 
-    __slots__ = ("_future", "ends", "errors", "given_up", "pending", "places")
+    __slots__ = ("_future", "_then", "ends", "errors", "given_up", "pending", "places")
 
     def __init__(self, count: int) -> None:
         self.ends = [0] * count
@@ -34,6 +35,7 @@ class AppendCall:
         self.given_up = False  # nobody waits for it any more
         self.places: list[tuple[Line, asyncio.Future[None]]] | None = None  # in lines, of segments that wait for a turn
         self._future: asyncio.Future[None] | None = None
+        self._then: Callable[[], None] | None = None
 
     def settle(self, number: int, error: NeveError | None) -> None:
         self.errors[number] = error
@@ -43,8 +45,27 @@ class AppendCall:
 
     def finish(self) -> None:
         """Nothing is pending any more."""
-        if self._future is not None and not self._future.done():
+        if self._then is not None:
+            then, self._then = self._then, None
+            try:
+                then()
+            except Exception as failure:  # noqa: BLE001 - a bug of this call's, which others must survive
+                context = {"message": "an append was not answered", "exception": failure}
+                asyncio.get_running_loop().call_exception_handler(context)
+        elif self._future is not None and not self._future.done():
             self._future.set_result(None)
+
+    def then(self, finished: Callable[[], None]) -> None:
+        """Have it called when nothing is pending any more, instead of waiting; now, if nothing is."""
+        if self.pending:
+            self._then = finished
+        else:
+            finished()
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        self.given_up = True
+        self._then = None
 
     async def wait(self) -> None:
         """Cancelling this leaves the appends that have begun to themselves: they are finished all the same. Those that
@@ -54,7 +75,7 @@ class AppendCall:
             try:
                 await self._future
             except asyncio.CancelledError:
-                self.given_up = True
+                self.give_up()
                 for line, place in self.places or ():
                     line.leave(place)
                 raise

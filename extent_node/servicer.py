@@ -8,11 +8,13 @@ Neighbours: `store` decides and does; `copier` copies; `server` runs it behind t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
 
 from neve.extent_node import blocks
 from neve.extent_node.bandwidth import Pacer
 from neve.extent_node.copier import Copier
-from neve.extent_node.metrics import NodeMetrics
+from neve.extent_node.metrics import NodeMetrics, Times
 from neve.extent_node.store import Store
 from neve.extent_node.store_audit import SLICE_BYTES
 from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
@@ -20,9 +22,10 @@ from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
 from neve.proto.errors import InvalidArgument, NotLeader, Overloaded
+from neve.proto.method import Rep
 from neve.rpc.diagnostics import build_version
 from neve.rpc.limits import KIB
-from neve.rpc.service import Call, eager, now
+from neve.rpc.service import Answer, Call, Encoded, eager, now
 
 RESERVE_BYTES_MIN = 64 * KIB  # smaller replies are bounded well enough by the number of calls
 LIST_LIMIT_MAX = 10_000
@@ -44,6 +47,33 @@ class LeaderMemory:
             raise NotLeader(leader=self.newest.address, detail=detail)
         if leader.create_revision > self.newest.create_revision:
             self.newest = leader
+
+
+class Timed(Answer[Rep]):
+    """An answer whose time is observed when it comes."""
+
+    __slots__ = ("_answer", "_begun_s", "_loop", "_times")
+
+    def __init__(self, answer: Answer[Rep], times: Times, loop: asyncio.AbstractEventLoop) -> None:
+        self._answer = answer
+        self._times = times
+        self._loop = loop
+        self._begun_s = loop.time()
+
+    def then(self, on_done: Callable[[Rep | Encoded[Rep] | None, BaseException | None], None]) -> None:
+        def answered(reply: Rep | Encoded[Rep] | None, error: BaseException | None) -> None:
+            self._times.observe(self._loop.time() - self._begun_s)
+            on_done(reply, error)
+
+        self._answer.then(answered)
+
+    def abandon(self) -> None:
+        self._answer.abandon()
+
+    def __await__(self) -> Generator[Any, Any, Rep]:
+        reply = yield from self._answer.__await__()
+        self._times.observe(self._loop.time() - self._begun_s)
+        return reply
 
 
 class ExtentNodeServicer:
@@ -70,14 +100,17 @@ class ExtentNodeServicer:
 
     # --- writers and readers ---------------------------------------------------------------------------------
 
-    def append_block_now(self, request: pb.AppendBlockRequest, attachment: memoryview) -> pb.AppendBlockReply | None:
-        """`append_block` for the commonest frame, of one segment without sync: see `rpc.service.now`."""
+    def append_block_now(
+        self, request: pb.AppendBlockRequest, attachment: memoryview
+    ) -> pb.AppendBlockReply | Timed[pb.AppendBlockReply] | None:
+        """`append_block` for the commonest frame, of one segment: see `rpc.service.now`."""
         if request.HasField("payload_crc32c"):
             return None
-        reply = self._store.append_now(request.segments, attachment)
-        if reply is not None:
+        begun = self._store.append_now(request.segments, attachment)
+        if isinstance(begun, pb.AppendBlockReply):
             self._metrics.append_s.observe(0.0)  # as always within one turn, in which the loop's clock stands still
-        return reply
+            return begun
+        return Timed(begun, self._metrics.append_s, self._loop) if begun is not None else None
 
     @now("append_block_now")
     @eager
@@ -89,9 +122,11 @@ class ExtentNodeServicer:
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
         segments = request.segments
-        reply = self._store.append_now(segments, call.attachment)
-        if reply is None:
-            reply = await self._store.append(segments, call.attachment)
+        begun = self._store.append_now(segments, call.attachment)
+        if isinstance(begun, pb.AppendBlockReply):
+            reply = begun
+        else:
+            reply = await (begun if begun is not None else self._store.append(segments, call.attachment))
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return reply
 

@@ -2,7 +2,7 @@
 
 The common case runs without an await up to the durability: decide, write to the page cache, note. A segment that needs
 more (a higher token, a comparison, `unsynced`, a replica in use) gets its turn in the replica's line and a task. One
-that is alone and not synced is answered at once.
+that is alone in its frame needs none, and is answered at once, or by whoever finds it durable (`append_now`).
 
 Invariants: segments of one extent are carried out in the order in which they came, over all calls;
             what was written stays written: a caller that gives up takes back nothing (rule 6);
@@ -14,7 +14,8 @@ Neighbours: core decides, `commit` makes durable, store_verify.py looks at repli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from neve.extent_node import blocks, core
 from neve.extent_node.commit_queue import AppendCall
@@ -25,26 +26,53 @@ from neve.extent_node.store_verify import ensure_verified
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Overloaded, ReplicaMissing
+from neve.rpc.service import Answer
 
 _ANY = common_pb2.Replica()
 _WRITABLE = DiskState.WRITABLE  # a look at a member of an enumeration costs more than a call
 
 
-def append_now(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> pb.AppendBlockReply | None:
-    """The answer to one segment that needs no waiting and no sync, as most writers' frames without sync have it; None,
-    and nothing has happened, if it takes more. What is decided and done is as in `append`, with fewer objects."""
+class WhenDurable(Answer[pb.AppendBlockReply]):
+    """The answer to one segment that is written: it comes when that is durable, or cannot become so."""
+
+    __slots__ = ("_call", "_extent_ids", "_store")
+
+    def __init__(self, store: StoreState, extent_id: int, call: AppendCall) -> None:
+        self._store = store
+        self._extent_ids = (extent_id,)
+        self._call = call
+
+    def then(self, on_done: Callable[[pb.AppendBlockReply | None, BaseException | None], None]) -> None:
+        self._call.then(lambda: on_done(_reply(self._store, self._extent_ids, self._call), None))
+
+    def abandon(self) -> None:
+        self._call.give_up()
+        _give_up(self._store, self._extent_ids, self._call)
+
+    def __await__(self) -> Generator[Any, Any, pb.AppendBlockReply]:
+        return _finish(self._store, self._extent_ids, self._call).__await__()
+
+
+def append_now(
+    store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview
+) -> pb.AppendBlockReply | WhenDurable | None:
+    """The answer to one segment that needs no task, as most writers' frames have it: at once without sync, later with
+    it. None, and nothing has happened, if it takes more. What is decided and done is as in `append`, with fewer
+    objects."""
     if len(segments) != 1 or store.dirty.must_wait or store.stopping:
         return None
     segment = segments[0]
-    if not segment.no_sync:
-        return None
     found = store.replicas.get(segment.extent_id)
     if found is None or not found.verified or not found.lock.is_free or found.disk.state is not _WRITABLE:
         return None
     decision = core.decide_append(found.state, segment, attachment)
-    if type(decision) is not core.Append or decision.mark_unsynced or decision.durable_to or decision.skip_bytes:
+    if type(decision) is not core.Append or decision.mark_unsynced or decision.skip_bytes:
         return None
     error: NeveError | None = None
+    if decision.durable_to:
+        call = AppendCall(1)
+        error = call.errors[0] = _carry_out(store, found, decision, attachment, call, 0)
+        return WhenDurable(store, found.extent_id, call) if error is None else _reply(store, [found.extent_id], call)
     if decision.write_bytes:
         error = _write(store, found, attachment)
     if error is not None:
@@ -72,6 +100,11 @@ async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: 
     extent_ids = [segment.extent_id for segment in segments]
     for number, extent_id in enumerate(extent_ids):
         _begin(store, extent_id, segments[number], bodies[number], call, number)
+    return await _finish(store, extent_ids, call)
+
+
+async def _finish(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb.AppendBlockReply:
+    """Until nothing of it is pending, or its caller gives up."""
     if call.pending:
         try:
             await call.wait()

@@ -10,6 +10,7 @@ Neighbours: store.py is the door; `store_append`, `store_control`, `store_read`,
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -83,7 +84,7 @@ class StoreState:
             self.counters,
             self.dirty,
             run=self.run,
-            sync_data=self.sync_data,
+            start_sync=self.start_sync,
             spawn=self.spawn,
             sync_failed=self.sync_failed,
             journal_failed=self.journal_failed,
@@ -106,13 +107,27 @@ class StoreState:
         finally:
             found.unpin()
 
-    async def sync_data(self, found: Replica) -> None:
-        """fdatasync of the replica's file, by the kernel's workers or in a thread."""
-        begun = self._kernel_sync.begin(found.fd) if self._kernel_sync is not None else None
-        if begun is None:
-            await self.run_on(found, found.sync_data)
+    def start_sync(self, found: Replica, on_done: Callable[[OSError | None], None]) -> None:
+        """fdatasync of the replica's file, by the kernel's workers or in a thread; `on_done` is told how it ended."""
+        if self._kernel_sync is None or not self._kernel_sync.begin(found.fd, on_done):
+            found.pin()  # before anything else happens: a replica that is deleted meanwhile keeps its descriptor for it
+            self.spawn(self._sync_in_thread(found, self.run(found.sync_data), on_done))
+
+    async def _sync_in_thread(
+        self, found: Replica, syncing: asyncio.Future[None], on_done: Callable[[OSError | None], None]
+    ) -> None:
+        try:
+            try:
+                await syncing
+            finally:
+                found.unpin()
+        except OSError as error:
+            on_done(error)
+        except Exception as error:  # a bug: nobody may take it for a success
+            on_done(OSError(errno.EIO, f"{type(error).__name__}: {error}"))
+            raise
         else:
-            await begun
+            on_done(None)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run it in a task of the store's own. Its errors are logged and counted if nobody else sees them."""
@@ -154,8 +169,13 @@ class StoreState:
 
     async def join(self, tasks_left: set[asyncio.Task[Any]]) -> None:
         """Wait for everything that was begun, except those."""
-        while pending := self._tasks - tasks_left:
-            await asyncio.wait(pending)
+        while True:
+            if pending := self._tasks - tasks_left:
+                await asyncio.wait(pending)
+            elif self._kernel_sync is not None and self._kernel_sync.under_way:
+                await self._kernel_sync.drained()
+            else:
+                return
 
     # --- replicas --------------------------------------------------------------------------------------------
 

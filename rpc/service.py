@@ -133,12 +133,15 @@ class Answer(ABC, Generic[Rep]):
     def then(self, on_done: Callable[[Rep | Encoded[Rep] | None, BaseException | None], None]) -> None:
         """Have it called once, with the reply or with what was raised: at once, if that is there already."""
 
+    def abandon(self) -> None:
+        """Whoever was to be called has gone: nobody need be. What goes on without a caller goes on."""
+
     @abstractmethod
     def __await__(self) -> Generator[Any, Any, Rep]: ...
 
 
 Handler = Callable[[Any, Call], Awaitable[Message]]
-Now = Callable[[Any, memoryview], Message | None]
+Now = Callable[[Any, memoryview], Message | Answer[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +173,9 @@ def now(name: str) -> Callable[[F], F]:
     """Marks a handler beside which the servicer has a plain function of this name, for most of its requests.
 
     It gets the request and the attachment, which its sender's checksum was found to fit, and returns a small reply
-    without an attachment: what the handler would have answered, without waiting. Or it returns None, and nothing has
-    happened: then the handler is called. A transport need not ask it. One that does makes no call for such a request,
-    which has no deadline, cannot be cancelled, and is over when the function returns.
+    without an attachment: what the handler would have answered, without waiting. A transport that asks it makes no call
+    for such a request, which is over when the function returns. Or it returns an `Answer`, for which no task waits; or
+    None, and nothing has happened: then the handler is called. A transport need not ask it.
     """
 
     def mark(handler: F) -> F:

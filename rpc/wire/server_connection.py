@@ -59,7 +59,7 @@ class WireCall(Call):
     cancelled = False
     expired = False
     deadline_bucket = 0
-    answered_later = False  # by what goes on without it: no task
+    answer: Answer[Any] | None = None  # it is answered by what goes on without it: no task
     ended = False
     task: asyncio.Task[None] | None = None
     reply_file: FileBytes | None = None  # which has all of the reply's attachment
@@ -87,7 +87,8 @@ class WireCall(Call):
         if self.cancelled:
             return
         self.cancelled = True
-        if self.answered_later:
+        if self.answer is not None:
+            self.answer.abandon()
             self.connection.end_call(self, asyncio.CancelledError())
         elif self.started and self.task is not None:
             self.task.cancel()
@@ -235,12 +236,16 @@ class ServerConnection(Connection):
     # --- calls -----------------------------------------------------------------------------------------------
 
     def _answer_now(self, route: Route, request: Any, prelude: Prelude, attachment: memoryview) -> bool:
-        """Whether that was all: then there was no call."""
+        """Whether that was all, or an answer will come: if so, no task is needed."""
         assert route.now is not None
         try:
             reply = route.now(request, attachment)
             if reply is None:
                 return False
+            if isinstance(reply, Answer):
+                call = self.calls[prelude.call_id] = WireCall(self, route, prelude, attachment)
+                self._answer_later(call, reply)
+                return True
             frame = encode_reply(prelude.call_id, reply.SerializeToString())
         except Exception as error:  # noqa: BLE001 - a bug: it is told as that of any handler
             call = self.calls[prelude.call_id] = WireCall(self, route, prelude, attachment)
@@ -257,7 +262,10 @@ class ServerConnection(Connection):
         except BaseException as error:  # noqa: BLE001 - `end_call` sorts them
             self.end_call(call, error)
             return
-        call.answered_later = True
+        self._answer_later(call, answer)
+
+    def _answer_later(self, call: WireCall, answer: Answer[Any]) -> None:
+        call.answer = answer
         call.deadline_bucket = self._deadlines.add(call, call.deadline_s)
         answer.then(functools.partial(self._answered, call))
         if len(self.calls) >= self._calls_max:

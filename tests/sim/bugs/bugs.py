@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from neve.client import core_reader, extent_reader
@@ -546,16 +546,12 @@ def _no_sync(change: Any) -> None:
 def _failed_sync_counts(change: Any) -> None:
     """An error of fdatasync is passed over."""
 
-    async def wrong(self: Any, replica: Any, queue: Any, for_waiters: bool) -> None:
-        end = replica.state.length
-        with suppress(OSError):  # as if it had worked
-            await self._sync_data(replica)
-        self.note_in_place(replica, end)
-        self._syncing -= for_waiters
-        self._end_sync(queue)
-        self._look_again(replica, queue)
+    on_synced = Committer._on_synced
 
-    change(Committer, "_sync_and_note", wrong)
+    def wrong(self: Any, replica: Any, queue: Any, end: int, for_waiters: bool, error: OSError | None) -> None:
+        on_synced(self, replica, queue, end, for_waiters, None)  # as if it had worked
+
+    change(Committer, "_on_synced", wrong)
 
 
 @bug("readers get all there is", origin="T9, rule 9")

@@ -15,7 +15,7 @@ import pytest
 
 from neve.extent_node import kernel_sync as module
 from neve.extent_node.fs import RealFileSystem
-from neve.extent_node.kernel_sync import KernelSync, kernel_sync_or_none
+from neve.extent_node.kernel_sync import KernelSync, OnDone, kernel_sync_or_none
 from neve.extent_node.store import Store
 from neve.extent_node.threads import Threads
 from neve.proto.errors import DiskFailed, NeveError
@@ -46,9 +46,25 @@ class Failing(KernelSync):
 class Watched(KernelSync):
     begun = 0
 
-    def begin(self, fd: int) -> asyncio.Future[None] | None:
+    def begin(self, fd: int, on_done: OnDone) -> bool:
         self.begun += 1
-        return super().begin(fd)
+        return super().begin(fd, on_done)
+
+
+class Full(Watched):
+    def begin(self, fd: int, on_done: OnDone) -> bool:
+        self.begun += 1
+        return False
+
+
+class Told:
+    """What orders were told, in the order of their ends."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[str, OSError | None]] = []
+
+    def __call__(self, name: str = "") -> OnDone:
+        return lambda error: self.outcomes.append((name, error))
 
 
 def made(kind: type[K]) -> K:
@@ -62,53 +78,61 @@ async def test_every_order_is_answered_once(descriptor: int) -> None:
     with contextlib.closing(made(KernelSync)) as kernel:
         for round_number in range(20):
             os.pwrite(descriptor, b"x" * 100, 100 * round_number)
-            orders = [kernel.begin(descriptor) for _ in range(4)]
-            assert None not in orders
+            told = Told()
+            assert [kernel.begin(descriptor, told(f"{order}")) for order in range(4)] == [True] * 4
             assert kernel.under_way == 4
-            assert await asyncio.gather(*(order for order in orders if order is not None)) == [None] * 4
+            await kernel.drained()
+            assert sorted(told.outcomes) == [(f"{order}", None) for order in range(4)]
             assert kernel.under_way == 0
 
 
 async def test_what_is_more_than_the_bound_is_not_taken(descriptor: int) -> None:
     with contextlib.closing(made(KernelSync)) as kernel:
-        orders = [kernel.begin(descriptor) for _ in range(6)]  # none is taken back before the loop's next turn
-        assert [order is not None for order in orders] == [True] * 4 + [False] * 2
-        await asyncio.gather(*(order for order in orders if order is not None))
-        last = kernel.begin(descriptor)
-        assert last is not None
-        await last
+        told = Told()
+        # None is taken back before the loop's next turn.
+        assert [kernel.begin(descriptor, told()) for _ in range(6)] == [True] * 4 + [False] * 2
+        await kernel.drained()
+        assert kernel.begin(descriptor, told())
+        await kernel.drained()
+        assert len(told.outcomes) == 5
 
 
 async def test_what_the_kernel_cannot_sync_is_refused_and_takes_no_place(descriptor: int) -> None:
     with contextlib.closing(made(KernelSync)) as kernel:
+        told = Told()
         reading, writing = os.pipe()
         os.close(descriptor)
-        assert kernel.begin(descriptor) is None
-        assert kernel.begin(writing) is None
-        assert kernel.under_way == 0
+        assert not kernel.begin(descriptor, told())
+        assert not kernel.begin(writing, told())
+        assert (kernel.under_way, told.outcomes) == (0, [])
         os.close(reading)
         os.close(writing)
 
 
-async def test_a_waiter_that_has_gone_is_passed_over(descriptor: int) -> None:
+async def test_one_that_fails_over_its_outcome_does_not_keep_it_from_the_others(descriptor: int) -> None:
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+
+    def fail(_: OSError | None) -> None:
+        raise ZeroDivisionError
+
     with contextlib.closing(made(KernelSync)) as kernel:
-        gone, stays = kernel.begin(descriptor), kernel.begin(descriptor)
-        assert gone is not None
-        assert stays is not None
-        gone.cancel()
-        await stays
-        while kernel.under_way:
-            await asyncio.sleep(0.001)
-        assert gone.cancelled()
+        told = Told()
+        assert kernel.begin(descriptor, fail)
+        assert kernel.begin(descriptor, told("other"))
+        await kernel.drained()
+    assert told.outcomes == [("other", None)]
+    assert [type(context["exception"]) for context in failures] == [ZeroDivisionError]
 
 
 async def test_a_file_may_be_closed_while_it_is_synced(descriptor: int) -> None:
     with contextlib.closing(made(KernelSync)) as kernel:
+        told = Told()
         os.pwrite(descriptor, b"x" * 4096, 0)
-        order = kernel.begin(descriptor)
+        assert kernel.begin(descriptor, told())
         os.close(descriptor)
-        assert order is not None
-        await order
+        await kernel.drained()
+        assert told.outcomes == [("", None)]
 
 
 async def test_none_is_made_where_none_is_wanted_or_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +196,6 @@ async def test_t23_a_sync_that_fails_in_the_kernel_is_answered_with_its_error_an
 
 
 async def test_a_thread_syncs_what_the_kernel_does_not_take(tmp_path: Path) -> None:
-    class Full(Watched):
-        def begin(self, fd: int) -> asyncio.Future[None] | None:
-            self.begun += 1
-            return None
-
     kernel = made(Full)
     async with store_with(tmp_path, kernel) as store:
         block = rig.block_of("by a thread")

@@ -1,0 +1,120 @@
+"""A segment that needs no task is answered as the long way would answer it, and leaves the replica as that would."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neve.extent_node.store import Store
+from neve.extent_node.store_append import WhenDurable
+from neve.proto import extent_node_pb2 as pb
+from tests.unit.extent_node import store_rig as rig
+
+
+@dataclass(frozen=True)
+class Step:
+    """An append; `at` is where from the end of the extent it begins."""
+
+    at: int
+    sizes: list[int]
+    no_sync: bool
+    token: int
+    extra: bytes  # bytes that no block size tells of
+    told: int  # of `committed`, counted back from the end
+
+
+STEPS = st.builds(
+    Step,
+    at=st.sampled_from([0, 0, 0, 0, 0, -20, 9]),
+    sizes=st.lists(st.integers(1, 40), min_size=0, max_size=3),
+    no_sync=st.booleans(),
+    token=st.sampled_from([rig.TOKEN, rig.TOKEN, rig.TOKEN, rig.TOKEN - 1, rig.TOKEN + 1]),
+    extra=st.sampled_from([b"", b"", b"", b"x"]),
+    told=st.integers(0, 30),
+)
+
+Outcome = tuple[list[bytes], tuple[object, ...]]
+
+
+async def carry_out(store: Store, steps: list[Step], *, at_once: bool) -> list[Outcome]:
+    await rig.create(store, 1)
+    state = store._state.replicas[1].state
+    outcomes: list[Outcome] = []
+    for number, step in enumerate(steps):
+        blocks = [rig.block_of(f"{number}", size_bytes) for size_bytes in step.sizes]
+        offset = max(state.length + step.at, 0)
+        committed = max(state.length - step.told, 0)
+        message, body = rig.segment(1, offset, blocks, no_sync=step.no_sync, token=step.token, committed=committed)
+        rig._name_replica(store, message)
+        attachment = memoryview(body + step.extra)
+        begun = store.append_now([message], attachment) if at_once else None
+        if isinstance(begun, pb.AppendBlockReply):
+            results = [result.SerializeToString() for result in begun.results]
+        else:
+            try:
+                reply = await (begun if begun is not None else store.append([message], attachment))
+                results = [result.SerializeToString() for result in reply.results]
+            except Exception as error:  # noqa: BLE001 - compared
+                results = [repr(error).encode()]
+        counted = (store.counters.appends, store.counters.appended_bytes, store.counters.append_refusals)
+        known = (state.length, state.durable_end, state.committed, state.token, state.unsynced)
+        outcomes.append((results, (*known, *counted, store._state.dirty.bytes_now)))
+    return outcomes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=8))
+def test_the_short_way_is_the_long_one(steps: list[Step]) -> None:
+    short, long = rig.Machine(), rig.Machine()
+    assert short.run(lambda store: carry_out(store, steps, at_once=True)) == long.run(
+        lambda store: carry_out(store, steps, at_once=False)
+    )
+
+
+def test_a_synced_segment_is_answered_by_whoever_finds_it_durable() -> None:
+    async def work(store: Store) -> None:
+        await rig.create(store, 1)
+        await rig.append(store, 1, 0, rig.block_of("first"))
+        length = store._state.replicas[1].state.length
+        message, body = rig.segment(1, length, [rig.block_of("second")])
+        rig._name_replica(store, message)
+        answer = store.append_now([message], memoryview(body))
+        assert isinstance(answer, WhenDurable)
+        told: list[tuple[object, BaseException | None]] = []
+        answer.then(lambda reply, error: told.append((reply, error)))
+        assert told == []
+        state = store._state.replicas[1].state
+        while not told:
+            assert state.durable_end == length  # not a turn before
+            await asyncio.sleep(0.0001)
+        ((reply, error),) = told
+        assert error is None
+        assert isinstance(reply, pb.AppendBlockReply)
+        assert [result.end for result in reply.results] == [length + len(body)]
+        assert state.durable_end == length + len(body)
+
+    rig.Machine().run(work)
+
+
+def test_whoever_gives_up_an_answer_leaves_nothing_waiting_and_the_bytes_stay() -> None:
+    async def work(store: Store) -> None:
+        await rig.create(store, 1)
+        await rig.append(store, 1, 0, rig.block_of("first"))
+        replica = store._state.replicas[1]
+        message, body = rig.segment(1, replica.state.length, [rig.block_of("second")])
+        rig._name_replica(store, message)
+        answer = store.append_now([message], memoryview(body))
+        assert isinstance(answer, WhenDurable)
+        told: list[object] = []
+        answer.then(lambda reply, error: told.append((reply, error)))
+        answer.abandon()
+        assert replica.commit is None or not replica.commit.waits
+        end = replica.state.length
+        await rig.append(store, 1, end, rig.block_of("third"))
+        assert told == []
+        assert replica.state.durable_end == replica.state.length > end
+
+    rig.Machine().run(work)
