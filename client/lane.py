@@ -47,13 +47,13 @@ class Lane:
         "_pause",
         "_places",
         "_rng",
-        "_sender",
         "_tell",
         "_tell_attempts",
         "_template",
         "node_id",
         "replica",
         "resends",
+        "sender",
         "told",
     )
 
@@ -72,7 +72,7 @@ class Lane:
     ) -> None:
         self._owner = owner
         self._core = core
-        self._sender = sender
+        self.sender = sender
         self._template = template.SerializeToString()
         self._places = places
         self._options = options
@@ -89,7 +89,7 @@ class Lane:
     def wake(self) -> None:
         """There is something to send."""
         if not self._closed and self._pause is None:
-            self._sender.wake(self)
+            self.sender.wake(self)
 
     def tell(self) -> None:
         """Tell `committed`, alone if need be."""
@@ -104,7 +104,7 @@ class Lane:
 
     def close(self) -> None:
         self._closed = True
-        self._sender.forget(self)
+        self.sender.forget(self)
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -182,7 +182,7 @@ class Lane:
         if self._pause is not None:
             return
         delay_s = self._options.append_retry_delay_s * 2 ** (failures - 1) * self._rng.uniform(0.5, 1.0)
-        self._sender.forget(self)
+        self.sender.forget(self)
         self._pause = asyncio.get_running_loop().call_later(delay_s, self._go_on)
 
     def _go_on(self) -> None:

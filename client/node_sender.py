@@ -41,6 +41,9 @@ Sent = Taken | int
 class SegmentSource(Protocol):
     """What a sender wants of a lane."""
 
+    @property
+    def sender(self) -> NodeSender: ...
+
     def wake(self) -> None:
         """Say so to the sender, if there is something to send."""
 
@@ -87,6 +90,13 @@ class NodeSenders:
             for lane in lanes:
                 lane.wake()
             return
+        for lane in lanes:
+            if not lane.sender.is_idle:
+                break
+        else:  # as below, with less ado: nobody else has anything for these nodes
+            for lane in lanes:
+                lane.sender.send_from(lane)
+            return
         self._scheduled = True  # no turn is asked for, as yet
         try:
             for lane in lanes:
@@ -131,6 +141,11 @@ class NodeSender:
         """One append at a time: none is in flight, and the last frame had but one."""
         return not self._frames and self._last_blocks <= 1 and len(self._ready) <= 1
 
+    @property
+    def is_idle(self) -> bool:
+        """As quiet, and nobody has anything to send."""
+        return not self._frames and self._last_blocks <= 1 and not self._ready
+
     def wake(self, lane: SegmentSource) -> None:
         """The lane has something to send."""
         self._ready[lane] = None
@@ -144,23 +159,38 @@ class NodeSender:
     def pump(self) -> None:
         """Send frames while there is something to send and room for it."""
         while self._ready and len(self._frames) < self._options.frames_in_flight_max:
-            frame = self._cut()
-            if frame is None:
+            frame = Frame(self)
+            self._fill(frame)
+            if not frame.parts:
                 return
-            self.frames_sent += 1
-            self._last_blocks = frame.blocks
-            self._frames[frame] = None
-            frame.send(self._channel, self._options.append_timeout_s)
+            self._send(frame)
+
+    def send_from(self, lane: SegmentSource) -> None:
+        """As `wake` and `pump` of an idle sender: the lane is the only one that has something to send."""
+        frame = Frame(self)
+        if lane.take(frame, self._options.frame_bytes):
+            self._ready[lane] = None
+            self._fill(frame)
+        if frame.parts:
+            self._send(frame)
+        if self._ready:
+            self.pump()
+
+    def _send(self, frame: Frame) -> None:
+        self.frames_sent += 1
+        self._last_blocks = frame.blocks
+        self._frames[frame] = None
+        frame.send(self._channel, self._options.append_timeout_s)
 
     def close(self) -> None:
         self._ready.clear()
         for frame in list(self._frames):
             frame.cancel()
 
-    def _cut(self) -> Frame | None:
+    def _fill(self, frame: Frame) -> None:
+        """Add what lanes have, until it is large enough."""
         options, ready = self._options, self._ready
-        frame = Frame(self)
-        while ready:
+        while ready and frame.size_bytes < options.frame_bytes and len(frame.parts) < options.frame_segments_max:
             lane = next(iter(ready))
             more = lane.take(frame, options.frame_bytes - frame.size_bytes)
             if more is None:
@@ -171,9 +201,6 @@ class NodeSender:
             del ready[lane]
             if more:
                 ready[lane] = None  # behind the others
-            if frame.size_bytes >= options.frame_bytes or len(frame.parts) >= options.frame_segments_max:
-                break
-        return frame if frame.parts else None
 
     def ended(self, frame: Frame) -> None:
         self._frames.pop(frame, None)

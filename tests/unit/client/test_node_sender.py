@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
+
 from neve.client.core_batch import Run
 from neve.client.node_sender import Frame, NodeSender, NodeSenders, Sent
 from neve.client.options import ClientOptions
@@ -132,3 +134,39 @@ async def test_no_more_frames_are_in_flight_than_may_be() -> None:
     wire.answer()
     await asyncio.sleep(0)
     assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [1, 2]
+
+
+class InParts(Source):
+    """Gives one block at a time."""
+
+    def take(self, frame: Frame, bytes_max: int) -> bool | None:
+        if not self.blocks:
+            return None
+        left, self.blocks = self.blocks - 1, 1
+        super().take(frame, bytes_max)
+        self.blocks = left
+        return left > 0
+
+
+@pytest.mark.parametrize("hurry", [True, False])
+@pytest.mark.parametrize(("blocks", "frames"), [(3, [3]), (4, [4]), (5, [4, 1]), (9, [4, 4])])
+async def test_an_idle_sender_cuts_the_same_frames_at_once_as_on_the_next_turn(
+    blocks: int, frames: list[int], hurry: bool
+) -> None:
+    wire = Wire()
+    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frames_in_flight_max=2, frame_segments_max=4))
+    source = InParts(senders.to(wire.address))
+    source.blocks = blocks
+    senders.wake([source], hurry=hurry)
+    assert wire.segments() == (frames if hurry else [])
+    await asyncio.sleep(0)
+    assert wire.segments() == frames
+    assert source.blocks == blocks - sum(frames)
+
+
+async def test_an_idle_sender_of_a_lane_that_has_nothing_sends_nothing() -> None:
+    wire, senders, (source,) = make(1)
+    senders.wake([source], hurry=True)
+    assert wire.segments() == []
+    append(senders, source)
+    assert wire.segments() == [1]
