@@ -250,10 +250,12 @@ class Frame:
 
     def _on_done(self, reply: Reply[pb.AppendBlockReply] | None, error: BaseException | None) -> None:
         self._sender.ended(self)
-        if reply is not None and len(reply.message.results) == len(self.parts):
-            for (lane, taken), result in zip(self.parts, reply.message.results, strict=True):
-                lane.answered(taken, result)
-            return
+        if reply is not None:
+            results = reply.message.results
+            if len(results) == len(self.parts):
+                for (lane, taken), result in zip(self.parts, results, strict=True):
+                    lane.answered(taken, result)
+                return
         failure = _failure_of(error)
         for lane, taken in self.parts:
             lane.failed(taken, failure)

@@ -101,6 +101,18 @@ def encode(
     return b"".join((head, _PRELUDE_CRC.pack(crc32c_bytes(head)), message))
 
 
+def encode_request(
+    call_id: int, method_id: int, timeout_ms: int, message: bytes, attachment_bytes: int, attachment_crc: int
+) -> bytes:
+    """A REQUEST, as `encode` makes it, of an attachment whose CRC is known: the commonest frame of a writer."""
+    size_bytes = len(message)
+    head = _FIELDS.pack(
+        *(size_bytes + attachment_bytes, size_bytes, call_id, method_id, REQUEST, 0),
+        *(timeout_ms if timeout_ms < TIMEOUT_MS_MAX else TIMEOUT_MS_MAX, crc32c_bytes(message), attachment_crc),
+    )
+    return b"".join((head, _PRELUDE_CRC.pack(crc32c_bytes(head)), message))
+
+
 def encode_reply(call_id: int, message: bytes) -> bytes:
     """A REPLY without an attachment, as `encode` makes it: the commonest frame of a server."""
     size_bytes = len(message)

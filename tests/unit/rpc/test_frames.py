@@ -13,7 +13,7 @@ from neve.proto.crc import crc32c
 from neve.proto.errors import ProtocolViolation
 from neve.rpc.limits import KIB
 from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
-from neve.rpc.wire.frame import OWN_CHECKSUMS, PRELUDE_BYTES, Kind, Prelude, encode, encode_reply
+from neve.rpc.wire.frame import OWN_CHECKSUMS, PRELUDE_BYTES, Kind, Prelude, encode, encode_reply, encode_request
 from neve.rpc.wire.receiver import ATTACHMENT_COPY_BYTES_MAX, FrameReceiver
 
 Frame = tuple[int, int, bytes, bytes]  # kind, call id, message, attachment
@@ -265,6 +265,28 @@ def test_a_small_attachment_does_not_pin_its_chunk() -> None:
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=300))
 def test_a_reply_without_an_attachment_is_the_same_frame_by_the_shorter_way(call_id: int, message: bytes) -> None:
     assert encode_reply(call_id, message) == encode(Kind.REPLY, call_id=call_id, message=message)
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**33),
+    st.binary(max_size=300),
+    st.binary(max_size=300),
+)
+def test_a_request_is_the_same_frame_by_the_shorter_way(
+    call_id: int, method_id: int, timeout_ms: int, message: bytes, attachment: bytes
+) -> None:
+    size_bytes, crc = len(attachment), crc32c(attachment)
+    assert encode_request(call_id, method_id, timeout_ms, message, size_bytes, crc) == encode(
+        Kind.REQUEST,
+        call_id=call_id,
+        method_id=method_id,
+        timeout_ms=timeout_ms,
+        message=message,
+        attachment=[attachment],
+        attachment_bytes=size_bytes,
+    )
 
 
 def test_a_checksum_of_an_attachment_that_is_not_there_is_refused() -> None:
