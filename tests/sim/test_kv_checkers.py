@@ -1,0 +1,162 @@
+"""What looks at the larger world has teeth: each thing that must not be is made so, by hand, and is noticed.
+
+The world is a story's, used for some seconds without any trouble; then one thing is put wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from neve.extent_node.disk import TMP
+from neve.meta import keys
+from neve.meta.lock import lock_key
+from tests.history.history import Kind, Outcome
+from tests.sim import checkers, stories
+from tests.sim.cluster import ROOT, SimCluster, run_story
+from tests.sim.coverage import Coverage
+from tests.sim.kv_uses import TWINS
+from tests.sim.partition_processes import SimPartitionServer
+from tests.sim.partition_world import PartitionWorld, Setup
+
+
+def _suits(setup: Setup) -> bool:
+    return not setup.restarted and not setup.balanced and not setup.operators and setup.regions > 1
+
+
+SEED = next(seed for seed in itertools.count(1) if _suits(Setup.of(seed)))
+USED_S = 3.0
+LEFT_S = 40.0  # far more than it takes when there was no trouble
+
+Spoil = Callable[[PartitionWorld], Awaitable[None]]
+SPOILS: dict[str, tuple[Spoil, str]] = {}  # by name: what is done, and what the checkers say
+
+
+def spoils(told: str) -> Callable[[Spoil], Spoil]:
+    def register(spoil: Spoil) -> Spoil:
+        SPOILS[spoil.__name__] = (spoil, told)
+        return spoil
+
+    return register
+
+
+def a_server(world: PartitionWorld) -> SimPartitionServer:
+    return next(server for server in world.partitions.servers.values() if server.serving())
+
+
+# --- objects --------------------------------------------------------------------------------------------------
+
+
+@spoils("has no order that explains it")
+async def an_acknowledged_put_is_gone(world: PartitionWorld) -> None:
+    recorder = world.users.recorder
+    put = recorder.begin("somebody", Kind.PUT, b"apple", value=b"lost")
+    recorder.end(put, Outcome.DONE, seen_version=1 << 40)
+
+
+@spoils("left out 1 keys that were there")
+async def a_key_that_was_put_once_is_gone(world: PartitionWorld) -> None:
+    world.users.journal.tried[b"c/once/lost"] = b"value"
+    world.users.journal.acknowledged.add(b"c/once/lost")
+
+
+@spoils("under b'zebra', where None was put")
+async def a_value_that_nobody_put(world: PartitionWorld) -> None:
+    await (await world.partitions.kv()).put(b"zebra", b"from nowhere")
+
+
+@spoils("a batch was done by half")
+async def half_of_a_batch(world: PartitionWorld) -> None:
+    await (await world.partitions.kv()).put(TWINS[0], b"alone")
+
+
+# --- the map --------------------------------------------------------------------------------------------------
+
+
+async def _move_start(world: PartitionWorld, start: bytes) -> None:
+    """Of the last region, in the metadata store, by nobody's leave."""
+    region = world.partitions.map.regions[-1]
+    key = keys.region_key(ROOT, region.partition_id)
+    region = type(region).FromString(region.SerializeToString())
+    region.start = start
+    await a_server(world).store.put(key, region.SerializeToString())
+
+
+@spoils("the next is at b.zz.")
+async def a_gap_in_the_map(world: PartitionWorld) -> None:
+    await _move_start(world, b"zz")
+
+
+@spoils(r"the next is at b.a.")
+async def an_overlap_in_the_map(world: PartitionWorld) -> None:
+    await _move_start(world, b"a")
+
+
+# --- what is left over ----------------------------------------------------------------------------------------
+
+
+@spoils("1 pins, 0 pending")
+async def a_pin(world: PartitionWorld) -> None:
+    hosted = next(iter(a_server(world).host_.hosted.values()))
+    hosted.partition._store.pins.add([1])  # type: ignore[union-attr]
+
+
+@spoils("has stopped, and has tasks")
+async def a_task(world: PartitionWorld) -> None:
+    process = a_server(world).process
+    assert process is not None
+    process.spawn(asyncio.sleep(1e9))
+
+
+@spoils("partitions share its memory")
+async def a_share_of_memory(world: PartitionWorld) -> None:
+    a_server(world).around.memory.share()
+
+
+@spoils("there are locks")
+async def a_lock(world: PartitionWorld) -> None:
+    await world.partitions.managers[1].store.put(lock_key(ROOT, "partition/7"), b"")
+
+
+@spoils("no region has these streams")
+async def a_stream(world: PartitionWorld) -> None:
+    operator = await world.scene.cluster.client("careless")
+    await operator.run(operator.neve.create_stream())
+    await operator.close()
+
+
+@spoils("not within .* virtual seconds: nothing is left over")
+async def a_file(world: PartitionWorld) -> None:
+    node = world.scene.cluster.nodes[1]
+    node.fs.close(node.fs.open(f"/disk0/{TMP}/copy", create=True))
+
+
+@pytest.mark.parametrize("name", SPOILS)
+def test_what_must_not_be_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil, told = SPOILS[name]
+    monkeypatch.setattr(checkers, "LEFT_S", LEFT_S)
+
+    async def tell(cluster: SimCluster) -> None:
+        shape = PartitionWorld.shape(SEED, short=True)
+        story = stories.Story(
+            cluster, SEED, shape, lambda _: None, Coverage(), events_max=0, world=stories.WORLDS["partitions"]
+        )
+        world = story.world
+        assert isinstance(world, PartitionWorld)
+        try:
+            await world.begin()
+            await asyncio.sleep(USED_S)
+            world.end()
+            await cluster.until(lambda: all(task.done() for task in story._work), "users end")
+            await spoil(world)
+            story.check()
+            await world.finish()
+            await cluster.settle()
+        finally:
+            world.stop()
+
+    with pytest.raises(AssertionError, match=told):
+        run_story(tell, seed=SEED, collecting=stories.COLLECTING, **PartitionWorld.cluster_options(SEED))
