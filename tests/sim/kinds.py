@@ -54,6 +54,7 @@ PARTITION_KINDS = (
     "key-value client killed",
     "key-value client stopped",
     "partition compacted",
+    "partition compacted slowly",
     "partition manager killed",
     "partition manager resigns",
     "partition manager stopped",

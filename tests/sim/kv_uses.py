@@ -41,11 +41,12 @@ HOT_KEYS = (b"apple", b"cherry", b"grape", b"kiwi", b"melon", b"pear", b"quince"
 TWINS = (b"kiwi.1", b"kiwi.2")
 MIDDLE_KEYS = (b"b", b"d", b"h", b"l", b"n", b"p", b"r")  # none of them between the twins
 REGIONS_MAX = 6
+SCATTERED = 0.3  # of splits: the new half is moved
 SIZES_BYTES = (10, 10, 120, 260, 260, 900, 4000)
 TTLS_S = (0.4, 2.0, 6.0)
 ORDER_TIMEOUT_S = 15.0
 ATTEMPT_TIMEOUTS_S = (0.5, 3.0, 9.0)  # some wait for a server that hangs until others have long been told by the next
-READS_MAX = 20  # under way, of one reader
+READS_MAX = 40  # under way, of one reader
 WALL_MARGIN_MS = 2
 
 HOT_MIX = ("get", "get", "get", "put", "put", "put", "delete", "if_absent", "if_version", "if_version", "batch")
@@ -103,7 +104,7 @@ class KeyValueUsers:
                 await client.run(RecordingClient(client.kv, self.recorder, name=name).get(self._rng.choice(HOT_KEYS)))
 
         for number in itertools.count():
-            await asyncio.sleep(self._rng.uniform(0.1, 0.5))
+            await asyncio.sleep(self._rng.uniform(0.05, 0.25))
             if self.over or not client.running:
                 break
             if len(reading) < reads_max:
@@ -259,8 +260,13 @@ class KeyValueUsers:
         middle_key = middle_key if how < 0.6 else b""
         self._scene.say(f"partition {region.partition_id} is split at {middle_key.decode() or 'its middle'}")
         request = pm.SplitRegionRequest(partition_id=region.partition_id, middle_key=middle_key)
-        self._order(methods.PARTITION_MANAGER_SPLIT_REGION, request)
+        scattered = server_id is not None or self._rng.random() < SCATTERED
+        self._order(methods.PARTITION_MANAGER_SPLIT_REGION, request, then=self._scatter if scattered else None)
         return True
+
+    def _scatter(self, reply: pm.SplitRegionReply) -> None:
+        """The new half goes elsewhere at once, as balance would have it."""
+        self._move(reply.right.partition_id, reply.right.server_id)
 
     async def _split_outside(self, partition_id: int, middle_key: bytes) -> None:
         """Where the region ends or begins: an error, never a silent OK (T19)."""
@@ -274,12 +280,14 @@ class KeyValueUsers:
             return
         self.wrong(f"partition {partition_id} was split at {middle_key!r}, which is outside of it (T19)")
 
-    def merge(self) -> bool:
-        regions = self._partitions.map.regions
-        if self.over or len(regions) < 2:
+    def merge(self, server_id: int | None = None) -> bool:
+        """One of this server's into one of another's; any two."""
+        pairs = list(itertools.pairwise(self._partitions.map.regions))
+        if server_id is not None:
+            pairs = [pair for pair in pairs if pair[1].server_id == server_id != pair[0].server_id]
+        if self.over or not pairs:
             return False
-        at = self._rng.randrange(len(regions) - 1)
-        left, right = regions[at].partition_id, regions[at + 1].partition_id
+        left, right = (region.partition_id for region in self._rng.choice(pairs))
         self._scene.say(f"partitions {left} and {right} are merged")
         request = pm.MergeRegionsRequest(left_partition_id=left, right_partition_id=right)
         self._order(methods.PARTITION_MANAGER_MERGE_REGIONS, request)
@@ -289,34 +297,41 @@ class KeyValueUsers:
         if self.over:
             return False
         region = self._rng.choice(self._partitions.map.regions)
-        server_id = self._rng.choice([each for each in self._partitions.servers if each != region.server_id])
-        self._scene.say(f"partition {region.partition_id} goes from server {region.server_id} to {server_id}")
-        request = pm.MoveRegionRequest(partition_id=region.partition_id, server_id=server_id)
-        self._order(methods.PARTITION_MANAGER_MOVE_REGION, request)
+        self._move(region.partition_id, region.server_id)
         return True
 
-    def compact(self) -> bool:
-        """And give back what can be of its log."""
-        if self.over:
+    def _move(self, partition_id: int, from_id: int) -> None:
+        server_id = self._rng.choice([each for each in self._partitions.servers if each != from_id])
+        self._scene.say(f"partition {partition_id} goes from server {from_id} to {server_id}")
+        request = pm.MoveRegionRequest(partition_id=partition_id, server_id=server_id)
+        self._order(methods.PARTITION_MANAGER_MOVE_REGION, request)
+
+    def compact(self, server_id: int | None = None) -> bool:
+        """One of this server's, of anybody's; and give back what can be of its log."""
+        regions = [each for each in self._partitions.map.regions if server_id in (None, each.server_id)]
+        if self.over or not regions:
             return False
-        region = self._rng.choice(self._partitions.map.regions)
+        region = self._rng.choice(regions)
         if region.server_id not in self._partitions.servers:
             return False
         self._scene.say(f"partition {region.partition_id} is compacted at server {region.server_id}")
         self._scene.spawn(self._compact(region))
         return True
 
-    def _order(self, method: Any, request: Any) -> None:
-        self._scene.spawn(self._ordered(method, request, repeats=self._rng.choice((0, 0, 1))))
+    def _order(self, method: Any, request: Any, *, then: Callable[[Any], None] | None = None) -> None:
+        self._scene.spawn(self._ordered(method, request, repeats=self._rng.choice((0, 0, 1)), then=then))
 
-    async def _ordered(self, method: Any, request: Any, *, repeats: int) -> None:
-        """Perhaps once more with the same call id: it is done once (T19, T50)."""
+    async def _ordered(self, method: Any, request: Any, *, repeats: int, then: Callable[[Any], None] | None) -> None:
+        """Perhaps once more with the same call id: it is done once (T19, T50). `then`: when it is done first."""
         request.call.CopyFrom(self._partitions.call_id())
         versions = set()
         for _ in range(1 + repeats):
             try:
                 reply = await self._partitions.order(method, request, timeout_s=ORDER_TIMEOUT_S)
                 versions.add(reply.version)
+                if then is not None and not self.over:
+                    then(reply)
+                    then = None
             except NeveError as error:
                 self._scene.say(f"{method.name}: {type(error).__name__} {error}")
         if len(versions) > 1:

@@ -82,6 +82,7 @@ class Setup:
     restarted: bool  # all servers, before the last look
     emphasis: float  # of the partition layer's own troubles: the stream layer has three times as many kinds
     rest_s: float  # a lease, a new server and some use of it, or less
+    frozen_ms: int
 
     @classmethod
     def of(cls, seed: int) -> Setup:
@@ -107,6 +108,7 @@ class Setup:
             restarted=rng.random() < 0.7,
             emphasis=rng.choice((1.0, 4.0)),
             rest_s=rng.choice((5.0, 15.0)),
+            frozen_ms=rng.choice((3000, 8000)),
         )
 
     @property
@@ -122,6 +124,10 @@ class Setup:
             maintenance_s=self.maintenance_s,
             log_garbage_ratio=self.garbage,
         )
+
+    @property
+    def serving(self) -> Serving:
+        return Serving(frozen_ms=self.frozen_ms, hold_s=5.0, load_retry_s_max=1.0, flush_on_stop=self.flush_on_stop)
 
     @property
     def client(self) -> KeyValueOptions:
@@ -146,7 +152,7 @@ class PartitionWorld(World):
             servers=setup.servers,
             balance=RESTLESS if setup.balanced else NO_BALANCE,
             engine=setup.engine,
-            serving=Serving(frozen_ms=3000, hold_s=5.0, load_retry_s_max=1.0, flush_on_stop=setup.flush_on_stop),
+            serving=setup.serving,
             memory_bytes_max=setup.memory_bytes,
         )
         self.users = KeyValueUsers(scene, self.partitions, options=setup.client)

@@ -21,6 +21,8 @@ RETRY_S = 1.0
 STOP_S_MAX = 20.0
 PAST_LEASE_S = (9.0, 11.0)  # half of it is longer than a lease
 LONG_PAST_LEASE_S = (12.0, 20.0)
+SLOW_FACTOR = 1500.0  # some tenths of a second for each answer
+SLOW_S = (4.0, 8.0)
 UNHEARD_S = (2.0, 6.0, 12.0)  # less and more than a freeze
 SKEWS_MS = (-60_000, -5_000, 5_000, 60_000)  # far below what calls are remembered for: session_idle_s
 
@@ -48,6 +50,7 @@ class PartitionTroubles:
             Kind("partitions merged", self._users.merge, sharp=True),
             Kind("partition moved", self._users.move, sharp=True),
             Kind("partition compacted", self._users.compact),
+            Kind("partition compacted slowly", self._compact_slowly),
         )
 
     # --- processes -------------------------------------------------------------------------------------------
@@ -118,16 +121,16 @@ class PartitionTroubles:
         return True
 
     def _reshape_unheard(self) -> bool:
-        """The map changes, and a server that has a part of it hears of it late."""
+        """A partition is split, or becomes a part of another server's, and its own server hears of it late."""
         if not (servers := self._servers()):
             return False
         server = self._scene.pick(servers, lambda each: each.host)
         length_s = self._scene.rng.choice(UNHEARD_S)
         server.store.interrupt_watches(length_s)
         self._scene.say(f"{server.host} hears nothing of the map for {length_s:g} s")
-        if self._scene.rng.random() < 0.6:
-            return self._users.split(server.server_id)
-        return self._users.merge()
+        if self._scene.rng.random() < 0.5 and self._users.merge(server.server_id):
+            return True
+        return self._users.split(server.server_id)
 
     def _stop(self, candidates: Sequence[SimProcess]) -> bool:
         """SIGTERM, and a new process after a moment."""
@@ -165,6 +168,22 @@ class PartitionTroubles:
         length_s = self._scene.for_a_while(end)
         self._scene.say(f"{server.host}'s clock is wrong by {server.skew_ms / 1000:g} s for {length_s:.2f} s")
         return True
+
+    def _compact_slowly(self) -> bool:
+        """Nodes take their time for its server: while a value is read that is to be moved, others write its key."""
+        if not (servers := self._servers()):
+            return False
+        server = self._scene.pick(servers, lambda each: each.host)
+        network, nodes = self._scene.cluster.network, list(self._scene.cluster.nodes.values())
+
+        def set_all(factor: float) -> None:
+            for node in nodes:
+                network.slow(node.host, server.host, factor=factor)
+
+        set_all(SLOW_FACTOR)
+        length_s = self._scene.for_a_while(lambda: set_all(1.0), lengths_s=SLOW_S)
+        self._scene.say(f"nodes answer {server.host} slowly for {length_s:.2f} s")
+        return self._users.compact(server.server_id)
 
     # --- clients ---------------------------------------------------------------------------------------------
 
