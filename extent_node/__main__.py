@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from neve.extent_node.server import main
+from neve.rpc.entry import enter
 
-sys.exit(main())
+sys.exit(enter("neve-extent-node", "neve.extent_node.server"))

@@ -48,6 +48,7 @@ from neve.extent_node.threads import Threads
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
+from neve.rpc.command_line import parsed
 from neve.rpc.descriptors import raise_descriptor_limit
 from neve.rpc.diagnostics import build_version
 from neve.rpc.front import run_until_told_to_stop
@@ -270,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="forget what the journal still holds for this disk, because the disk is lost: acknowledged bytes that are "
         "nowhere else on this node. If the disk comes back its open replicas are doubtful",
     )
-    options = parser.parse_args(arguments)
+    options = parsed(parser, arguments)
     try:
         config, store_config = load(options.config, options.set)
     except InvalidArgument as error:

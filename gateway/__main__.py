@@ -1,8 +1,9 @@
-"""python -m neve.gateway"""
+"""`python -m neve.gateway` runs a gateway."""
 
 from __future__ import annotations
 
-from neve.gateway.server import main
+import sys
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+from neve.rpc.entry import enter
+
+sys.exit(enter("neve-gateway", "neve.gateway.server"))

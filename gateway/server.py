@@ -30,6 +30,7 @@ from neve.gateway.config import GatewayConfig, load
 from neve.gateway.metrics import GatewayMetrics, Measured
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.rpc.auth import AllowAll, Authenticator, TokenFile
+from neve.rpc.command_line import parsed
 from neve.rpc.front import run_until_told_to_stop
 from neve.rpc.logs import set_up_logging
 from neve.rpc.status_page import StatusPage
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="neve-gateway", description="Run the HTTP gateway of Neve.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; gateway/config.py lists the keys")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key over the file's")
-    options = parser.parse_args(arguments)
+    options = parsed(parser, arguments)
     try:
         config = load(options.config, options.set)
     except InvalidArgument as error:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from neve.partition_server.server import main
+from neve.rpc.entry import enter
 
-sys.exit(main())
+sys.exit(enter("neve-partition-server", "neve.partition_server.server"))

@@ -33,6 +33,7 @@ from neve.pipeline.snapshot import Snapshot
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError, NotFound
+from neve.rpc.entry import enter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -293,4 +294,4 @@ def _plain(row: PlanRow) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter("python -m neve.pipeline.gc", "neve.pipeline.gc"))

@@ -19,6 +19,7 @@ from neve.pipeline import options
 from neve.pipeline.options import ScanOptions
 from neve.pipeline.progress import JobProgress
 from neve.pipeline.session import MASTER_DEFAULT, open_session
+from neve.rpc.command_line import parsed
 from neve.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class JobContext:
 
 
 def run_job(name: str, parser: argparse.ArgumentParser, arguments: Sequence[str] | None, job: Job) -> int:
-    args = parser.parse_args(arguments)
+    args = parsed(parser, arguments)
 
     def run() -> int:
         with open_session(args.master, f"neve {name}", settings=dict(args.conf)) as spark:

@@ -27,6 +27,7 @@ from neve.pipeline.jobs import JobContext, job_parser, run_job
 from neve.pipeline.link import Link, link_for
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
+from neve.rpc.entry import enter
 
 EXTENTS_AT_A_TIME = 500
 REPORTS_AT_A_TIME = 200
@@ -244,4 +245,4 @@ def _plain(each: ReplicaVerdict) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter("python -m neve.pipeline.scrub", "neve.pipeline.scrub"))

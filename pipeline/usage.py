@@ -28,6 +28,7 @@ from neve.pipeline.live_bytes import live_by_extent, log_extents
 from neve.pipeline.partitions import PartitionPlan, plan_partitions
 from neve.pipeline.snapshot import Snapshot
 from neve.proto import stream_manager_pb2 as sm
+from neve.rpc.entry import enter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -307,4 +308,4 @@ def _share(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(enter("python -m neve.pipeline.usage", "neve.pipeline.usage"))

@@ -1,4 +1,5 @@
-"""The command line of a server process: a configuration from a file and flags, logging, the loop, exit codes.
+"""The command line of a server process: a configuration from a file and flags, logging, the loop, exit codes. And what
+all command lines have in common.
 
 Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +33,27 @@ class ServerConfig(Protocol):
 C = TypeVar("C", bound=ServerConfig)
 
 
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line says. Bytes that are no text are wrong usage, but for names of files, a `Path`, and
+    what is parsed to `bytes`: all else goes into messages, which are UTF-8."""
+    options = parser.parse_args(arguments)
+    for name, value in vars(options).items():
+        for text in _texts(value):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                parser.error(f"argument {name}: this is not UTF-8")  # it may be a secret: it is not shown
+    return options
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+
+
 def run_server(
     arguments: Sequence[str] | None,
     *,
@@ -45,7 +67,7 @@ def run_server(
     keys = f"{kind.replace(' ', '_')}/config.py"
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file; {keys} lists the keys")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key over the file's")
-    options = parser.parse_args(arguments)
+    options = parsed(parser, arguments)
     try:
         config = load(options.config, options.set)
     except InvalidArgument as error:

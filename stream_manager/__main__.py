@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from neve.stream_manager.server import main
+from neve.rpc.entry import enter
 
-sys.exit(main())
+sys.exit(enter("neve-stream-manager", "neve.stream_manager.server"))

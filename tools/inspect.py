@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from neve.extent_node.fs import FileSystem, RealFileSystem
@@ -30,7 +31,6 @@ from neve.tools.inspection import (
 )
 
 GOOD, BAD, UNREADABLE = 0, 1, 2
-PIPE_CLOSED = 141  # as shells have it for SIGPIPE
 
 PROGRESS_AFTER_S = 0.5  # short scans show none
 PROGRESS_EVERY_S = 0.1
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
         epilog="Exit code: 0 all good, 1 something is bad, 2 wrong usage or nothing could be looked at, 141 the output "
         "was closed before the end.",
     )
-    parser.add_argument("path", metavar="PATH", help="an extent file (.ext), or the folder of a disk")
+    parser.add_argument("path", type=Path, metavar="PATH", help="an extent file (.ext), or the folder of a disk")
     parser.add_argument("--blocks", action="store_true", help="list the blocks of each extent")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
@@ -57,14 +57,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     fs = RealFileSystem()
-    try:
-        code = inspect(fs, args.path, blocks=args.blocks, as_json=args.json, out=sys.stdout, err=sys.stderr)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python would complain once more when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    return code
+    return inspect(fs, str(args.path), blocks=args.blocks, as_json=args.json, out=sys.stdout, err=sys.stderr)
 
 
 def inspect(fs: FileSystem, path: str, *, blocks: bool, as_json: bool, out: TextIO, err: TextIO) -> int:

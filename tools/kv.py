@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     _add_key(put)
     source = put.add_mutually_exclusive_group()
     source.add_argument("file", type=Path, nargs="?", metavar="FILE", help="(default: stdin)")
-    source.add_argument("--value", metavar="TEXT", help="the value itself")
+    source.add_argument("--value", type=os.fsencode, metavar="TEXT", help="the value itself")
     put.add_argument("--ttl", type=options.duration_s, metavar="DURATION", help="gone after so long (default: never)")
     condition = put.add_mutually_exclusive_group()
     condition.add_argument("--if-absent", action="store_true", help="only if there is none")
@@ -136,7 +136,7 @@ async def run_get(client: KeyValueClient, args: argparse.Namespace) -> int:
 async def run_put(client: KeyValueClient, args: argparse.Namespace) -> int:
     how: dict[str, Any] = {"ttl_s": args.ttl, "if_absent": args.if_absent, "if_version": args.if_version}
     if args.value is not None:
-        info = await client.put(args.key, os.fsencode(args.value), **how)
+        info = await client.put(args.key, args.value, **how)
     else:
         with contextlib.ExitStack() as stack:
             source: BinaryIO = stack.enter_context(args.file.open("rb")) if args.file else sys.stdin.buffer

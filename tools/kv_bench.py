@@ -23,13 +23,14 @@ from typing import Any, Protocol
 from neve.client.command import options
 from neve.client.command.bench import Bench, Operation, stop_on_interrupt, unless_stopped
 from neve.client.command.core_statistics import Histogram, Report, latency_fields
-from neve.client.command.failures import DONE, FAILED, INTERRUPTED, sentence
+from neve.client.command.failures import DONE, FAILED, sentence
 from neve.client.command.live import LiveLine, report_lines
 from neve.client.command.samples import SampleWriter
 from neve.client.command.tables import print_table
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_types import Object
 from neve.proto.errors import NotFound
+from neve.rpc.entry import INTERRUPTED
 from neve.tools.core_ycsb import MIXES, SCAN_OBJECTS_MAX, Action, Keys, key_of
 
 LOADING_AT_ONCE = 256
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objects", type=options.whole_number(1, 10**9), default=10_000, metavar="N", help="(default: 10000)"
     )
     parser.add_argument(
-        "--size", type=options.positive_size_bytes, default=1024, metavar="SIZE", help="of a value (default: 1KiB)"
+        "--size", type=options.record_size_bytes, default=1024, metavar="SIZE", help="of a value (default: 1KiB)"
     )
     parser.add_argument(
         "--workers",

@@ -13,13 +13,14 @@ import argparse
 from collections.abc import Sequence
 
 from neve.client.command.failures import guarded
+from neve.client.command.options import Parser
+from neve.rpc.command_line import parsed
+from neve.rpc.entry import enter
 from neve.tools import inspect, kv, lists, local_etcd, orders, partitions, status, up
-
-INTERRUPTED = 130  # as shells have it for SIGINT
 
 
 def parser() -> argparse.ArgumentParser:
-    main_parser = argparse.ArgumentParser(prog="neve", description="Run and look after Neve.")
+    main_parser = Parser(prog="neve", description="Run and look after Neve.")
     commands = main_parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (up, status, lists, orders, partitions, kv, inspect, local_etcd):
         module.add_parser(commands)
@@ -27,9 +28,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = parsed(parser(), argv)
     return guarded("neve", lambda: int(args.run(args)), managers=getattr(args, "managers", None) or ())
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(enter("neve", "neve.tools.main"))

@@ -121,7 +121,7 @@ def key(text: str) -> bytes:
     def byte(match: re.Match[bytes]) -> bytes:
         return bytes([int(match[1], 16)]) if match[1] else b"\\"
 
-    return _ESCAPE.sub(byte, text.encode())
+    return _ESCAPE.sub(byte, text.encode(errors="surrogateescape"))  # bytes that are no text are a key, too
 
 
 def key_text(data: bytes) -> str:

@@ -57,7 +57,11 @@ def add_parser(commands: Any) -> None:
         epilog="Exit code: 0 stopped as told, 1 it could not start or a process had to be killed, 2 wrong usage.",
     )
     parser.add_argument(
-        "--data", type=Path, default=Path(DATA_DEFAULT), metavar="FOLDER", help=f"data folder (default: {DATA_DEFAULT})"
+        "--data",
+        type=options.text_path,
+        default=Path(DATA_DEFAULT),
+        metavar="FOLDER",
+        help=f"data folder (default: {DATA_DEFAULT})",
     )
     parser.add_argument(
         "--nodes", type=options.whole_number(1, NODES_MAX), metavar="N", help="extent nodes (default: 4)"

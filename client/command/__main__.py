@@ -1,5 +1,9 @@
 """`python -m neve.client.command` is stream-client."""
 
-from neve.client.command.main import main
+from __future__ import annotations
 
-raise SystemExit(main())
+import sys
+
+from neve.rpc.entry import enter
+
+sys.exit(enter("stream-client", "neve.client.command.main"))

@@ -12,13 +12,14 @@ Invariants: a user never sees a traceback for what a cluster, a network or a fil
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
 from neve.proto import errors
+from neve.rpc.entry import INTERRUPTED, PIPE_CLOSED, drop_output
 
-DONE, FAILED, USAGE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141  # the last two as shells have them
+DONE, FAILED, USAGE = 0, 1, 2
 
 
 class CommandFailed(Exception):
@@ -102,19 +103,21 @@ def guarded(program: str, run: Callable[[], int], *, managers: Sequence[str] = (
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python would complain once more when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return PIPE_CLOSED
     except CommandFailed as failure:
         return _say(program, str(failure), failure.code)
     except (errors.NeveError, OSError) as error:  # TimeoutError is an OSError
         return _say(program, sentence(error, managers=managers), FAILED)
+    except MemoryError:
+        return _say(program, "there is not enough memory for this", FAILED)
 
 
 def _say(program: str, text: str, code: int) -> int:
     try:
         sys.stdout.flush()  # what was printed before comes first
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    print(f"{program}: {' '.join(text.split())}", file=sys.stderr)
+    except OSError:  # closed, or full
+        drop_output()
+    with contextlib.suppress(OSError):  # stderr, too: then the exit code has to do
+        print(f"{program}: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 from neve.client.command import plot, rbench, streams, transfer, wbench
 from neve.client.command.failures import guarded
+from neve.client.command.options import Parser
+from neve.rpc.command_line import parsed
 
 EPILOG = """\
 The cluster is found by --managers or $NEVE_MANAGERS. Exit codes: 0 done; 1 the cluster said no, or could not; 2 wrong
@@ -27,7 +29,7 @@ usage; 130 interrupted. Examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    main_parser = argparse.ArgumentParser(
+    main_parser = Parser(
         prog="stream-client",
         description="Write, read and measure streams of Neve.",
         epilog=EPILOG,
@@ -44,12 +46,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = parsed(parser(), argv)
     # Whatever is worth a user's attention is in the answer or in the error; a log would only repeat it.
     level = logging.DEBUG if args.verbose else logging.CRITICAL
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     return guarded("stream-client", lambda: int(args.run(args)), managers=getattr(args, "managers", ()))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

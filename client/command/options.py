@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from neve.client.command.failures import USAGE, CommandFailed
+from neve.client.command.records import RECORD_BYTES_MAX
 from neve.client.types import Position
 from neve.meta.etcd_config import EtcdAccess, EtcdTls
 from neve.proto.errors import InvalidArgument
@@ -39,6 +40,19 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _POSITION = re.compile(r"(\d+)(?::(\d+))?")
 
 ID_MAX = 2**64 - 1
+SIZE_BYTES_MAX = 2**63
+DURATION_S_MAX = 36_500 * 86_400.0  # a hundred years: timers and time stamps can have it
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes a FILE that may be left out also behind options, as in `append STREAM --whole FILE`."""
+
+    def _match_arguments_partial(self, actions: Sequence[argparse.Action], arg_strings_pattern: str) -> list[int]:
+        # Python before 3.12 takes "none" for it as soon as it sees an option: the pattern has an O for each to come.
+        counts = super()._match_arguments_partial(actions, arg_strings_pattern)
+        while counts and counts[-1] == 0 and "O" in arg_strings_pattern:
+            counts.pop()
+        return counts
 
 
 def size_bytes(text: str) -> int:
@@ -46,7 +60,10 @@ def size_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: try 512, 4KiB or 1MiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    if size > SIZE_BYTES_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: nothing is larger than 2^63 bytes")
+    return int(size)
 
 
 def positive_size_bytes(text: str) -> int:
@@ -56,12 +73,23 @@ def positive_size_bytes(text: str) -> int:
     return size
 
 
+def record_size_bytes(text: str) -> int:
+    """Of a record that one process is to make or to hold."""
+    size = positive_size_bytes(text)
+    if size > RECORD_BYTES_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is larger than a record can be: {RECORD_BYTES_MAX} bytes")
+    return size
+
+
 def duration_s(text: str) -> float:
     """`10`, `500ms`, `2m`, `1h`; above 0."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or match[2].lower() not in _DURATIONS or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0: try 10, 500ms or 2m")
-    return float(match[1]) * _DURATIONS[match[2].lower()]
+    seconds = float(match[1]) * _DURATIONS[match[2].lower()]
+    if seconds > DURATION_S_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is too long: at most 36500d")
+    return seconds
 
 
 def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -113,6 +141,15 @@ def stream_id_or_name(text: str) -> int | str:
             raise argparse.ArgumentTypeError(f"{text} is too large for an id")
         return int(text)
     return text
+
+
+def text_path(text: str) -> Path:
+    """A path that is to be written into files of text; elsewhere, any `Path` will do."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from None
+    return Path(text)
 
 
 def connection_options(

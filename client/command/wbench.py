@@ -22,17 +22,18 @@ from neve.client.command import options
 from neve.client.command.bench import Bench, Operation, stop_on_interrupt, unless_stopped
 from neve.client.command.connection import add_command
 from neve.client.command.core_statistics import Report
-from neve.client.command.failures import DONE, FAILED, INTERRUPTED, sentence
+from neve.client.command.failures import DONE, FAILED, sentence
 from neve.client.command.live import LiveLine, report_lines
 from neve.client.command.samples import SampleWriter
 from neve.client.command.streams import add_policy
 from neve.client.types import Stream
 from neve.client.writer import Writer
 from neve.proto.errors import NeveError
+from neve.rpc.entry import INTERRUPTED
 
 LABELS = {"bench": "wbench"}
-SIZE_BYTES_MAX = 1 << 30
 PAYLOADS = 8  # different ones, so that no two neighbours are equal
+PAYLOADS_BYTES_MAX = 256 << 20  # all of them; a single one may be larger
 
 
 def add_parser(commands: Any) -> None:
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
     )
     add_duration(parser)
     parser.add_argument(
-        "--size", type=options.positive_size_bytes, default=1024, metavar="SIZE", help="of a record (default: 1KiB)"
+        "--size", type=options.record_size_bytes, default=1024, metavar="SIZE", help="of a record (default: 1KiB)"
     )
     parser.add_argument(
         "--batch", type=options.whole_number(1, 100_000), default=1, metavar="N", help="records a call (default: 1)"
@@ -76,7 +77,7 @@ async def run(client: Client, args: argparse.Namespace) -> int:
         contextlib.AsyncExitStack() as stack,
     ):
         writers = await unless_stopped(_open(client, streams, args, stack), stop)
-        payloads = [os.urandom(args.size) for _ in range(PAYLOADS)]
+        payloads = [os.urandom(args.size) for _ in range(payload_count(args.size, args.batch))]
         operations = [_operation(writer, payloads, args.batch) for writer in writers for _ in range(args.inflight)]
         title = f"wbench {args.streams} × {args.inflight} × {args.batch} × {args.size} B"
         return await measure(operations, args, kind="wbench", title=title, stop=stop, operations_each=args.batch)
@@ -128,6 +129,11 @@ async def _close(writer: Writer) -> None:
     """What failed is in the report already."""
     with contextlib.suppress(NeveError):
         await writer.close()
+
+
+def payload_count(size_bytes: int, batch: int) -> int:
+    """No more than a call has use for, and than there may be memory for."""
+    return max(1, min(PAYLOADS, batch, PAYLOADS_BYTES_MAX // size_bytes))
 
 
 def _operation(writer: Writer, payloads: list[bytes], batch: int) -> Operation:

@@ -21,6 +21,7 @@ from neve.extent_node.attributes import Attributes, Doubt, Meta, Seal
 from neve.extent_node.disk import format_disk
 from neve.extent_node.fs import FileSystem, RealFileSystem
 from neve.extent_node.scan import Scanner
+from neve.rpc.entry import PIPE_CLOSED
 from neve.tools import inspect, main
 from tests.sim.disk import SimFileSystem
 
@@ -427,7 +428,7 @@ def test_a_reader_that_goes_away_is_no_error_message(tmp_path: Path) -> None:
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert result.stderr == ""
     assert result.stdout.startswith("disk ")
-    assert result.returncode == inspect.PIPE_CLOSED  # neither good nor bad: the rest was not looked at
+    assert result.returncode == PIPE_CLOSED  # neither good nor bad: the rest was not looked at
 
 
 def test_main_takes_arguments_and_gives_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

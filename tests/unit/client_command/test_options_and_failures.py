@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from neve.client.command import options
 from neve.client.command.failures import CommandFailed, guarded, sentence
+from neve.client.command.main import main, parser
 from neve.client.command.tables import human_age, human_bytes, print_json, print_table
+from neve.client.command.wbench import payload_count
 from neve.proto import errors
+from neve.rpc.command_line import parsed
 
 MANAGERS = ("127.0.0.1:3401", "127.0.0.1:3402")
 
@@ -49,6 +53,11 @@ def test_what_users_type_is_understood(parse: Callable[[str], object], text: str
     [
         (options.size_bytes, "many"),
         (options.size_bytes, "-1"),
+        (options.size_bytes, "99999999999GiB"),
+        (options.size_bytes, "9" * 400),
+        (options.record_size_bytes, "2GiB"),
+        (options.duration_s, "9" * 400),
+        (options.text_path, "caf\udce9"),
         (options.positive_size_bytes, "0"),
         (options.duration_s, "0"),
         (options.duration_s, "soon"),
@@ -144,6 +153,61 @@ def test_exit_codes_of_interruption_usage_and_success(capsys: pytest.CaptureFixt
     assert guarded("neve", misused) == 2
     assert capsys.readouterr().err == "neve: --lines and --whole exclude each other\n"
     assert guarded("neve", lambda: 0) == 0
+
+
+def test_too_little_memory_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def too_large() -> int:
+        raise MemoryError
+
+    assert guarded("stream-client", too_large) == 1
+    assert capsys.readouterr().err == "stream-client: there is not enough memory for this\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["append", "S", "--whole", "FILE"],
+        ["append", "--whole", "S", "FILE"],
+        ["append", "S", "FILE", "--whole"],
+        ["append", "S", "--takeover", "--whole", "--", "FILE"],
+        ["append", "--managers", "a:1", "S", "--whole", "--token", "t", "FILE"],
+    ],
+)
+def test_a_file_may_stand_behind_options(words: list[str]) -> None:
+    args = parser().parse_args(words)
+    assert (args.stream, str(args.file), args.whole) == ("S", "FILE", True)
+    assert parser().parse_args(["append", "S", "--whole"]).file is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", "caf\udce9"],
+        ["list", "--label", "team=\udcff"],
+        ["list", "--token", "secret\udcff"],
+        ["list", "--cluster", "\udcff"],
+        ["create", "--placement", "\udcff"],
+    ],
+)
+def test_bytes_that_are_no_text_are_wrong_usage_and_are_not_repeated(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert "not UTF-8" in err
+    assert "secret" not in err
+
+
+def test_a_file_may_have_any_name() -> None:
+    assert parsed(parser(), ["append", "S", "caf\udce9"]).file == Path("caf\udce9")
+
+
+def test_wbench_makes_no_more_than_it_has_use_and_memory_for() -> None:
+    assert payload_count(1024, 1) == 1
+    assert payload_count(1024, 100) == 8
+    assert payload_count(1 << 30, 100) == 1
 
 
 def test_a_bug_is_not_hidden() -> None:
