@@ -31,10 +31,22 @@ async def read_to_end(
     """All records from `start` on that were acknowledged before, in lists. Appends `marker`: whoever reads it has read
     all."""
     end = await writer.append(marker)
+    loop = asyncio.get_running_loop()
+
+    def tell_again() -> None:
+        """Nodes that restart meanwhile have forgotten how far it may read, and it would wait for ever."""
+        nonlocal timer
+        writer.tell_again()
+        timer = loop.call_later(DELAY_S_MAX, tell_again)
+
+    timer = loop.call_later(DELAY_S_MAX, tell_again)
     batches = client.read_batches(writer.stream_id, start=start, end=end, follow=True)
-    async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
-        async for records in batches:
-            yield records
+    try:
+        async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
+            async for records in batches:
+                yield records
+    finally:
+        timer.cancel()
 
 
 class OwnStream:

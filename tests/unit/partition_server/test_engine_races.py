@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from neve.client.writer import Writer
 from neve.partition_server.committer import Committer
 from neve.partition_server.engine import Operation, Partition
 from neve.partition_server.entry import Entry
@@ -376,3 +377,26 @@ async def test_a_flush_ends_though_somebody_else_flushed_what_came_behind_it(rig
         async with asyncio.timeout(10.0):
             await flushing
     assert expected.items() <= (await contents(partition)).items()
+
+
+@on_cluster()
+async def test_a_load_ends_though_all_nodes_restart_while_the_log_is_read(rig: PartitionRig) -> None:
+    """Short story 356 of the larger world: they have forgotten how far it may read, after its end was written."""
+    region = await rig.create()
+    expected = await fill(await rig.load(region, config=QUIET), range(20))
+    rig.crash(region)
+    append = Writer.append
+
+    async def append_and_restart(writer: Writer, payload: bytes) -> Any:
+        position = await append(writer, payload)
+        await asyncio.sleep(0.1)  # all of them are told
+        for node in rig.cluster.nodes.values():
+            node.kill()
+            await node.start()
+        return position
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "append", append_and_restart)
+        async with asyncio.timeout(30.0):
+            partition = await rig.load(region, config=QUIET)
+    assert await contents(partition) == expected
