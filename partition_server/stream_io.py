@@ -32,6 +32,7 @@ async def read_to_end(
     all."""
     end = await writer.append(marker)
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
 
     def tell_again() -> None:
         """Nodes that restart meanwhile have forgotten how far it may read, and it would wait for ever."""
