@@ -7,6 +7,7 @@ becomes DECOMMISSIONED by itself once no extent has a replica there. Until then 
 way (T41).
 
 Invariants: a node is decommissioned only in a transaction after which metadata lists nothing on it;
+            a decommission under way ends only by being done or by `neve resume`: no other order takes its place;
             a mode is changed by a guarded transaction, and once for a call (26).
 Neighbours: recovery.py moves replicas away from nodes that drain, open_extents.py seals what is open there.
 """
@@ -47,6 +48,11 @@ class NodeModes:
                 return old
             if old.mode == sm.NODE_MODE_DECOMMISSIONED and request.mode != sm.NODE_MODE_DECOMMISSIONED:
                 raise InvalidArgument(what="mode", detail=f"node {node_id} was decommissioned, which is for ever")
+            if _is_leaving(old) and request.mode not in (sm.NODE_MODE_NORMAL, sm.NODE_MODE_DECOMMISSIONED):
+                detail = (
+                    f"node {node_id} is being decommissioned; if it shall not be, `neve resume {node_id}` cancels that"
+                )
+                raise InvalidArgument(what="mode", detail=detail)
             until_ms = 0
             if request.mode == sm.NODE_MODE_MAINTENANCE:
                 until_ms = ctx.wall_ms() + 1000 * request.maintenance_s
@@ -64,8 +70,7 @@ class NodeModes:
     async def run_once(self, now_s: float) -> None:
         """Finish decommissions whose node is empty."""
         for node in list(self._ctx.state.nodes.values()):
-            wanted = node.mode == sm.NODE_MODE_DRAINING and node.mode_reason == DECOMMISSION
-            if not wanted or self._ctx.state.extents_on(node.node_id):
+            if not _is_leaving(node) or self._ctx.state.extents_on(node.node_id):
                 continue
             try:
                 await self._decommission(node)
@@ -120,6 +125,11 @@ class NodeModes:
         if not sources_for(extent, None, trouble):
             return f"{name}: no confirmed replica is in reach to copy from"
         return f"{name} waits for its copy"
+
+
+def _is_leaving(node: NodeEntry) -> bool:
+    """Decommissioned as soon as it is empty."""
+    return node.mode == sm.NODE_MODE_DRAINING and node.mode_reason == DECOMMISSION
 
 
 def _check(request: sm.SetNodeModeRequest) -> None:

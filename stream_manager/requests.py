@@ -91,3 +91,10 @@ def check_name(what: str, name: str, config: ManagerConfig) -> None:
     if len(name) > config.limits.name_chars_max or not name.isprintable():
         detail = f"at most {config.limits.name_chars_max} printable characters"
         raise InvalidArgument(what=what, detail=detail)
+
+
+def check_stream_name(what: str, name: str, config: ManagerConfig) -> None:
+    """Where people name a stream, digits are its id: a name of digits would be another stream's."""
+    check_name(what, name, config)
+    if name.isascii() and name.isdecimal():
+        raise InvalidArgument(what=what, detail=f"{name} would be taken for a stream's id: add a letter to it")

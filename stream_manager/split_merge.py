@@ -20,7 +20,13 @@ from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import stream_info
 from neve.stream_manager.records import Stream
-from neve.stream_manager.requests import check_end_names_extent, check_name, check_owner, stream_named
+from neve.stream_manager.requests import (
+    check_end_names_extent,
+    check_name,
+    check_owner,
+    check_stream_name,
+    stream_named,
+)
 from neve.stream_manager.seal_tail import SealOrder, open_tail, seal_tail
 from neve.stream_manager.streams import check_free
 
@@ -58,7 +64,7 @@ async def split_streams(
     async with ctx.locks.hold(names=names, streams=[*ids, *twin_ids]):
         for copy in request.streams:
             check_owner(stream_named(ctx.state, copy.stream_id), copy.owner)
-            check_name("new_name", copy.new_name, ctx.config)
+            check_stream_name("new_name", copy.new_name, ctx.config)
             check_name("new_lock", copy.new_lock, ctx.config)
             check_free(ctx, copy.new_name)
             if copy.new_stream_id in ctx.state.streams:

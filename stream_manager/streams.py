@@ -22,7 +22,15 @@ from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import create_reply, extent_info, stream_info
 from neve.stream_manager.make_extent import make_extent
 from neve.stream_manager.records import Extent, Stream
-from neve.stream_manager.requests import check_name, end_for, labels_of, owner_of, policy_of, stream_named
+from neve.stream_manager.requests import (
+    check_name,
+    check_stream_name,
+    end_for,
+    labels_of,
+    owner_of,
+    policy_of,
+    stream_named,
+)
 from neve.stream_manager.seal_tail import SealOrder, fence_replicas, open_tail, seal_tail
 
 log = logging.getLogger(__name__)
@@ -43,7 +51,7 @@ async def create_stream(
     ctx.part.check_policy(policy.placement)
     labels = labels_of(request.labels, ctx.config)
     name, lock = request.name, request.lock
-    check_name("name", name, ctx.config)
+    check_stream_name("name", name, ctx.config)
     check_name("lock", lock, ctx.config)
     async with ctx.locks.hold(names=(name,) if name else ()):
         check_free(ctx, name)

@@ -33,25 +33,25 @@ async def etcd_serves(host: str, port: int) -> None:
     await _until(healthy)
 
 
-async def until_ready(layout: Layout, *, split_keys: Sequence[bytes] = ()) -> None:
+async def until_ready(layout: Layout, *, token: str = "", split_keys: Sequence[bytes] = ()) -> None:
     """Every door is open; if there are managers, one leads, and knows every node to be alive; if there are partition
     servers, the key space is set up, and every key has a server that answers for it."""
     for port in layout.status_ports.values():
         await _until(partial(_is_open, port))
     for address in layout.manager_addresses:
-        channel = WireChannel(address, cluster=layout.cluster)
+        channel = WireChannel(address, cluster=layout.cluster, token=token)
         try:
             await _until(partial(_knows_all, channel, len(layout.nodes)))
         finally:
             await channel.close()
 
     if layout.partition_servers:
-        await _partitions_ready(layout, split_keys)
+        await _partitions_ready(layout, token, split_keys)
 
 
-async def _partitions_ready(layout: Layout, split_keys: Sequence[bytes]) -> None:
+async def _partitions_ready(layout: Layout, token: str, split_keys: Sequence[bytes]) -> None:
     options = ClientOptions(call_timeout_s=READY_CALL_S, attempt_timeout_s=ASK_TIMEOUT_S)
-    pool = ChannelPool(lambda address: WireChannel(address, cluster=layout.cluster))
+    pool = ChannelPool(lambda address: WireChannel(address, cluster=layout.cluster, token=token))
     try:
         link = PartitionLink(pool, layout.partition_manager_addresses, options=options)
         await _until(partial(_has_servers, link, len(layout.partition_servers)))

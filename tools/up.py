@@ -92,6 +92,7 @@ def add_parser(commands: Any) -> None:
         help=f"where the key space of a new cluster is split (default: {SPLIT_KEYS_DEFAULT}); empty: nowhere",
     )
     parser.add_argument("--cluster", help=f"the cluster's name (default: {options.CLUSTER_DEFAULT})")
+    options.add_token(parser)
     ports = parser.add_mutually_exclusive_group()
     ports.add_argument(
         "--base-port",
@@ -143,6 +144,7 @@ class LocalCluster:
         self._data: Path = args.data
         self._json: bool = args.json
         self._exit_on_death: bool = args.exit_on_death
+        self._token: str = args.token
         self._split_keys = sorted({key.encode() for key in args.split_keys.split(",") if key})
         self._death = asyncio.Event()
         log_folder = None
@@ -189,7 +191,7 @@ class LocalCluster:
                 for name in names:
                     if kind_of(name) != ETCD:
                         await supervisor.start(name)
-                await self._unless_dead(until_ready(layout, split_keys=self._split_keys), *names)
+                await self._unless_dead(until_ready(layout, token=self._token, split_keys=self._split_keys), *names)
         except TimeoutError as error:
             where = f"the lines above, or {self._data}/{LOGS}, say why"
             raise CommandFailed(f"the cluster was not ready within {READY_TIMEOUT_S:g} s: {where}") from error

@@ -176,9 +176,7 @@ def connection_options(
         default=environment.get(CLUSTER_VARIABLE) or CLUSTER_DEFAULT,
         help=f"the name that the cluster must have (default: ${CLUSTER_VARIABLE}, or {CLUSTER_DEFAULT})",
     )
-    group.add_argument(
-        "--token", default=environment.get(TOKEN_VARIABLE, ""), help=f"who we are (default: ${TOKEN_VARIABLE})"
-    )
+    add_token(group, environment)
     _add_files(
         group,
         environment,
@@ -196,6 +194,12 @@ def connection_options(
         help=f"for one request, attempts included (default: {TIMEOUT_S_DEFAULT:g})",
     )
     return parser
+
+
+def add_token(parser: argparse._ActionsContainer, environment: Mapping[str, str] = os.environ) -> None:
+    parser.add_argument(
+        "--token", default=environment.get(TOKEN_VARIABLE, ""), help=f"who we are (default: ${TOKEN_VARIABLE})"
+    )
 
 
 def etcd_options(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:

@@ -117,6 +117,21 @@ def test_a_wrong_token_is_one_clear_sentence(tmp_path: Path, one_etcd: EtcdClust
         manager.kill()
 
 
+def test_a_cluster_with_tokens_comes_up_for_who_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ann sesame\n")
+    settings = (
+        f"manager.listen.token_file={tokens}",
+        f"node.listen.token_file={tokens}",
+        "manager.node_token=sesame",
+        "node.manager_token=sesame",
+    )
+    monkeypatch.setenv("NEVE_TOKEN", "sesame")
+    counts = ("--managers", "1", "--nodes", "1", "--partition-servers", "0")
+    with LocalCluster(tmp_path / "data", *counts, settings=settings) as running:
+        assert len(json.loads(running.neve("nodes", "--json")[0])) == 1
+
+
 def until_ready(address: str) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
     while http_get(address, "/ready")[0] != 200:

@@ -7,8 +7,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument
 from neve.rpc.service import Call
 from neve.stream_manager.config import Recovery as RecoveryConfig
 from neve.stream_manager.records import Extent, ReplicaAt, Task
@@ -546,6 +549,26 @@ async def test_t41_a_decommission_moves_an_empty_a_full_and_an_open_extent_and_f
         # By the order behind each swap, and not only when the grace time of extra replicas is over.
         await rig.until(lambda: all(3 not in rig.holders(e.extent_id) for e in (empty, full, opened)), limit_s=10)
         rig.ctx.state.validate()
+
+
+@simulated
+async def test_a_decommission_under_way_is_not_replaced_by_another_order_until_it_is_cancelled() -> None:
+    async def order(mode: sm.NodeMode, **more: int) -> sm.NodeRecord:
+        request = sm.SetNodeModeRequest(node_id=3, mode=mode, **more)
+        return (await rig.part.set_node_mode(request, mutation())).node
+
+    async with Rig() as rig:
+        await rig.start_nodes(1, 2, 3)
+        await rig.sealed_stream(nodes=(1, 2, 3))
+        await decommission(rig, 3)
+        for refused in (order(sm.NODE_MODE_DRAINING), order(sm.NODE_MODE_MAINTENANCE, maintenance_s=60)):
+            with pytest.raises(InvalidArgument, match="`neve resume 3` cancels"):
+                await refused
+            assert rig.ctx.state.nodes[3].mode_reason == "decommission"
+        await decommission(rig, 3)  # the same again is no other order
+        assert (await order(sm.NODE_MODE_NORMAL)).mode == sm.NODE_MODE_NORMAL
+        assert (await order(sm.NODE_MODE_DRAINING)).mode == sm.NODE_MODE_DRAINING
+        assert rig.ctx.state.nodes[3].mode_reason == ""
 
 
 @simulated

@@ -115,6 +115,9 @@ async def test_bad_input_is_refused_with_a_sentence() -> None:
             small = await error_of(cluster.create(policy=sm.StreamPolicy(extent_bytes_max=size_bytes)), InvalidArgument)
             assert f"{size_bytes}, at least 1048576 and at most" in str(small)
         await error_of(cluster.create(name="a\nb"), InvalidArgument)
+        digits = await error_of(cluster.create(name="777"), InvalidArgument)
+        assert "777 would be taken for a stream's id" in str(digits)
+        assert (await cluster.create(name="777a")).stream.name == "777a"
         await error_of(cluster.create(labels={"a=b": "c"}), InvalidArgument)
         await error_of(cluster.create(labels={str(number): "" for number in range(100)}), InvalidArgument)
         for method, request in (
