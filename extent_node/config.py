@@ -133,7 +133,12 @@ def load(path: Path | None, assignments: Sequence[str] = ()) -> tuple[NodeConfig
         "disks": [{"folder": str(disk.folder), "expected_uuid": disk.uuid} for disk in node.disks],
         "journal_folder": str(node.journal),
     }
-    return node, config.build(StoreConfig, {**store_table, **identity}, "store")
+    store = config.build(StoreConfig, {**store_table, **identity}, "store")
+    marks = store.marks
+    if not 0 < marks.low <= marks.high <= 1:  # a share above 1 is no limit, which only tests may want
+        detail = f"0 < low <= high <= 1 must hold, not low {marks.low} and high {marks.high}"
+        raise InvalidArgument(what="config table [store.marks]", detail=detail)
+    return node, store
 
 
 __all__ = ["DiskConfig", "DiskEntry", "Location", "NodeConfig", "load"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from neve.extent_node.disk import Marks
 from neve.extent_node.journal_label import SEGMENTS_MAX_DEFAULT
+from neve.rpc import config
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -17,6 +18,18 @@ KIB, MIB = 1 << 10, 1 << 20
 class DiskConfig:
     folder: str
     expected_uuid: str = ""  # empty: whatever disk of this node is there
+
+
+# Without a delay things go at once, and what is bounded by 0 is switched off.
+MAY_BE_ZERO = (
+    "node_id",
+    "in_place_bytes_min",
+    "dirty_bytes_soft",
+    "dirty_bytes_hard",
+    "preallocate_bytes",
+    "trash_delay_s",
+    "tombstone_delay_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +79,7 @@ class StoreConfig:
             raise ValueError("a node needs at least one disk")
         if self.dirty_bytes_soft > self.dirty_bytes_hard:
             raise ValueError("dirty_bytes_soft is above dirty_bytes_hard")
-        if self.verify_tasks < 1:
-            raise ValueError("verify_tasks must be above 0")
+        config.check_above_zero(self, but=MAY_BE_ZERO)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ Neighbours: `etcd.EtcdStore.connect` takes one; servers build it from their TOML
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,9 @@ class EtcdConfig:
             if endpoint.startswith("https://") and self.tls is None:
                 raise InvalidArgument(what="etcd.endpoints", detail=f"{endpoint} needs [etcd.tls]")
             address(endpoint)
+        for name in ("call_timeout_s", "attempt_timeout_s", "connect_timeout_s", "keepalive_period_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidArgument(what=f"etcd.{name}", detail=f"must be above 0, not {getattr(self, name)}")
         if bool(self.user) != bool(self.password):
             raise InvalidArgument(what="etcd.user", detail="user and password go together")
 

@@ -33,6 +33,9 @@ class Timeouts:
     reshape_s: float = 20.0  # of the stream manager, to seal and to commit: the freeze at the server bounds it, too
     known_s: float = 10.0  # until we have heard of what we have committed ourselves
 
+    def __post_init__(self) -> None:
+        config.check_above_zero(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -44,6 +47,9 @@ class Limits:
     moves_max: int = 60  # in one transaction
     streams_at_once: int = 12  # that a bootstrap makes side by side
     waiting_max: int = 10_000  # callers that wait for a newer map
+
+    def __post_init__(self) -> None:
+        config.check_above_zero(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

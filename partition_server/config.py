@@ -70,6 +70,7 @@ class PartitionServerConfig:
                 raise ValueError(f"{name} must name at least one address")
         if self.lease_ttl_s < 2:
             raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+        config.check_above_zero(self, but=("server_id", "cache_bytes_max", "drain_timeout_s"))
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> PartitionServerConfig:

@@ -1,7 +1,8 @@
 """Configuration of a server process: a frozen dataclass filled from a TOML file and from flags.
 
 A field is a key, a field that is itself a dataclass is a table. Types are checked, unknown keys are refused, and every
-complaint names the key: a typo stops the start instead of being ignored.
+complaint names the key: a typo stops the start instead of being ignored. Numbers are finite and not negative, in every
+table; what has to be above 0 is said by its table, with `check_above_zero`.
 
 Keys of numbers of bytes (`…_bytes`, `…_bytes_max`, `…_bytes_per_s`) also take text such as "64 MiB".
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import tomllib
 import types
@@ -98,12 +100,24 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return int(float(match[1]) * _UNITS[match[2]])
     if kind is Path and isinstance(value, str):
         return Path(value)
+    if kind in (int, float) and type(value) in (int, float) and not 0 <= value < math.inf:  # nan is not, either
+        raise _wrong(where, "a number that is 0 or more", value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:  # exactly: a bool is not a number here
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path as text"}
         raise _wrong(where, names.get(kind, str(kind)), value)
     return value
+
+
+def check_above_zero(table: Any, *, but: Sequence[str] = ()) -> None:
+    """For `__post_init__`: every number of this table is above 0, or at least 0 if it is named in `but`."""
+    for field in dataclasses.fields(table):
+        value = getattr(table, field.name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            least = "0 or more" if field.name in but else "above 0"
+            if not math.isfinite(value) or value < 0 or (value == 0 and field.name not in but):
+                raise ValueError(f"{field.name} must be {least}, not {value}")
 
 
 def _wrong(where: str, wanted: str, value: Any) -> InvalidArgument:

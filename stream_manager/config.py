@@ -51,6 +51,9 @@ class Timeouts:
     suspect_call_s: float = 1.0  # of a fence or a raise, when the node already seems down
     wait_confirmed_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        config.check_above_zero(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -70,6 +73,7 @@ class Limits:
     replay_records_max: int = 500_000
 
     def __post_init__(self) -> None:
+        config.check_above_zero(self)
         if not 1 <= self.extent_bytes_min <= EXTENT_BYTES_LIMIT:
             raise ValueError(f"extent_bytes_min must be 1 to {EXTENT_BYTES_LIMIT}, not {self.extent_bytes_min}")
 
@@ -98,9 +102,7 @@ class Recovery:
     reconcile_max: int = 64  # extents that are asked for confirmations at a time
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < (0 if name == "delay_s" else 1e-9):
-                raise ValueError(f"recovery.{name} must be above 0, not {getattr(self, name)}")
+        config.check_above_zero(self, but=("delay_s",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +115,7 @@ class Collecting:
     deletes_max: int = 1000  # orders in one pass
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"collecting.{name} must be above 0, not {getattr(self, name)}")
+        config.check_above_zero(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +143,8 @@ class ManagerConfig:
             raise ValueError(f"cluster must be letters, digits, '-', '_' and '.', not {self.cluster!r}")
         if self.lease_ttl_s < 2:
             raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+        if self.topology and not self.topology.startswith(("file:", "script:", "python:")):
+            raise ValueError(f"topology must be file:…, script:… or python:…, not {self.topology!r}")
         least, wanted = self.limits.extent_bytes_min, self.defaults.extent_bytes_max
         if not least <= wanted <= EXTENT_BYTES_LIMIT:
             raise ValueError(f"defaults.extent_bytes_max must be {least} to {EXTENT_BYTES_LIMIT} bytes, not {wanted}")

@@ -19,8 +19,8 @@ class Part:
     on: bool = False
 
     def __post_init__(self) -> None:
-        if self.delay_s < 0:
-            raise ValueError("delay_s must not be negative")
+        if self.delay_s > 60:
+            raise ValueError("delay_s must not be above 60")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,9 @@ def test_defaults_need_no_file() -> None:
         ('name = "n"\n[part]\nsize_bytes = "64 MB"', "invalid config key part.size_bytes: must be a number of bytes"),
         ('name = "n"\n[part]\nsize_bytes = true', "must be a whole number, not True"),
         ('name = "n"\n[part]\nsize_bytes = 1.5', "must be a whole number, not 1.5"),
-        ('name = "n"\n[part]\ndelay_s = -1.0', "invalid config table [part]: delay_s must not be negative"),
+        ('name = "n"\n[part]\ndelay_s = 61', "invalid config table [part]: delay_s must not be above 60"),
+        ('name = "n"\n[part]\ndelay_s = -1.0', "invalid config key part.delay_s: must be a number that is 0 or more"),
+        ('name = "n"\n[part]\ndelay_s = nan', "invalid config key part.delay_s: must be a number that is 0 or more"),
         ('name = "n"\npart = 3', "invalid config key part: must be a table, not 3"),
         ('name = "n"\nfolders = "/a"', "invalid config key folders: must be a list"),
         ('name = "n"\nfolders = [1]', "invalid config key folders[0]: must be a path as text"),

@@ -553,8 +553,8 @@ async def test_t41_a_decommission_moves_an_empty_a_full_and_an_open_extent_and_f
 
 @simulated
 async def test_a_decommission_under_way_is_not_replaced_by_another_order_until_it_is_cancelled() -> None:
-    async def order(mode: sm.NodeMode, **more: int) -> sm.NodeRecord:
-        request = sm.SetNodeModeRequest(node_id=3, mode=mode, **more)
+    async def order(mode: sm.NodeMode, *, maintenance_s: int = 0) -> sm.NodeRecord:
+        request = sm.SetNodeModeRequest(node_id=3, mode=mode, maintenance_s=maintenance_s)
         return (await rig.part.set_node_mode(request, mutation())).node
 
     async with Rig() as rig:
