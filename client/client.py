@@ -224,8 +224,8 @@ class Client:
         request.extent_id, request.acknowledged_end = await writer.freeze()
         try:
             stream = await self._seal(request)
-        except NeveError as error:
-            await writer.abort(error)  # it has nothing left to append to
+        except BaseException as error:  # also a caller that gives up: the writer has nothing left to append to
+            await writer.abort(error if isinstance(error, NeveError) else None)
             raise
         await writer.abort(StreamSealed(stream_id=stream_id))
         return stream

@@ -344,6 +344,10 @@ class WriterTail:
                 self._on_settled()
             if not reply.HasField("tail"):
                 raise StreamSealed(stream_id=self._stream_id)  # by an operator: what fitted in is acknowledged
+            if reply.tail.seal.length:
+                # Nobody but us may write there, and we have not: blocks of ours would be taken for those (rule 16).
+                tail = reply.tail
+                raise Internal(detail=f"extent {tail.extent_id} is to be appended to, and sealed at {tail.seal.length}")
             self._rolling = False
             self._use(reply.tail, 0)
         except NeveError as error:

@@ -180,12 +180,20 @@ class Allocator(StateListener):
         return alloc_reply(ctx.state, stream, sealed, tail)
 
     def _successor(self, stream: Stream, sealed: Extent, mutation: Mutation) -> Extent | None:
+        """What was linked behind it for its writer; None if nothing was yet. What a merge has put there is another
+        stream's: it holds bytes that the writer never sent, and may be as long as what it waits for."""
         after = stream.extent_ids[stream.extent_ids.index(sealed.extent_id) + 1 :]
         if mutation.replayed is not None and len(mutation.replayed.extent_ids) == 2:
             recorded = mutation.replayed.extent_ids[1]
             if recorded in after:
                 return self._ctx.state.extents[recorded]
-        return self._ctx.state.extents[after[0]] if after else None
+        if not after:
+            return None
+        successor = self._ctx.state.extents[after[0]]
+        if successor.stream_id != stream.stream_id:
+            detail = f"another stream was merged into stream {stream.stream_id} there: open it again"
+            raise NotFound(kind="extent", name=f"next to {sealed.extent_id}", detail=detail)
+        return successor
 
     async def _next_extent(self, stream: Stream, request: sm.StreamAllocExtentRequest) -> Prepared:
         """The prepared one if the writer names it and it can be linked, else a new one."""

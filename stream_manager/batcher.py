@@ -337,6 +337,9 @@ class Batcher:
                 log.warning("void_unanswered lane=%r error=%s", lane.key, error)
                 await backoff.pause()
                 continue
+            except NeveError as error:  # as in _send: only a new term can look what stands
+                self._depose(f"the end of a transaction in doubt was refused: {error}")
+                raise
             if result.succeeded:
                 lane.revision = result.revision
                 return None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import AppendOutcomeUnknown, ShuttingDown
 from tests.sim import raw
 from tests.sim.cluster import SimCluster, simulated
 from tests.sim.ledger import payloads
@@ -60,4 +65,56 @@ async def test_a_record_of_one_stream_does_not_go_on_in_another_that_it_absorbed
     appended = {attempt.payload for writer in writers for attempt in writer.session.attempts}
     reader = await cluster.client("reader")
     assert set(payloads(await reader.read(streams[0].id))) < appended
+    await cluster.settle()
+
+
+@simulated()
+async def test_a_writer_that_did_not_hear_of_a_merge_acknowledges_nothing_of_the_other_stream(
+    cluster: SimCluster,
+) -> None:
+    """Its next extent is there already, with as many bytes as it waits for, and they are the other stream's."""
+    client = await cluster.client("owner")
+    streams = [await cluster.create_stream(replicas=3, extent_bytes_max=4000) for _ in range(2)]
+    writers = [await client.writer(stream.id) for stream in streams]
+    for writer in writers:
+        await writer.append_some(3, 300)
+    merge = sm.MergeStreamsRequest()
+    merge.streams.add(
+        stream_id=streams[0].id,
+        owner=raw.owner_of(writers[0]),
+        absorbed_stream_id=streams[1].id,
+        absorbed_owner=raw.owner_of(writers[1]),
+    )
+    cluster.ledger.merged[streams[1].id] = streams[0].id
+    await client.run(client.neve.admin.merge_streams(merge, timeout_s=10.0))
+    late = [writers[0].submit(300) for _ in range(5)]
+    with pytest.raises(AppendOutcomeUnknown):
+        await writers[0].flush()
+    assert all(attempt.settled and attempt.position is None for attempt in late)
+    await writers[0].abort()
+    again = await client.writer(streams[0].id)
+    await again.append_some(3, 300)
+    await again.close()
+    appended = [attempt.payload for writer in (*writers, again) for attempt in writer.session.attempts[:3]]
+    reader = await cluster.client("reader")
+    assert payloads(await reader.read(streams[0].id)) == appended
+    await cluster.settle()
+
+
+@simulated()
+async def test_a_seal_that_is_given_up_ends_its_writer(cluster: SimCluster) -> None:
+    client = await cluster.client("owner")
+    stream = await cluster.create_stream(replicas=3, extent_bytes_max=4000)
+    writer = await client.writer(stream.id)
+    await writer.append_some(3, 300)
+    leader = await cluster.leader()
+    leader.kill()
+    sealing = client.process.spawn(client.neve.seal(stream.id))
+    await cluster.wait(0.5)
+    sealing.cancel()
+    await asyncio.wait([sealing])
+    assert sealing.cancelled()
+    assert isinstance(writer.writer.error, ShuttingDown)
+    await asyncio.wait_for(writer.writer.close(), timeout=10.0)
+    leader.start()
     await cluster.settle()

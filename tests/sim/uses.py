@@ -315,3 +315,4 @@ class Users:
             absorbed_owner=raw.owner_of(twin),
         )
         await client.run(client.neve.admin.merge_streams(merge, timeout_s=SPLIT_TIMEOUT_S))
+        await writer.append_some(3, 300)  # it has not heard of the merge: refused, for its next extent is not its own

@@ -25,7 +25,7 @@ from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import encode_block
-from neve.proto.errors import ShuttingDown
+from neve.proto.errors import Internal, ShuttingDown
 from tests.sim.processes import Process
 from tests.unit.client.rig import Rig, payloads_of, read_all, run
 from tests.unit.client.scripted_manager import ROOT
@@ -295,6 +295,33 @@ def test_t46_one_hung_node_makes_the_stream_roll_within_a_bound() -> None:
             expected = [b"before", *(b"%d" % number for number in range(100)), b"after"]
             assert await payloads_of(neve, stream.id) == expected
             rig.network.resume(hung.host)
+
+    run(story)
+
+
+def test_an_extent_that_holds_bytes_already_is_nothing_to_append_to() -> None:
+    """Whoever wrote there, what is sealed there is not ours, and must not be acknowledged as ours (rule 16)."""
+
+    async def story(rig: Rig) -> None:
+        honest = rig.manager._seal_and_link
+
+        async def seal_and_link(*arguments: Any, **named: Any) -> sm.ExtentInfo:
+            successor = sm.ExtentInfo()
+            successor.CopyFrom(await honest(*arguments, **named))
+            successor.seal.length = 100
+            return successor
+
+        rig.manager._seal_and_link = seal_and_link  # type: ignore[method-assign]
+        async with rig.client() as neve:
+            stream = await neve.create_stream()
+            writer = neve.writer(stream.id)
+            await writer.open()
+            await writer.append(b"before")
+            rig.network.pause(rig.tail_nodes(stream.id)[1].host)
+            assert await outcome(writer.append(b"after")) is AppendOutcomeUnknown
+            assert isinstance(writer.error, Internal)
+            await writer.abort()
+            assert await payloads_of(neve, stream.id) == [b"before"]
 
     run(story)
 

@@ -19,10 +19,12 @@ from neve.meta.memory_link import Fault
 from neve.meta.txn import KeyRange, Put
 from neve.proto.errors import (
     InvalidArgument,
+    MaybeApplied,
     MetaUnavailable,
     NeveError,
     NotLeader,
     NotOwner,
+    PermissionDenied,
     TooLarge,
     VersionConflict,
 )
@@ -210,8 +212,6 @@ async def test_a_transaction_that_arrives_after_it_was_given_up_does_nothing() -
     async def txn(compares: Any, success: Any, failure: Any = ()) -> Any:
         if not delayed and any(isinstance(op, Put) and op.key.startswith(ROOT + b"names/") for op in success):
             delayed.append((compares, success, failure))
-            from neve.proto.errors import MaybeApplied
-
             raise MaybeApplied(detail="on its way")
         return await original(compares, success, failure)
 
@@ -224,6 +224,32 @@ async def test_a_transaction_that_arrives_after_it_was_given_up_does_nothing() -
     late = await original(*delayed[0])
     assert not late.succeeded
     assert await rig.store.get(ROOT + b"names/x") is None
+
+
+@pytest.mark.sim(seed=1)
+async def test_a_transaction_in_doubt_that_cannot_be_ruled_out_ends_the_term() -> None:
+    """Sent with an unknown outcome, sent again and refused by a compare; then what would rule it out is forbidden."""
+    rig = await Rig.make(lanes=1)
+    await rig.store.put(ROOT + b"names/x", b"taken")
+    original = rig.store.txn
+    sent = 0
+
+    async def txn(compares: Any, success: Any, failure: Any = ()) -> Any:
+        nonlocal sent
+        sent += 1
+        if sent == 1:
+            raise MaybeApplied(detail="on its way")
+        if sent == 3:
+            raise PermissionDenied(detail="the role was taken away")
+        return await original(compares, success, failure)
+
+    rig.store.txn = txn  # type: ignore[method-assign]
+    changes = Changes(ROOT)
+    changes.put_name("x", 1)
+    assert isinstance(await outcome(rig.batcher.commit(changes)), NotLeader)
+    assert sent == 3
+    assert len(rig.deposed) == 1
+    assert "the role was taken away" in rig.deposed[0]
 
 
 @pytest.mark.sim(seed=1)

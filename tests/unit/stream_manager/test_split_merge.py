@@ -6,7 +6,15 @@ import asyncio
 
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import AlreadyExists, ConnectFailed, InvalidArgument, NotOwner, SealUnavailable, VersionConflict
+from neve.proto.errors import (
+    AlreadyExists,
+    ConnectFailed,
+    InvalidArgument,
+    NotFound,
+    NotOwner,
+    SealUnavailable,
+    VersionConflict,
+)
 from neve.stream_manager.split_merge import STREAMS_MAX, WRITES_MAX
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, error_of, simulated
 
@@ -162,6 +170,52 @@ async def test_a_merge_puts_one_streams_extents_behind_the_others() -> None:
         assert cluster.part.removed == []
         opened = await cluster.open(first.stream_id, first_owner)
         assert len(opened.stream.extent_ids) == 3
+
+
+@simulated
+async def test_a_writer_is_not_given_the_extent_of_a_stream_that_was_merged_into_its_own() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        partition = await Partition(cluster).make()
+        (first, first_tail, first_owner), (second, second_tail, second_owner) = partition.streams
+        request = sm.MergeStreamsRequest(call=cluster.call_id())
+        request.streams.add(
+            stream_id=first.stream_id,
+            owner=first_owner,
+            absorbed_stream_id=second.stream_id,
+            absorbed_owner=second_owner,
+        )
+        await cluster.call(MERGE, request)
+        error = await error_of(cluster.alloc(first.stream_id, first_tail.extent_id, first_owner), NotFound)
+        assert "open it again" in str(error)
+        listed = cluster.term.state.streams[first.stream_id].extent_ids
+        assert list(listed) == [first_tail.extent_id, second_tail.extent_id]
+
+
+@simulated
+async def test_a_twin_that_wrote_alone_is_no_successor_for_the_writer_of_the_other() -> None:
+    """Split, the twin goes on, merge: what stands behind the shared extent follows it, but is the twin's."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        partition = await Partition(cluster).make()
+        stream, tail, owner = partition.streams[0]
+        reply = await cluster.call(SPLIT, await partition.split())
+        twin = reply.twins[0]
+        twin_owner = await cluster.own(twin)
+        opened = await cluster.open(twin.stream_id, twin_owner)
+        cluster.nodes.append(opened.tail, 30, token=twin_owner.token)
+        merge = sm.MergeStreamsRequest(call=cluster.call_id())
+        merge.streams.add(
+            stream_id=stream.stream_id,
+            owner=owner,
+            absorbed_stream_id=twin.stream_id,
+            absorbed_owner=twin_owner,
+        )
+        await cluster.call(MERGE, merge)
+        record = cluster.term.state.streams[stream.stream_id]
+        assert record.extent_ids == (tail.extent_id, opened.tail.extent_id)
+        assert not record.after_hole
+        await error_of(cluster.alloc(stream.stream_id, tail.extent_id, owner), NotFound)
 
 
 @simulated
