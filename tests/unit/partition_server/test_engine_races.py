@@ -400,3 +400,27 @@ async def test_a_load_ends_though_all_nodes_restart_while_the_log_is_read(rig: P
         async with asyncio.timeout(30.0):
             partition = await rig.load(region, config=QUIET)
     assert await contents(partition) == expected
+
+
+@on_cluster()
+async def test_t40_a_value_that_is_overwritten_while_it_is_read_to_be_moved_stays_so(rig: PartitionRig) -> None:
+    region = await rig.create()
+    partition = await rig.load(region, config=QUIET)
+    expected = await fill(partition, range(60))
+    await partition.flush()
+    extent_id, *_ = await rig.stream_extents(region.log_stream_id)
+    moved = Writes.move
+    overwritten: set[bytes] = set()
+
+    async def overwrite_first(writes: Writes, entry: Entry, value: Any) -> bool:
+        expected[entry.key] = b"new" * 200
+        await partition.put(entry.key, expected[entry.key])
+        overwritten.add(entry.key)
+        return await moved(writes, entry, value)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Writes, "move", overwrite_first)
+        await partition.reclaim([extent_id])
+    assert overwritten
+    assert await contents(partition) == expected
+    assert await contents(await rig.crash_and_load(region, config=QUIET)) == expected
