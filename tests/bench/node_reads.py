@@ -43,8 +43,8 @@ async def read_through(calls: NodeCalls, *, extent_id: int, read_bytes: int, pas
 
 
 async def _read_once(calls: NodeCalls, extent_id: int, read_bytes: int) -> int:
-    """As the client does it: the next read leaves when it is known where the last one will end, before its bytes are
-    here, so that two are under way or held."""
+    """The next read leaves when it is known where the last one will end, before its bytes are here, so that two are
+    under way or held; the client has one more of a sealed extent."""
     ahead: list[tuple[int, asyncio.Future[Reply[pb.ReadBlockReply]]]] = []
 
     def ask(offset: int) -> None:

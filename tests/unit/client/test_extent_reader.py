@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,7 +18,8 @@ from neve.client.manager_link import ManagerLink
 from neve.client.options import DEFAULT_OPTIONS
 from neve.client.read_ahead import Fetch
 from neve.client.read_race import Race, ReadPlan, Won, with_headers
-from neve.client.types import Extent, Replica
+from neve.client.reader import Reader as StreamReader
+from neve.client.types import Extent, Position, Record, Replica, Stream
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import HEADER_BYTES, Problem, encode_block
 from neve.proto.errors import ConnectionLost
@@ -300,3 +302,38 @@ async def test_a_read_that_has_ended_is_not_looked_at_again_for_being_slow() -> 
     assert [list(waiting) for waiting in slow._buckets.values()] == [[races[1]]]
     assert isinstance(races[0].future.exception(), ConnectionLost)
     slow.close()
+
+
+# --- a stream with an end --------------------------------------------------------------------------------------
+
+
+class OneStream(Known):
+    """The catalog of a stream of one extent."""
+
+    async def stream(self, stream_id: int, *, with_extents: bool = False) -> Stream:
+        return cast(
+            Stream, SimpleNamespace(id=stream_id, extent_ids=(EXTENT.id,), after_hole=(), version=1, sealed=True)
+        )
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 4], ids=["ends there", "goes on in the answer", "goes on further"])
+async def test_a_read_to_a_position_is_over_when_it_is_reached(blocks: int) -> None:
+    """And not when an answer from there on has come."""
+    extents = Reader()
+    catalog = cast(Catalog, OneStream(EXTENT))
+    end = Position(EXTENT.id, 2 * len(BLOCK))
+    batches = StreamReader(catalog, extents, options=DEFAULT_OPTIONS).read_batches(
+        1, start=None, follow=True, end=end, copy=True
+    )
+    reading = asyncio.ensure_future(_all(batches))
+    await turns()
+    answer(extents.asked[0], blocks=blocks, next_blocks=1)
+    await turns()
+    assert reading.done()
+    records = await reading
+    assert [record.position.offset // len(BLOCK) for record in records] == [0, 1]
+    assert extents.offsets() == [0]
+
+
+async def _all(batches: AsyncIterator[list[Record]]) -> list[Record]:
+    return [record async for records in batches for record in records]
