@@ -80,5 +80,3 @@ class OpenExtents:
             self._problems.note(extent_id, f"open, and cannot be sealed: {error}", now_s)
             return
         self._problems.solved(extent_id)
-        for key in [key for key in self._recovery.bad if key[0] == extent_id]:
-            del self._recovery.bad[key]  # whoever does not confirm the seal is the reconciler's

@@ -53,6 +53,7 @@ class Recovery(StateListener):
         self._registry = registry
         self.problems = problems  # what holds extents up, for people
         self.bad: dict[tuple[int, int], int] = {}  # (extent, node) → incarnation of a replica that is known to be bad
+        self._bad_while_open: dict[tuple[int, int], None] = {}  # of them
         self.steps = TaskSteps(ctx, registry, problems, self.bad)
         self._queue: list[Loss] = []
         self._scanned_s = -SCAN_INTERVAL_S
@@ -74,6 +75,7 @@ class Recovery(StateListener):
 
     def trouble(self, now_s: float) -> Trouble:
         state, registry = self._ctx.state, self._registry
+        self._forget_sealed()
         dead_due_s: dict[int, float] = {}
         gone_disks: dict[tuple[int, str], None] = {}
         draining: dict[int, None] = {}
@@ -91,6 +93,18 @@ class Recovery(StateListener):
         extent = self._ctx.state.extents.get(extent_id)
         if extent is not None and replica in extent.replicas:
             self.bad[extent_id, replica.node_id] = replica.incarnation
+            if extent.seal is None:
+                self._bad_while_open[extent_id, replica.node_id] = None
+
+    def _forget_sealed(self) -> None:
+        """Who has confirmed a seal has its replica, whatever was away while the extent was open: a disk, perhaps; and
+        whoever does not confirm it is the reconciler's."""
+        if not self._bad_while_open:
+            return
+        opened = self._ctx.state.open_extents
+        for key in [key for key in self._bad_while_open if key[0] not in opened]:
+            del self._bad_while_open[key]
+            self.bad.pop(key, None)
 
     def on_replicas(self, old: Extent, new: Extent | None) -> None:
         """What is known of replicas that are not listed any more is of no use."""

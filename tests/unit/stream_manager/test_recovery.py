@@ -451,6 +451,24 @@ async def test_a_bad_replica_that_is_to_be_made_elsewhere_is_not_made_on_its_own
 
 
 @simulated
+async def test_a_replica_that_was_away_while_its_extent_was_open_is_not_made_anew_after_the_seal() -> None:
+    """Short story 8154: its disk was swapped and came back; no node could take a copy, and the task never ended."""
+    async with Rig(manual=True) as rig:
+        await rig.start_nodes(1, 2, 3)
+        recovery = rig.part.recovery
+        stream_id = await rig.make_stream(nodes=(1, 2, 3))
+        opened = rig.tail(stream_id)
+        recovery.note_bad(opened.extent_id, opened.replicas[2])
+        assert recovery.trouble(0.0).bad, "it is to be sealed because of it"
+        sealed = await rig.seal(stream_id)
+        await rig.until(lambda: rig.extent(sealed.extent_id).all_confirmed)
+        assert not recovery.trouble(0.0).bad
+        extent = rig.extent(sealed.extent_id)
+        recovery.note_bad(extent.extent_id, extent.replicas[2])  # it has gone bad since
+        assert recovery.trouble(0.0).bad
+
+
+@simulated
 async def test_copies_share_the_bandwidth() -> None:
     bounds = RecoveryConfig(delay_s=1, bytes_per_s_max=5 << 20, copy_bytes_per_s_max=2 << 20)
     async with Rig(manual=True, recovery=bounds) as rig:
