@@ -4,7 +4,8 @@ Invariants: nothing but HELLO is accepted from a peer that has not been welcomed
             handlers start in the order in which their requests arrived;
             every request gets at most one answer, and its bytes count against the bounds until then;
             at a bound we stop reading the socket: the wait reaches the sender through TCP.
-Neighbours: `server.py` accepts, and keeps what all connections share; `connection.py` is what both ends share.
+Neighbours: `server.py` accepts, and keeps what all connections share; `connection.py` is what both ends share;
+            `server_call.py` is one of its calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
-from neve.rpc.service import EMPTY, Answer, Call, Encoded, FileBytes, Route, attachment_bytes
+from neve.rpc.service import EMPTY, Answer, Encoded, Route, attachment_bytes
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
@@ -35,6 +36,7 @@ from neve.rpc.wire.frame import (
     parse,
 )
 from neve.rpc.wire.receiver import violation_of_kind
+from neve.rpc.wire.server_call import WireCall
 
 if TYPE_CHECKING:
     from neve.rpc.wire.server import WireServer
@@ -44,69 +46,6 @@ log = logging.getLogger(__name__)
 Handling = Coroutine[Any, Any, Message]
 
 SETTLE_S = 0.005  # how often to look whether the kernel has taken a large reply
-
-
-class WireCall(Call):
-    """A call on the wire: knows its connection, and what it has reserved there."""
-
-    checksummed = True
-
-    # What most calls never change is the class's: a call that sets it has it in its own dictionary.
-    reserved_bytes = 0
-    started = False
-    stepped = False  # its first step ran without a task
-    abandoned = False  # cancelled before it started
-    cancelled = False
-    expired = False
-    deadline_bucket = 0
-    answer: Answer[Any] | None = None  # it is answered by what goes on without it: no task
-    ended = False
-    task: asyncio.Task[None] | None = None
-    reply_file: FileBytes | None = None  # which has all of the reply's attachment
-
-    def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
-        # All that the base class sets, without the call: this runs for every request.
-        body_bytes, _, call_id, _, _, _, timeout_ms, _, _ = prelude
-        self.method = route.method
-        self.attachment = attachment
-        self.deadline_s = connection.loop.time() + timeout_ms / 1000
-        self.principal = connection.principal
-        self.peer = connection.peer
-        self.reply_attachment = []
-        self.own_checksums = False
-        self.connection = connection
-        self.call_id = call_id
-        self.timeout_ms = timeout_ms
-        self.request_bytes = PRELUDE_BYTES + body_bytes
-
-    def cancel(self) -> None:
-        """Cancel the handler, once: its clean-up is not interrupted by a deadline and a CANCEL that come together.
-
-        A task that has not started must not be cancelled: its body, and what it gives back, would never run.
-        """
-        if self.cancelled:
-            return
-        self.cancelled = True
-        if self.answer is not None:
-            self.answer.abandon()
-            self.connection.end_call(self, asyncio.CancelledError())
-        elif self.started and self.task is not None:
-            self.task.cancel()
-        else:
-            self.abandoned = True
-
-    def attach_file(self, file: FileBytes, *, own_checksums: bool = False) -> None:
-        super().attach_file(file, own_checksums=own_checksums)
-        self.reply_file = file if len(self.reply_attachment) == 1 else None
-
-    async def reserve_reply(self, size_bytes: int) -> None:
-        await self.connection.reply_budget.acquire(size_bytes)
-        try:
-            await self.connection.server.reply_budget.acquire(size_bytes)
-        except asyncio.CancelledError:
-            self.connection.reply_budget.release(size_bytes)
-            raise
-        self.reserved_bytes += size_bytes
 
 
 class ServerConnection(Connection):

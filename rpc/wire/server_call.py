@@ -1,0 +1,80 @@
+"""One call on an accepted connection: what a handler sees of it, what it holds there, and how it is cancelled.
+
+Invariants: a handler is cancelled once at most, and never before its first step;
+            what is reserved for a reply counts against the connection's and the server's bounds, or against neither.
+Neighbours: `server_connection.py` makes, answers and ends calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from neve.rpc.service import Answer, Call, FileBytes, Route
+from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude
+
+if TYPE_CHECKING:
+    from neve.rpc.wire.server_connection import ServerConnection
+
+
+class WireCall(Call):
+    """A call on the wire: knows its connection, and what it has reserved there."""
+
+    checksummed = True
+
+    # What most calls never change is the class's: a call that sets it has it in its own dictionary.
+    reserved_bytes = 0
+    started = False
+    stepped = False  # its first step ran without a task
+    abandoned = False  # cancelled before it started
+    cancelled = False
+    expired = False
+    deadline_bucket = 0
+    answer: Answer[Any] | None = None  # it is answered by what goes on without it: no task
+    ended = False
+    task: asyncio.Task[None] | None = None
+    reply_file: FileBytes | None = None  # which has all of the reply's attachment
+
+    def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
+        # All that the base class sets, without the call: this runs for every request.
+        body_bytes, _, call_id, _, _, _, timeout_ms, _, _ = prelude
+        self.method = route.method
+        self.attachment = attachment
+        self.deadline_s = connection.loop.time() + timeout_ms / 1000
+        self.principal = connection.principal
+        self.peer = connection.peer
+        self.reply_attachment = []
+        self.own_checksums = False
+        self.connection = connection
+        self.call_id = call_id
+        self.timeout_ms = timeout_ms
+        self.request_bytes = PRELUDE_BYTES + body_bytes
+
+    def cancel(self) -> None:
+        """Cancel the handler, once: its clean-up is not interrupted by a deadline and a CANCEL that come together.
+
+        A task that has not started must not be cancelled: its body, and what it gives back, would never run.
+        """
+        if self.cancelled:
+            return
+        self.cancelled = True
+        if self.answer is not None:
+            self.answer.abandon()
+            self.connection.end_call(self, asyncio.CancelledError())
+        elif self.started and self.task is not None:
+            self.task.cancel()
+        else:
+            self.abandoned = True
+
+    def attach_file(self, file: FileBytes, *, own_checksums: bool = False) -> None:
+        super().attach_file(file, own_checksums=own_checksums)
+        self.reply_file = file if len(self.reply_attachment) == 1 else None
+
+    async def reserve_reply(self, size_bytes: int) -> None:
+        await self.connection.reply_budget.acquire(size_bytes)
+        try:
+            await self.connection.server.reply_budget.acquire(size_bytes)
+        except asyncio.CancelledError:
+            self.connection.reply_budget.release(size_bytes)
+            raise
+        self.reserved_bytes += size_bytes
