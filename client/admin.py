@@ -44,8 +44,8 @@ class Admin:
             request.revision = reply.revision
 
     async def stream(self, id_or_name: int | str) -> tuple[sm.StreamInfo, Sequence[sm.ExtentInfo]]:
-        """A stream with its extents; NotFound if there is none."""
-        request = sm.DescribeStreamsRequest(with_extents=True)
+        """A stream with all of its extents, in their order; NotFound if there is none."""
+        request = sm.DescribeStreamsRequest()
         if isinstance(id_or_name, int):
             request.stream_ids.append(id_or_name)
         else:
@@ -53,7 +53,8 @@ class Admin:
         reply = await self._link.ask_leader(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
         if not reply.streams:
             raise NotFound(kind="stream", name=str(id_or_name))
-        return reply.streams[0], reply.extents
+        stream = reply.streams[0]
+        return stream, await self.describe_extents(stream.extent_ids, with_streams=True)
 
     async def node(self, node_id: int) -> sm.NodeRecord:
         """NotFound if there is none."""
@@ -95,8 +96,13 @@ class Admin:
     async def describe_extents(
         self, extent_ids: Sequence[int], *, with_streams: bool = False
     ) -> Sequence[sm.ExtentInfo]:
-        request = sm.DescribeExtentsRequest(extent_ids=extent_ids, with_streams=with_streams)
-        return (await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)).extents
+        """Those of them that there are, in this order, page by page."""
+        found: list[sm.ExtentInfo] = []
+        for first in range(0, len(extent_ids), PAGE):
+            page = extent_ids[first : first + PAGE]
+            request = sm.DescribeExtentsRequest(extent_ids=page, with_streams=with_streams)
+            found += (await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)).extents
+        return found
 
     async def tasks(self) -> AsyncIterator[sm.RecoveryTask]:
         """What recovery has to do, by extent id."""

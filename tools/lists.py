@@ -83,11 +83,13 @@ async def run_streams(link: AdminLink, args: argparse.Namespace) -> int:
 
 async def run_extents(link: AdminLink, args: argparse.Namespace) -> int:
     if args.stream is not None:
-        stream, extents = await link.stream(args.stream)
-        order = {extent_id: number for number, extent_id in enumerate(stream.extent_ids)}
+        _, extents = await link.stream(args.stream)
+        if args.under_replicated:  # which ones are, the leader knows
+            lacking = {extent.extent_id async for extent in link.extents(under_replicated=True)}
+            extents = [extent for extent in extents if extent.extent_id in lacking]
         kept = [
             extent
-            for extent in sorted(extents, key=lambda extent: order.get(extent.extent_id, len(order)))
+            for extent in extents
             if (not args.open or not extent.HasField("seal"))
             and (not args.node or any(each.replica.node_id == args.node for each in extent.replicas))
         ][: args.limit]

@@ -27,6 +27,7 @@ KNOWN = [
     methods.STREAM_MANAGER_LIST_STREAMS,
     methods.STREAM_MANAGER_DESCRIBE_STREAMS,
     methods.STREAM_MANAGER_LIST_EXTENTS,
+    methods.STREAM_MANAGER_DESCRIBE_EXTENTS,
     methods.STREAM_MANAGER_LIST_TASKS,
     methods.STREAM_MANAGER_LIST_QUOTAS,
     methods.STREAM_MANAGER_SET_NODE_MODE,
@@ -35,6 +36,9 @@ KNOWN = [
     methods.STREAM_MANAGER_ACCEPT_LENGTH,
     methods.STREAM_MANAGER_SET_QUOTA,
 ]
+
+
+STREAM_EXTENTS = [*range(6000, 11_002), 9, 3]  # more than a manager describes at a time
 
 
 class Manager:
@@ -78,9 +82,20 @@ class Manager:
     async def describe_streams(self, request: sm.DescribeStreamsRequest, call: Call) -> sm.DescribeStreamsReply:
         if "s1" not in request.names and 1 not in request.stream_ids:
             return sm.DescribeStreamsReply()
-        extents = [sm.ExtentInfo(extent_id=3), sm.ExtentInfo(extent_id=9, seal=common_pb2.Seal(length=5))]
-        return sm.DescribeStreamsReply(
-            streams=[sm.StreamInfo(stream_id=1, name="s1", extent_ids=[9, 3])], extents=extents
+        return sm.DescribeStreamsReply(streams=[sm.StreamInfo(stream_id=1, name="s1", extent_ids=STREAM_EXTENTS)])
+
+    async def describe_extents(self, request: sm.DescribeExtentsRequest, call: Call) -> sm.DescribeExtentsReply:
+        assert len(request.extent_ids) <= 5000, "more than a manager describes at a time"
+        assert request.with_streams
+        replicas = [sm.ExtentReplica(replica=common_pb2.Replica(node_id=4))]
+        seal = common_pb2.Seal(length=5)
+        return sm.DescribeExtentsReply(
+            extents=[
+                sm.ExtentInfo(
+                    extent_id=extent_id, replicas=replicas, stream_ids=[1], seal=None if extent_id == 3 else seal
+                )
+                for extent_id in request.extent_ids
+            ]
         )
 
     async def list_extents(self, request: sm.ListExtentsRequest, call: Call) -> sm.ListExtentsReply:
@@ -194,8 +209,13 @@ async def test_lists_follow_pages_and_filters(capsys: pytest.CaptureFixture[str]
         await rig.neve("extents", "--node", "4", "--under-replicated", "--open")
         asked = rig.manager.orders[-1]
         assert (asked.node_id, asked.under_replicated, asked.open_only, asked.with_streams) == (4, True, True, True)
-        out, _ = await rig.neve("extents", "--stream", "s1", "--json")
-        assert [extent["extent_id"] for extent in json.loads(out)] == [9, 3]
+        out, _ = await rig.neve("extents", "--stream", "s1", "--limit", "9999", "--json")
+        assert [extent["extent_id"] for extent in json.loads(out)] == STREAM_EXTENTS
+        assert json.loads(out)[0]["stream_ids"] == [1]
+        out, _ = await rig.neve("extents", "--stream", "s1", "--under-replicated", "--json")
+        assert [extent["extent_id"] for extent in json.loads(out)] == [9]
+        out, _ = await rig.neve("extents", "--stream", "s1", "--node", "5", "--json")
+        assert json.loads(out) == []
         out, _ = await rig.neve("extents", "--stream", "1", "--open", "--json")
         assert [extent["extent_id"] for extent in json.loads(out)] == [3]
         assert "seal" in (await rig.neve("tasks"))[0]
