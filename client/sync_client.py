@@ -59,6 +59,8 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:  # nobody but `stop` cancels what runs here
+            raise ShuttingDown(detail="this client was closed by another thread") from None
         except BaseException:
             future.cancel()
             raise

@@ -97,6 +97,29 @@ def test_a_stopped_thread_refuses_further_work() -> None:
         thread.run(nothing())
 
 
+def test_what_is_under_way_when_another_thread_stops_the_loop_ends_as_shutting_down() -> None:
+    thread = LoopThread()
+    begun = threading.Event()
+    outcomes: list[BaseException] = []
+
+    async def long() -> None:
+        begun.set()
+        await asyncio.sleep(3600)
+
+    def call() -> None:
+        try:
+            thread.run(long())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is looked at
+            outcomes.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert begun.wait(30)
+    thread.stop()
+    caller.join(30)
+    assert [type(outcome) for outcome in outcomes] == [ShuttingDown]
+
+
 def test_a_cluster_that_cannot_be_reached_is_one_clear_error_and_leaves_no_thread() -> None:
     threads = threading.active_count()
     client = SyncClient(["127.0.0.1:1"], options=ClientOptions(call_timeout_s=0.3))
