@@ -18,12 +18,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from neve.meta.etcd import EtcdStore
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
+from neve.proto.errors import InvalidArgument
 from neve.rpc.command_line import run_server
 from neve.rpc.front import run_until_told_to_stop
 from neve.rpc.pool import ChannelPool
@@ -35,6 +37,7 @@ from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
 from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
+from neve.stream_manager.placement import policy_named
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.servicer import StreamManagerServicer
 
@@ -148,5 +151,15 @@ async def serve(config: ManagerConfig) -> None:
     await run_until_told_to_stop(manager)
 
 
+def load_checked(path: Path | None, settings: Sequence[str]) -> ManagerConfig:
+    """Also what the configuration's own modules cannot know: which placement policies there are."""
+    config = load(path, settings)
+    try:
+        policy_named(config.defaults.placement)
+    except InvalidArgument as error:
+        raise InvalidArgument(what="defaults.placement", detail=error.detail) from None
+    return config
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_server(arguments, kind="stream manager", load=load, serve=serve)
+    return run_server(arguments, kind="stream manager", load=load_checked, serve=serve)

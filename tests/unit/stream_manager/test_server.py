@@ -78,3 +78,10 @@ async def test_sighup_reloads_and_sigterm_stops(monkeypatch: pytest.MonkeyPatch)
         assert done == ["reloaded", "stopped"]
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+
+def test_a_default_placement_that_is_no_policy_stops_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert server.main(["--set", "cluster=test", "--set", "defaults.placement=foo"]) == 2
+    told = capsys.readouterr().err
+    assert "invalid defaults.placement: 'foo' is no policy; there are rack" in told
+    assert server.load_checked(None, ["cluster=test", "defaults.placement=region"]).defaults.placement == "region"
