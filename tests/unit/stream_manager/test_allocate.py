@@ -168,6 +168,9 @@ async def test_t06_length_zero_is_a_seal() -> None:
         assert all(replica.confirmed for replica in waited.extent.replicas)
         sealed = [e for e in (await cluster.describe(stream.stream_id)).extents if e.HasField("seal")]
         assert [e.extent_id for e in sealed] == [tail.extent_id]
+        again = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)  # or it would be sealed once more
+        assert (again.sealed.seal.length, again.tail.extent_id) == (0, reply.tail.extent_id)
+        assert len((await cluster.describe(stream.stream_id)).streams[0].extent_ids) == 2
 
 
 @simulated
