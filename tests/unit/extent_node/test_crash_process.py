@@ -9,6 +9,7 @@ model, which the dying process kept in a file. A sample of N in the test suite; 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import os
@@ -126,6 +127,7 @@ def process(root: str, disks: int, fs: FileSystem, work: Callable[[Store], Corou
 
 def forked(life: Callable[[], None]) -> int:
     """The exit status of a process that does this: 0, 1 with a traceback, or negative for a signal."""
+    gc.disable()  # in the child, too: what other tests have left may need threads that it has not (gRPC's, for one)
     child = os.fork()
     if child == 0:
         try:
@@ -134,6 +136,7 @@ def forked(life: Callable[[], None]) -> int:
         except BaseException:  # noqa: BLE001 - the other process reads the status
             traceback.print_exc()
             os._exit(1)
+    gc.enable()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
