@@ -45,6 +45,11 @@ class Admin:
 
     async def stream(self, id_or_name: int | str) -> tuple[sm.StreamInfo, Sequence[sm.ExtentInfo]]:
         """A stream with all of its extents, in their order; NotFound if there is none."""
+        stream = await self.stream_info(id_or_name)
+        return stream, await self.describe_extents(stream.extent_ids, with_streams=True)
+
+    async def stream_info(self, id_or_name: int | str) -> sm.StreamInfo:
+        """A stream alone; NotFound if there is none."""
         request = sm.DescribeStreamsRequest()
         if isinstance(id_or_name, int):
             request.stream_ids.append(id_or_name)
@@ -53,8 +58,7 @@ class Admin:
         reply = await self._link.ask_leader(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
         if not reply.streams:
             raise NotFound(kind="stream", name=str(id_or_name))
-        stream = reply.streams[0]
-        return stream, await self.describe_extents(stream.extent_ids, with_streams=True)
+        return reply.streams[0]
 
     async def node(self, node_id: int) -> sm.NodeRecord:
         """NotFound if there is none."""

@@ -166,7 +166,7 @@ async def run_region(link: AdminLink, args: argparse.Namespace) -> int:
 
 
 async def run_seal(link: AdminLink, args: argparse.Namespace) -> int:
-    stream, _ = await link.stream(args.stream)
+    stream = await link.stream_info(args.stream)
     confirm(f"Stream {stream.stream_id} {stream.name!r} is sealed: nothing is ever appended to it again.", args)
     reply = await link.seal_stream(stream.stream_id)
     if args.json:

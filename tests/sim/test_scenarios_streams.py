@@ -9,10 +9,24 @@ import pytest
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AppendOutcomeUnknown, ShuttingDown
 from tests.sim import raw
+from tests.sim.client import SimClient, SimWriter
 from tests.sim.cluster import SimCluster, simulated
 from tests.sim.ledger import payloads
 
 RECORD_BYTES = 2500  # three blocks, of which one and a half records fit into an extent
+
+
+async def merge(cluster: SimCluster, client: SimClient, writer: SimWriter, absorbed: SimWriter) -> None:
+    """Their streams, as their owners."""
+    request = sm.MergeStreamsRequest()
+    request.streams.add(
+        stream_id=writer.session.stream_id,
+        owner=raw.owner_of(writer),
+        absorbed_stream_id=absorbed.session.stream_id,
+        absorbed_owner=raw.owner_of(absorbed),
+    )
+    cluster.ledger.merged[absorbed.session.stream_id] = writer.session.stream_id
+    await client.run(client.neve.admin.merge_streams(request, timeout_s=10.0))
 
 
 @simulated()
@@ -50,15 +64,7 @@ async def test_a_record_of_one_stream_does_not_go_on_in_another_that_it_absorbed
     first, second = (cluster.state.streams[stream.id].extent_ids for stream in streams)
     cluster.ledger.removed[streams[1].id] = {second[0]}
     await client.run(client.neve.punch(streams[1].id, [second[0]]))  # now it begins in the middle of a record
-    merge = sm.MergeStreamsRequest()
-    merge.streams.add(
-        stream_id=streams[0].id,
-        owner=raw.owner_of(writers[0]),
-        absorbed_stream_id=streams[1].id,
-        absorbed_owner=raw.owner_of(writers[1]),
-    )
-    cluster.ledger.merged[streams[1].id] = streams[0].id
-    await client.run(client.neve.admin.merge_streams(merge, timeout_s=10.0))
+    await merge(cluster, client, *writers)
     merged = cluster.stored_state().streams[streams[0].id]
     assert merged.extent_ids == (*first, *second[1:])
     assert merged.after_hole == (second[1],)
@@ -78,15 +84,7 @@ async def test_a_writer_that_did_not_hear_of_a_merge_acknowledges_nothing_of_the
     writers = [await client.writer(stream.id) for stream in streams]
     for writer in writers:
         await writer.append_some(3, 300)
-    merge = sm.MergeStreamsRequest()
-    merge.streams.add(
-        stream_id=streams[0].id,
-        owner=raw.owner_of(writers[0]),
-        absorbed_stream_id=streams[1].id,
-        absorbed_owner=raw.owner_of(writers[1]),
-    )
-    cluster.ledger.merged[streams[1].id] = streams[0].id
-    await client.run(client.neve.admin.merge_streams(merge, timeout_s=10.0))
+    await merge(cluster, client, *writers)
     late = [writers[0].submit(300) for _ in range(5)]
     with pytest.raises(AppendOutcomeUnknown):
         await writers[0].flush()

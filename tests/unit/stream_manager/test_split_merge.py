@@ -25,6 +25,20 @@ async def new_id(cluster: Cluster) -> int:
     return (await cluster.call(methods.STREAM_MANAGER_ALLOC_ID, sm.AllocIdRequest(count=1))).first_id
 
 
+def merge_of(
+    cluster: Cluster,
+    stream: sm.StreamInfo,
+    owner: common_pb2.Owner,
+    absorbed: sm.StreamInfo,
+    absorbed_owner: common_pb2.Owner,
+) -> sm.MergeStreamsRequest:
+    request = sm.MergeStreamsRequest(call=cluster.call_id())
+    request.streams.add(
+        stream_id=stream.stream_id, owner=owner, absorbed_stream_id=absorbed.stream_id, absorbed_owner=absorbed_owner
+    )
+    return request
+
+
 class Partition:
     """Two streams with one owner's lock each, and appended bytes."""
 
@@ -156,13 +170,7 @@ async def test_a_merge_puts_one_streams_extents_behind_the_others() -> None:
         await cluster.start_managers(1)
         partition = await Partition(cluster).make()
         (first, first_tail, first_owner), (second, second_tail, second_owner) = partition.streams
-        request = sm.MergeStreamsRequest(call=cluster.call_id())
-        request.streams.add(
-            stream_id=first.stream_id,
-            owner=first_owner,
-            absorbed_stream_id=second.stream_id,
-            absorbed_owner=second_owner,
-        )
+        request = merge_of(cluster, first, first_owner, second, second_owner)
         reply = await cluster.call(MERGE, request)
         assert list(reply.streams[0].extent_ids) == [first_tail.extent_id, second_tail.extent_id]
         assert list(cluster.term.state.streams) == [first.stream_id]
@@ -178,14 +186,7 @@ async def test_a_writer_is_not_given_the_extent_of_a_stream_that_was_merged_into
         await cluster.start_managers(1)
         partition = await Partition(cluster).make()
         (first, first_tail, first_owner), (second, second_tail, second_owner) = partition.streams
-        request = sm.MergeStreamsRequest(call=cluster.call_id())
-        request.streams.add(
-            stream_id=first.stream_id,
-            owner=first_owner,
-            absorbed_stream_id=second.stream_id,
-            absorbed_owner=second_owner,
-        )
-        await cluster.call(MERGE, request)
+        await cluster.call(MERGE, merge_of(cluster, first, first_owner, second, second_owner))
         error = await error_of(cluster.alloc(first.stream_id, first_tail.extent_id, first_owner), NotFound)
         assert "open it again" in str(error)
         listed = cluster.term.state.streams[first.stream_id].extent_ids
@@ -204,14 +205,7 @@ async def test_a_twin_that_wrote_alone_is_no_successor_for_the_writer_of_the_oth
         twin_owner = await cluster.own(twin)
         opened = await cluster.open(twin.stream_id, twin_owner)
         cluster.nodes.append(opened.tail, 30, token=twin_owner.token)
-        merge = sm.MergeStreamsRequest(call=cluster.call_id())
-        merge.streams.add(
-            stream_id=stream.stream_id,
-            owner=owner,
-            absorbed_stream_id=twin.stream_id,
-            absorbed_owner=twin_owner,
-        )
-        await cluster.call(MERGE, merge)
+        await cluster.call(MERGE, merge_of(cluster, stream, owner, twin, twin_owner))
         record = cluster.term.state.streams[stream.stream_id]
         assert record.extent_ids == (tail.extent_id, opened.tail.extent_id)
         assert not record.after_hole
