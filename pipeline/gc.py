@@ -25,7 +25,7 @@ from neve.client.command.options import duration_s
 from neve.client.command.tables import human_bytes, print_json, print_table
 from neve.pipeline import core_gc, snapshot
 from neve.pipeline.core_gc import Evidence, LogExtent, Plan, PlanRow, Policy, UnlistedFile, UnreferencedExtent
-from neve.pipeline.jobs import JobContext, job_parser, run_job
+from neve.pipeline.jobs import JobContext, job_parser, read_whole, run_job
 from neve.pipeline.link import Link, link_for
 from neve.pipeline.live_bytes import live_by_extent, log_extents
 from neve.pipeline.partitions import PartitionPlan, plan_partitions
@@ -64,7 +64,7 @@ def _share(text: str) -> float:
 
 def collect_garbage(context: JobContext) -> int:
     args = context.args
-    evidence = gather(context)
+    evidence = read_whole(context, lambda: gather(context))
     plan = core_gc.make_plan(evidence, Policy(grace_ms=int(args.grace * 1000), live_share_max=args.live_share))
     if plan.refused:
         raise CommandFailed("nothing is proposed, because not everything could be seen: " + "; ".join(plan.refused))

@@ -1,7 +1,8 @@
 """What the jobs have in common: the command line, the session, the options of their scans, how a failure is told.
 
 Invariants: a user's mistake, a cluster that does not answer and a failed Spark job end in a sentence and an exit code;
-            a job that could not read everything says so and exits with 1.
+            a job that could not read everything says so and exits with 1;
+            what is read of a cluster in use may be deleted under it: then all is read anew, some times (`read_whole`).
 Neighbours: scrub.py, usage.py and gc.py are the jobs; session.py has Spark.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from neve.client.command.failures import CommandFailed, guarded
 from neve.client.command.options import connection_options, etcd_access, etcd_options, label, tls_files
@@ -19,6 +21,7 @@ from neve.pipeline import options
 from neve.pipeline.options import ScanOptions
 from neve.pipeline.progress import JobProgress
 from neve.pipeline.session import MASTER_DEFAULT, open_session
+from neve.proto.errors import Compacted, NeveError, NotFound
 from neve.rpc.command_line import parsed
 from neve.rpc.tls import TlsFiles
 
@@ -26,7 +29,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Job = Callable[["JobContext"], int]
+T = TypeVar("T")
 ERROR_CHARS_MAX = 600
+READS_MAX = 4  # of a cluster that changes under the reading
+READ_PAUSE_S = 0.5  # before the second; twice as long before each further one
+OVERTAKEN = "during the scan"  # is in each of our own errors that say so
 
 # Of our own errors in what Spark tells of a failed task: the last line of the Python traceback.
 _OUR_ERROR = re.compile(r"neve\.proto\.errors\.(\w+): ([^\n]*)")
@@ -99,6 +106,46 @@ def run_job(name: str, parser: argparse.ArgumentParser, arguments: Sequence[str]
                 raise CommandFailed(sentence(str(error))) from error
 
     return guarded(parser.prog, run, managers=args.managers)
+
+
+def read_whole(context: JobContext, read: Callable[[], T]) -> T:
+    """What `read` gives, which reads everything at one revision and changes nothing.
+
+    Owners go on meanwhile: an extent of that revision may be gone before it is read. That is no fault, and nothing may
+    be concluded from the rest: everything is read again, at a newer revision.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    for turn in range(READS_MAX):
+        if turn:
+            context.progress.step("the cluster has changed; reading it again")
+            time.sleep(READ_PAUSE_S * 2 ** (turn - 1))
+        try:
+            return read()
+        except (NeveError, PySparkException, Py4JError) as error:
+            if not is_overtaken(error):
+                raise
+            last = sentence(str(error)) if not isinstance(error, NeveError) else str(error)
+    raise CommandFailed(
+        f"the cluster has changed under each of {READS_MAX} readings ({last}); "
+        "run it again when less is going on, or let deleted extents stay longer (manager.collecting.grace_s)"
+    )
+
+
+def is_overtaken(error: Exception) -> bool:
+    """Whether something that stood at the revision of the scan was gone, or changed, when it was read."""
+    if isinstance(error, NeveError):
+        return OVERTAKEN in str(error) or isinstance(error, Compacted) or _is_extent(error)
+    ours = _OUR_ERROR.findall(str(error))
+    return any(
+        OVERTAKEN in words or name == Compacted.__name__ or (name == NotFound.__name__ and "such extent" in words)
+        for name, words in ours[-1:]
+    )
+
+
+def _is_extent(error: NeveError) -> bool:
+    return isinstance(error, NotFound) and error.kind == "extent"
 
 
 def sentence(text: str) -> str:

@@ -22,7 +22,7 @@ from neve.client.command.failures import DONE
 from neve.client.command.tables import human_bytes, print_json, print_table
 from neve.pipeline import picture, snapshot
 from neve.pipeline.core_gc import LogExtent
-from neve.pipeline.jobs import JobContext, job_parser, run_job
+from neve.pipeline.jobs import JobContext, job_parser, read_whole, run_job
 from neve.pipeline.link import Link, link_for
 from neve.pipeline.live_bytes import live_by_extent, log_extents
 from neve.pipeline.partitions import PartitionPlan, plan_partitions
@@ -49,6 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def usage(context: JobContext) -> int:
     args = context.args
+    report = read_whole(context, lambda: measure(context))
+    if args.picture is not None:
+        picture.draw(report, args.picture)
+    if args.json:
+        print_json(report)
+    else:
+        show(report)
+        if args.picture is not None:
+            print(f"picture: {args.picture}")
+    return DONE
+
+
+def measure(context: JobContext) -> dict[str, Any]:
+    """All of it at one metadata revision; writes the rows of --output, if they are wanted."""
+    args = context.args
     context.progress.step("reading metadata")
     link = link_for(context.options)
     taken, nodes = link.run(_cluster(link, context))
@@ -59,19 +74,11 @@ def usage(context: JobContext) -> int:
         if args.output:
             extents.write.mode("overwrite").parquet(args.output)
         context.progress.step("adding up")
-        report = add_up(extents, taken, nodes)
+        report: dict[str, Any] = add_up(extents, taken, nodes)
         report["partitions"] = partitions(taken, logs, log_live)
+        return report
     finally:
         extents.unpersist()
-    if args.picture is not None:
-        picture.draw(report, args.picture)
-    if args.json:
-        print_json(report)
-    else:
-        show(report)
-        if args.picture is not None:
-            print(f"picture: {args.picture}")
-    return DONE
 
 
 async def _cluster(link: Link, context: JobContext) -> tuple[Snapshot, list[sm.NodeRecord]]:

@@ -9,9 +9,10 @@ import pytest
 
 from tests.cluster.stream_cluster import CLUSTER, StreamCluster
 from tests.spark.driver import SparkDriver
+from tests.spark.faulty import ATTEMPTS
 
 # A task may fail twice. Java compiles little and shuffles are small: the queries are few and short.
-MASTER = "local[2,3]"
+MASTER = f"local[2,{ATTEMPTS}]"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": QUICK_JAVA}
 

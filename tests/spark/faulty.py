@@ -1,4 +1,5 @@
-"""The data source `neve` with faults in its tasks: they raise, they kill the Python process that they run in, or wait.
+"""The data source `neve` with faults in its tasks: they raise, they kill the Python process that they run in, or wait;
+or what they read is gone, until as many attempts as a task has have met that.
 
 Each fault comes after a task has given its first batch: what is half read must never be taken for all there is.
 
@@ -25,8 +26,10 @@ from pyspark.sql.types import StructType
 from neve.pipeline import options
 from neve.pipeline.options import ScanOptions
 from neve.pipeline.source import NeveDataSource, NeveReader, names_of
+from neve.proto.errors import NotFound
 
-RAISE, DIE, WAIT = "raise", "die", "wait"
+RAISE, DIE, WAIT, GONE = "raise", "die", "wait", "gone"
+ATTEMPTS = 3  # that a task has, by the session's master
 ALWAYS = 1 << 30
 
 
@@ -55,6 +58,11 @@ class FaultyReader(NeveReader):
         match self.planted["how"]:
             case "raise":
                 raise RuntimeError("a planted fault")
+            case "gone":
+                folder = Path(self.planted["folder"])
+                if len(list(folder.glob("gone-*"))) < ATTEMPTS:
+                    (folder / f"gone-{time.monotonic_ns()}").touch()
+                    raise NotFound(kind="extent", name="19")
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "wait":

@@ -22,7 +22,7 @@ from neve.rpc.wire.client import WireChannel
 from tests.cluster.local_cluster import SETTINGS, LocalCluster
 from tests.spark import programs
 from tests.spark.driver import SparkDriver
-from tests.spark.faulty import DIE, RAISE, fault
+from tests.spark.faulty import ATTEMPTS, DIE, GONE, RAISE, fault
 from tests.spark.held import HeldCall
 
 pytestmark = pytest.mark.slow
@@ -210,6 +210,10 @@ def test_gc_proposes_exactly_the_dead_bytes_returns_their_space_and_keeps_every_
     # Of the logs alone: what the servers have merged meanwhile has left other streams.
     assert [row for row in json.loads(repeated["out"])["rows"] if row["partition_id"]] == logs
     assert len(_extent_files(store, proposed)) == 3 * len(proposed)
+    # An extent that a server's merge has deleted under the run: everything is read again.
+    again = json.loads(_faulty_gc(spark, store, fault("entries", GONE, folder=tmp_path))["out"])
+    assert [row for row in again["rows"] if row["partition_id"]] == logs
+    assert len(list(tmp_path.glob("gone-*"))) == ATTEMPTS
 
     # T37: a split while a run reads tables and logs; then it applies what it found.
     busy = max(free, key=lambda row: row["size_bytes"])["partition_id"]
