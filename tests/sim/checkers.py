@@ -3,7 +3,8 @@
     check_streams    G2, G6: every acknowledged record is read back once, where it was acknowledged, in order; nothing
                      that was never appended; what was not acknowledged at most once, and without a gap before it
     check_replicas   G3, T10: confirmed replicas have the same bytes, exactly as many as the seal says
-    check_owners     G5: nothing of an older owner is acknowledged once a newer one has opened the stream
+    check_owners     G5: nothing of an owner is acknowledged once its holding of the lock is over, by its lease or its
+                     own release; nobody but who takes a stream over opens it before
     check_metadata   the stored state is consistent; what the leader has in memory is what is stored
     check_readers    G4, T9: whoever read during the story saw nothing that is not there at the end, nor jumped over any
 
@@ -305,7 +306,9 @@ def _first_gap(begun: list[bytes], kept: list[bytes]) -> str:
 
 def check_owners(cluster: SimCluster) -> None:
     for attempt in cluster.ledger.acknowledged():
-        assert not attempt.barred, f"{attempt.payload[:40]!r} was acknowledged after a newer owner had opened (G5)"
+        assert not attempt.barred, (
+            f"{attempt.payload[:40]!r} was acknowledged when its owner's holding of the lock was over (2, G5)"
+        )
 
 
 def _left(records: list[Record], removed: set[int]) -> list[tuple[Position, bytes]]:

@@ -70,6 +70,7 @@ class SimClient:
         self.name = name
         self.process = Process(name)
         self.ledger = ledger
+        self._etcd = etcd
         rng = random.Random(network.rng.getrandbits(64))
         self.meta: MemoryClient = etcd.connect(
             self.process, plan=meta_plan(random.Random(rng.getrandbits(64))), call_timeout_s=META_TIMEOUT_S
@@ -124,7 +125,7 @@ class SimClient:
 
     async def writer(self, stream_id: int, **how: Any) -> SimWriter:
         """Opened, by its own process."""
-        session = self.ledger.begin(stream_id, self.name)
+        session = self.ledger.begin(stream_id, self.name, lives=lambda: self.running)
 
         async def open_it() -> Writer:
             writer = self.neve.writer(stream_id, owner=self.name, **how)
@@ -132,9 +133,9 @@ class SimClient:
             self.ledger.opened(
                 session,
                 writer.token,
-                takeover=bool(how.get("takeover")),
+                over=writer.token in self._etcd.over,
                 found=writer.committed,
-                revision=self.meta.store.key_space.revision,
+                revision=self._etcd.key_space.revision,
             )
             return writer
 

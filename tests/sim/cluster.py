@@ -129,6 +129,7 @@ class SimCluster:
         self.violations: list[str] = []
         self.synced = True  # its streams sync: a node that loses power loses nothing that it has answered for
         self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story
+        self.etcd.on_over = self.ledger.holding_over
         self.ledger.on_made = self._watch_acknowledgement
         self.expected_errors: tuple[str, ...] = EXPECTED_ERRORS
         self._errors = _ErrorLog()

@@ -36,6 +36,7 @@ ALL_KINDS = (
     "node vanishes",
     "node's clock skewed",
     "owner dies, replica loses power",
+    "owner stopped past its lease",
     "power cut",
     "power cut everywhere",
     "power cut, and killed again",

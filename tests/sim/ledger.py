@@ -3,20 +3,34 @@
 Invariants: every payload is unique, so that what is read tells which append it was;
             an append counts as acknowledged from the moment on which its future has a position: whoever waits for it
             may see it later, and a process that is stopped in between has been told before;
-            when a newer owner has opened a stream that nobody held, whatever an older one then still waits for is
-            barred, unless the stream was taken from that one alive: G5 says that it is never acknowledged. However it
-            was opened, nothing of an older one is acknowledged that the newer one has not found.
-Neighbours: client.py writes into it, checkers.py reads it.
+            what an owner still waits for when its holding of the lock is over is barred: it is never acknowledged
+            (rule 2; G5, since nobody else opens the stream before, but by a take-over). A holding is over when its
+            lease has ended in the metadata store, or its key was deleted there while it was the last one. Whoever is
+            taken over from is excused for as long as its lease lives, and no longer: until it hears of it, it may
+            acknowledge what all replicas had taken before (docs/protocol.md). However a stream was opened, nothing
+            of an older owner is acknowledged that the newer one has not found.
+Neighbours: client.py writes into it, watched_store.py knows when holdings are over, checkers.py reads it.
+
+Its log lines are events, for the coverage that a run of many stories shows: `barred_at_opening` and
+`barred_after_takeover` have an older owner, alive, who waited for something that G5 forbids from then on;
+`excused_at_opening` one who waited and was taken over from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from neve.client.types import Position, Record
+
+log = logging.getLogger("neve.sim.ledger")  # below "neve": what is counted
+
+BARRED_AT_OPENING = "barred_at_opening stream_id=%d token=%d waiting=%d"
+BARRED_AFTER_TAKEOVER = "barred_after_takeover stream_id=%d token=%d waiting=%d"
+EXCUSED_AT_OPENING = "excused_at_opening stream_id=%d token=%d waiting=%d"
 
 
 @dataclass(eq=False, slots=True)
@@ -55,10 +69,16 @@ class Session:
     token: int = 0  # 0: it did not come to opening
     attempts: list[Attempt] = field(default_factory=list)  # in the order of their calls
     named: int = 0
-    ousted: bool = False  # a newer one has taken the stream while this one held it
+    lives: Callable[[], bool] = lambda: True  # its process: a killed one acknowledges nothing anyway
+    over: bool = False  # its holding of the lock
+    succeeded: bool = False  # a newer one has opened the stream
     weak: bool = False  # without sync, in a story in which all may lose power at once
     found: Position | None = None  # the end of the stream when it was opened
     found_at: int = 0  # the metadata's revision at that moment
+
+    def waiting(self) -> list[Attempt]:
+        """What is neither acknowledged nor known not to be."""
+        return [attempt for attempt in self.attempts if not (attempt.settled or attempt.seen_late)]
 
 
 @dataclass(eq=False, slots=True)
@@ -82,29 +102,42 @@ class Ledger:
         self.twins: dict[int, int] = {}  # stream id → the one that somebody asked to split it from
         self.on_made: Callable[[Attempt], None] = lambda _: None
         self._by_payload: dict[bytes, Attempt] = {}
+        self._by_token: dict[int, Session] = {}
 
-    def begin(self, stream_id: int, owner: str) -> Session:
+    def begin(self, stream_id: int, owner: str, *, lives: Callable[[], bool] = lambda: True) -> Session:
         self.streams[stream_id] = None
-        session = Session(len(self.sessions) + 1, stream_id, owner)
+        session = Session(len(self.sessions) + 1, stream_id, owner, lives=lives)
         self.sessions.append(session)
         return session
 
     def opened(
-        self, session: Session, token: int, *, takeover: bool = False, found: Position | None, revision: int = 0
+        self, session: Session, token: int, *, over: bool = False, found: Position | None, revision: int = 0
     ) -> None:
-        """Its owner knows that it has the stream: what older owners wait for now must never be acknowledged. Unless it
-        was taken from one who lives: until that one hears of it, it may acknowledge what all replicas had taken before
-        (docs/protocol.md): what the new owner has `found`."""
+        """Its owner knows that it has the stream, and has `found` its end. `over`: what it knows is old already."""
         session.token = token
+        session.over = over
         session.found, session.found_at = found, revision
+        self._by_token[token] = session
         for older in self.sessions_of(session.stream_id):
-            if not 0 < older.token < token:
-                continue
-            older.ousted = older.ousted or takeover
-            if older.ousted:  # by this one or before, and it may not have heard of it yet: stopped, say
-                continue
-            for attempt in older.attempts:
-                attempt.barred = attempt.barred or not (attempt.settled or attempt.seen_late)
+            if 0 < older.token < token:
+                older.succeeded = True
+                self._note(BARRED_AT_OPENING if older.over else EXCUSED_AT_OPENING, older)
+
+    def holding_over(self, token: int) -> None:
+        """The metadata store knows no holding of the lock with this token any more, nor a lease of its owner."""
+        session = self._by_token.get(token)
+        if session is None:
+            return
+        session.over = True
+        for attempt in session.waiting():
+            attempt.barred = True
+        if session.succeeded:
+            self._note(BARRED_AFTER_TAKEOVER, session)
+
+    def _note(self, line: str, older: Session) -> None:
+        waiting = len(older.waiting())
+        if waiting and older.lives():
+            log.info(line, older.stream_id, older.token, waiting)
 
     def outruns(self, attempt: Attempt, position: Position, linked: Mapping[int, int]) -> Session | None:
         """The newer owner, if there is one, who has opened the stream and not found what is acknowledged there: of an
@@ -131,6 +164,7 @@ class Ledger:
     def made(self, session: Session, attempt: Attempt, future: asyncio.Future[Any]) -> None:
         """The writer has taken it."""
         attempt.future = future
+        attempt.barred = session.over and not (attempt.settled or attempt.seen_late)
         session.attempts.append(attempt)
         self._by_payload[attempt.payload] = attempt
         self.on_made(attempt)

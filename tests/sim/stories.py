@@ -152,8 +152,11 @@ class Story:
         victim = self.cluster.nodes[self.victim].host
         return is_explained(event, host, troubles=self._begun, victim=victim)
 
-    def reopen(self, stream_id: int) -> None:
-        self.users.take_over(stream_id)
+    def reopen(self, stream_id: int, *, patient: bool = False) -> None:
+        if patient:
+            self.users.wait_for(stream_id)
+        else:
+            self.users.take_over(stream_id)
 
     def for_a_while(
         self, undo: Callable[[], Coroutine[Any, Any, None] | None], *, lengths_s: Sequence[float] = ()

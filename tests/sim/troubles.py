@@ -61,8 +61,8 @@ class Scene(Protocol):
 
     def on_started(self, node: SimNode) -> None: ...
 
-    def reopen(self, stream_id: int) -> None:
-        """Somebody takes this stream over."""
+    def reopen(self, stream_id: int, *, patient: bool = False) -> None:
+        """Somebody takes this stream over; `patient`: waits for whoever has it, and opens it then."""
         ...
 
     async def new_client(self, role: str) -> SimClient | None: ...

@@ -21,6 +21,8 @@ SLOW_SHARES = (0.2, 0.3, 0.4)  # of a writer's patience, on the way: longer than
 DELAY_S_MEAN = 150e-6  # of a message, as it is when nothing is slow
 SLOW_S = (1.0, 4.0)
 MISSING_S = (3.0, 8.0)
+STOP_S = (0.0, 0.0005, 0.002)  # after a request: before or after it has left, and been answered
+OUTLIVED_S = (9.0, 12.0)  # at least half of it, which is longer than a lease
 DEATH_S = (0.0005, 0.002, 0.02)  # after an answer: before or after it has come
 
 
@@ -33,6 +35,7 @@ class TailTroubles:
             Kind("slow replica and a dead one", self._slow_and_dead, sharp=True),
             Kind("owner dies, replica loses power", self._forget, sharp=True),
             Kind("tail drained, nodes missing", self._drain_the_rest, sharp=True),
+            Kind("owner stopped past its lease", self._outlive, sharp=True),
         )
 
     def _tails(self) -> list[tuple[int, SimClient, list[SimNode]]]:
@@ -154,6 +157,36 @@ class TailTroubles:
             scene.say(f"{node.host}: killed for {scene.for_a_while(bring_back(node), lengths_s=MISSING_S):.2f} s")
         drain_node(scene, drained.node_id)
         scene.say(f"{owner.name} has no node to go on with")
+        return True
+
+    def _outlive(self) -> bool:
+        """A writer is stopped with appends under way, somebody waits for its lease to end and opens the stream; then it
+        goes on, and finds the answers of all replicas in its buffers (rule 2, G5)."""
+        scene = self._scene
+        if not (tails := self._tails()):
+            return False
+        stream_id, owner, _ = scene.pick(tails, lambda tail: tail[1].name)
+        buffered = scene.rng.random() < 0.7
+
+        def resume() -> None:
+            if owner.running and owner.process.paused:
+                owner.resume()
+
+        def stop() -> None:
+            if owner.running and not owner.process.paused:
+                owner.pause(buffered=buffered)
+                scene.say(f"{owner.name} stopped for {scene.for_a_while(resume, lengths_s=OUTLIVED_S):.2f} s")
+                scene.reopen(stream_id, patient=True)
+
+        def look(method: str, kind: str, source: str, target: str) -> None:
+            if (method, kind, source) == ("AppendBlock", "request", owner.name):
+                listeners.pop(look, None)
+                loop.call_later(scene.rng.choice(STOP_S), stop, context=NOBODY)
+
+        listeners, loop = scene.cluster.wire.listeners, asyncio.get_running_loop()
+        listeners[look] = None
+        length_s = scene.for_a_while(lambda: listeners.pop(look, None), lengths_s=SLOW_S)
+        scene.say(f"{owner.name} is to be stopped while it appends, within {length_s:.2f} s")
         return True
 
 

@@ -101,13 +101,19 @@ class Users:
             owner.meta.interrupt_watches(self._rng.choice((0.5, 3.0)))
         return f"from {owner.name}, which is {how}"
 
-    async def _rival(self, stream_id: int) -> None:
+    def wait_for(self, stream_id: int) -> None:
+        """Somebody opens a stream as soon as nobody has it."""
+        if not self._is_over(stream_id):
+            self._scene.spawn(self._rival(stream_id, takeover=False))
+
+    async def _rival(self, stream_id: int, *, takeover: bool = True) -> None:
         client = await self._scene.new_client("rival")
         if client is None:
             return
         try:
-            writer = await client.writer(stream_id, takeover=True, lock_timeout_s=10.0)
-            self._scene.say(f"{client.name} has taken stream {stream_id} over token={writer.session.token}")
+            writer = await client.writer(stream_id, takeover=takeover, lock_timeout_s=10.0)
+            how = "taken over" if takeover else "waited for"
+            self._scene.say(f"{client.name} has {how} stream {stream_id} token={writer.session.token}")
             for _ in range(self._rng.choice((0, 1, 5, 15))):
                 await self._append(writer)
             if self._rng.random() < 0.5:

@@ -5,7 +5,9 @@ Invariants: what breaks a rule is noted when it is committed, with its revision,
             G3: a seal, once written, never changes: not its length, nor a digest that was there;
             G2: a seal keeps what was acknowledged before;
             an id of a stream or an extent is never used again;
-            rule 2: a lease that ends is over by its holder's clock.
+            rule 2: a lease that ends is over by its holder's clock;
+            a holding of a lock, by its token, is over when its key is deleted, or with its owner's lease: a key that
+            somebody else has put in its place leaves an owner who does not know it yet.
 Neighbours: cluster.py uses it and fails when there are violations; checkers.py looks at the whole once more.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from neve.meta.lock import lock_key
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import FaultPlan
 from neve.meta.txn import (
@@ -40,6 +43,7 @@ class WatchedStore(MemoryStore):
     def __init__(self, root: bytes) -> None:
         super().__init__()
         self.root = root
+        self._locks = lock_key(root, "")
         self.violations: list[str] = []
         self.seals: dict[int, int] = {}  # lengths by extent id, as they were first written
         self.acknowledged: dict[int, int] = {}  # by extent id, how far writers were told that it is safe
@@ -48,6 +52,10 @@ class WatchedStore(MemoryStore):
         self.linked: dict[int, int] = {}  # by extent id, the revision at which it became a part of a stream
         self.on_linked: Callable[[int], None] = lambda _: None
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
+        self.over: set[int] = set()  # tokens of locks
+        self.on_over: Callable[[int], None] = lambda _: None  # told such a token
+        self._held: dict[bytes, int] = {}  # tokens, by the keys of locks
+        self._tokens: dict[int, list[int]] = {}  # by lease
         self._made: set[bytes] = set()  # keys of streams that there are or were
         self._leaving: frozenset[int] = frozenset()
         self._holders: list[tuple[Process, MemoryClient]] = []
@@ -68,6 +76,8 @@ class WatchedStore(MemoryStore):
             if lease is not None and not lease.lost.is_set() and client.clock() < lease._deadline_s:
                 left_s = lease._deadline_s - client.clock()
                 self.violations.append(f"lease {lease_id} is over, and {process.name} trusts it for {left_s:.4f} s (2)")
+        for token in self._tokens.pop(lease_id, ()):
+            self._end_holding(token)
         super().end_lease(lease_id)
 
     def all_keys(self) -> tuple[KeyValue, ...]:
@@ -81,6 +91,8 @@ class WatchedStore(MemoryStore):
         branch = success if result.succeeded else failure
         if any(self._is_guarded(op) for op in branch):
             self._check_guard(compares if result.succeeded else (), leader, result.revision)
+        for op in branch:
+            self._watch_lock(op, result.revision)
         if result.succeeded:
             self._leaving = self._left_by(success)
             for key, before in old.items():
@@ -92,6 +104,18 @@ class WatchedStore(MemoryStore):
                 if isinstance(each, Delete):
                     self._lists.pop(as_range(each.keys).start, None)
         return result
+
+    def _watch_lock(self, op: Operation, revision: int) -> None:
+        if isinstance(op, Put) and op.key.startswith(self._locks):
+            self._held[op.key] = revision
+            self._tokens.setdefault(op.lease_id, []).append(revision)
+        elif isinstance(op, Delete) and (token := self._held.pop(as_range(op.keys).start, 0)):
+            self._end_holding(token)
+
+    def _end_holding(self, token: int) -> None:
+        if token not in self.over:
+            self.over.add(token)
+            self.on_over(token)
 
     def _wake(self) -> None:
         """Something has changed, by a transaction or by the end of a lease."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
 from neve.client.types import Position
-from tests.sim.ledger import Ledger
+from tests.sim.client import OPTIONS
+from tests.sim.cluster import SimCluster, simulated
+from tests.sim.ledger import Attempt, Ledger, Session
 
 LINKED = {1: 5, 2: 9, 3: 30}  # extent → revision
 
@@ -31,23 +34,62 @@ def test_an_older_owner_is_told_of_nothing_that_the_newer_one_did_not_find(
     ledger.opened(other, 25, found=Position(2, 0), revision=25)  # of another stream: no matter
     attempt = ledger.attempt(old)
     assert ledger.outruns(attempt, acknowledged, LINKED) is None
-    ledger.opened(new, 20, takeover=takeover, found=Position(2, 100), revision=21)
+    if not takeover:
+        ledger.holding_over(10)
+    ledger.opened(new, 20, found=Position(2, 100), revision=21)
     assert (ledger.outruns(attempt, acknowledged, LINKED) is new) == is_wrong
     assert ledger.outruns(ledger.attempt(new), Position(2, 100), LINKED) is None
 
 
-@pytest.mark.parametrize(("taken_alive", "is_barred"), [(False, True), (True, False)])
-def test_who_waits_when_another_opens_the_stream_is_barred_unless_it_was_taken_from_him(
-    taken_alive: bool, is_barred: bool
+def test_who_waits_when_its_holding_of_the_lock_is_over_is_barred_whoever_has_opened_the_stream_before_or_does_later(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Short story 6266: one who was stopped is taken over from, and a third one opens before he hears of it."""
+    caplog.set_level(logging.INFO, "neve")
     ledger = Ledger()
     old, rival, third = (ledger.begin(7, name) for name in ("old", "rival", "third"))
-    ledger.opened(old, 10, found=Position(1, 0), revision=10)
-    attempt = ledger.attempt(old)
     loop = asyncio.new_event_loop()
-    ledger.made(old, attempt, loop.create_future())
-    loop.close()
-    ledger.opened(rival, 20, takeover=taken_alive, found=Position(1, 100), revision=21)
+
+    def append(session: Session) -> Attempt:
+        attempt = ledger.attempt(session)
+        ledger.made(session, attempt, loop.create_future())
+        return attempt
+
+    ledger.opened(old, 10, found=Position(1, 0), revision=10)
+    early, of_old = append(old), append(old)
+    assert early.future is not None
+    early.future.set_result(Position(1, 0))
+    ledger.opened(rival, 20, found=Position(1, 100), revision=21)
+    of_rival = append(rival)
+    both = (of_old, of_rival)
+    assert [each.barred for each in both] == [False, False]  # its lease lives: the rival has taken the stream over
+    ledger.holding_over(20)
     ledger.opened(third, 30, found=Position(1, 200), revision=31)
-    assert attempt.barred == is_barred
+    assert [each.barred for each in both] == [False, True]  # still: a third one's opening is no news for it
+    ledger.holding_over(10)
+    assert [each.barred for each in both] == [True, True]
+    assert append(old).barred
+    assert not early.barred
+    assert not append(third).barred
+    loop.close()
+    events = [line.partition(" ")[0] for line in caplog.messages]
+    assert events == ["excused_at_opening", "excused_at_opening", "barred_at_opening", "barred_after_takeover"]
+
+
+@simulated(nodes=3)
+async def test_a_holding_is_over_with_its_key_or_its_lease_and_not_by_a_take_over(cluster: SimCluster) -> None:
+    stream = await cluster.create_stream(replicas=3)
+    old, rival, third = [await cluster.client(name) for name in ("old", "rival", "third")]
+    first = await old.writer(stream.id)
+    old.pause()
+    second = await rival.writer(stream.id, takeover=True)
+    sessions = (first.session, second.session)
+    assert [each.over for each in sessions] == [False, False]
+    await second.close()
+    assert [each.over for each in sessions] == [False, True]
+    await third.writer(stream.id)
+    await cluster.wait(OPTIONS.lease_ttl_s + 1.0)
+    assert [each.over for each in sessions] == [True, True]
+    assert {each.token for each in sessions} <= cluster.etcd.over
+    old.resume()
+    await cluster.settle()

@@ -21,6 +21,7 @@ from typing import Any
 from neve.client import core_reader, extent_reader
 from neve.client.core_writer import WriterCore
 from neve.client.lane import Lane
+from neve.client.writer_tail import WriterTail
 from neve.extent_node import attributes, core, core_append, store_append
 from neve.extent_node import servicer as node_servicer
 from neve.extent_node.commit import Committer
@@ -264,6 +265,17 @@ def _lease_ignored(change: Any) -> None:
     change(Lease, "remaining_s", lambda self: 1.0)
     change(OwnedKey, "_lose", lambda self, reason: None)
     change(OwnedKey, "ensure", lambda self: None)
+
+
+@bug("answers that waited are believed", origin="rule 2, G5", needs=("owner stopped past its lease",))
+def _late_answers(change: Any) -> None:
+    """A process that was stopped past its lease acknowledges by the answers in its buffers, before a timer tells it."""
+
+    def wrong(self: Any, extent_id: int, batches: Any) -> bool:
+        self._on_acknowledged(extent_id, batches)
+        return True
+
+    change(WriterTail, "_acknowledge", wrong)
 
 
 @bug("all clocks run alike", origin="rule 2", needs=("clock runs fast or slow",))
