@@ -17,19 +17,16 @@ import re
 from collections.abc import Iterable
 
 from neve.client.types import Position, Record
-from neve.extent_node.disk import EXTENTS, TMP
-from neve.meta.lock import lock_key
 from neve.proto.blocks import HEADER_BYTES, BlockType, verify, walk
 from neve.proto.errors import NeveError, SealUnavailable
 from neve.stream_manager import records as r
 from neve.stream_manager.records import Extent
 from neve.stream_manager.state import State
 from tests.sim.client import OPTIONS, Killed
-from tests.sim.cluster import ROOT, SimCluster
+from tests.sim.cluster import SimCluster
+from tests.sim.leaks import left_over
 from tests.sim.ledger import Session, payloads
-from tests.sim.node import SimNode
 
-LOCKS = lock_key(ROOT, "")
 LAST_OWNER_S = 60.0  # to open a stream: above what it takes to know that a node is dead
 LEFT_S = 300.0  # for the collector: above its grace period, a report and the delays of its attempts
 
@@ -85,43 +82,14 @@ async def check_everything(cluster: SimCluster) -> None:
 
 
 async def check_no_leaks(cluster: SimCluster) -> None:
-    """Nobody asks for anything any more: nothing is locked or under way, no node has a file that was never finished or
-    that no extent's record gives it, and the calls that are remembered are those that are stored."""
-
-    def left() -> list[str]:
-        found = [f"the leader's lock of {what}" for what in cluster.term.ctx.locks.waiters]
-        found += [f"{kv.key!r}" for kv in cluster.etcd.all_keys() if kv.key.startswith(LOCKS)]
-        extents = cluster.state.extents
-        for node in cluster.nodes.values():
-            found += _unfinished_files(node)
-            found += [
-                f"extent {extent_id} on {node.host}"
-                for extent_id in _extents_on(node)
-                if extent_id not in extents or node.node_id not in extents[extent_id].node_ids
-            ]
-        return found
-
+    """Nobody asks for anything any more: nothing is locked, open or under way (leaks.py), and the calls that are
+    remembered are those that are stored."""
     try:
-        await cluster.until(lambda: not left(), "nothing is left over", limit_s=LEFT_S, step_s=0.5)
+        await cluster.until(lambda: not left_over(cluster), "nothing is left over", limit_s=LEFT_S, step_s=0.5)
     except AssertionError as error:
-        raise AssertionError(f"{error}: {left()}") from None
+        raise AssertionError(f"{error}: {left_over(cluster)}") from None
     stored = [kv for kv in cluster.etcd.all_keys() if kv.key.startswith(cluster.etcd.root + r.REPLAY)]
     assert len(stored) == cluster.term.replay.count, f"{len(stored)} calls are stored, the leader knows others"
-
-
-def _extents_on(node: SimNode) -> list[int]:
-    if not node.running:
-        return []
-    folders = [f"/disk{number}/{EXTENTS}" for number in range(node.disks)]
-    files = [name for top in folders for part in node.fs.names_in(top) for name in node.fs.names_in(f"{top}/{part}")]
-    return [int(name.removesuffix(".ext"), 16) for name in files if name.endswith(".ext")]
-
-
-def _unfinished_files(node: SimNode) -> list[str]:
-    if not node.running:
-        return []
-    folders = [f"/disk{number}/{TMP}" for number in range(node.disks)]
-    return [f"{folder}/{name}" for folder in folders for name in node.fs.names_in(folder)]
 
 
 # --- metadata -------------------------------------------------------------------------------------------------

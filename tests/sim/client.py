@@ -70,6 +70,7 @@ class SimClient:
         self.name = name
         self.process = Process(name)
         self.ledger = ledger
+        self.left: list[str] = []  # tasks that were not over when it was closed
         self._etcd = etcd
         rng = random.Random(network.rng.getrandbits(64))
         self.meta: MemoryClient = etcd.connect(
@@ -96,6 +97,7 @@ class SimClient:
     async def close(self) -> None:
         if self.running:
             await self.run(self.neve.close())
+            self.left = await self.process.left()
             self.kill()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -170,6 +170,10 @@ class SimFileSystem:
             fs._mounts[clean(path)] = fs._mounts.get(clean(path), 0) + 1
             fs.log.append(f"-- another disk at {path}")
 
+    def opened(self) -> dict[int, str]:
+        """Descriptors that are open, and what they were opened as."""
+        return {fd: opened.path for fd, opened in self._open.items()}
+
     def content(self, path: str) -> bytes:
         """What a reader sees; no call, no step."""
         return bytes(self._tree.file(path).content)

@@ -32,6 +32,7 @@ from tests.sim.watched_store import WatchedStore
 
 PORT = 3401
 META_TIMEOUT_S = 1.0
+DRAIN_S = 5.0
 
 
 def meta_plan(rng: random.Random) -> FaultPlan:
@@ -48,6 +49,7 @@ class SimManager:
         self.process: Process | None = None
         self.skew_ms = 0  # how wrong its clock is
         self.clock = Clock()
+        self.left: list[str] = []  # tasks that were not over when it had stopped
         self.store: MemoryClient
         self.manager: Manager
         self._network = network
@@ -79,7 +81,9 @@ class SimManager:
         plan = meta_plan(random.Random(rng.getrandbits(64)))
         self.store = self._etcd.connect(process, plan=plan, call_timeout_s=META_TIMEOUT_S)
         timeouts = self._config.timeouts
-        channels = ChannelPool(lambda address: self._network.channel(self.host, address, cluster=CLUSTER))
+        channels = self._channels = ChannelPool(
+            lambda address: self._network.channel(self.host, address, cluster=CLUSTER)
+        )
         self.manager = Manager(
             self._config,
             self.store,
@@ -95,14 +99,24 @@ class SimManager:
             wall_ms=self.wall_ms,
         )
         servicer = StreamManagerServicer(self.manager)
-        self._network.serve(self.address, [Service(methods.STREAM_MANAGER, servicer)], cluster=CLUSTER)
+        self._server = self._network.serve(self.address, [Service(methods.STREAM_MANAGER, servicer)], cluster=CLUSTER)
         self.manager.start(self.address)
 
     async def stop(self) -> None:
-        """SIGTERM: it resigns."""
-        assert self.process is not None
-        await self.process.spawn(self.manager.stop())
-        self.kill()
+        """SIGTERM: it resigns. What it leaves behind is in `left`."""
+        process = self.process
+        assert process is not None
+        await process.spawn(self._stop())
+        if self.process is process:
+            self.left = await process.left()
+            if self.process is process:
+                self.kill()
+
+    async def _stop(self) -> None:
+        """In the order of stream_manager/server.py."""
+        await self.manager.stop()
+        await self._server.stop(DRAIN_S)
+        await self._channels.close()
 
     # --- trouble ---------------------------------------------------------------------------------------------
 

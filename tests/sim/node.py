@@ -2,6 +2,7 @@
 
     node = SimNode(network, node_id=1, managers=["manager1:3401"])
     await node.start(); node.kill(); await node.start(); node.power_cut(); node.pause(); node.resume(); node.wipe()
+    await node.stop()
 
 Invariants: each start is a new process on the same machine; what an earlier one left behind can change nothing;
             everything of a node is drawn from the seed of the network.
@@ -47,6 +48,7 @@ PORT = 3501
 JOURNAL_SEGMENT_BYTES = 64 << 10
 WALL_EPOCH_MS = 1_700_000_000_000  # what a node's clock says at virtual second 0
 HEARTBEAT_S = 1.0
+DRAIN_S = 5.0
 REPORT_INTERVAL_S = 10.0
 
 
@@ -121,8 +123,11 @@ class SimNode:
         self.gone = False  # for ever
         self.skew_ms = 0  # how wrong its clock is
         self.clock = Clock()
+        self.left: list[str] = []  # tasks that were not over when it had stopped
+        self.left_open: list[str] = []  # files that it had open then
         self.repairs: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what must be done before all is well again
         self._network = network
+        self._tasks: list[asyncio.Task[None]] = []
         self._managers = managers
         self._location = location or Location()
         self._scrub_interval_s = scrub_interval_s
@@ -155,7 +160,9 @@ class SimNode:
         fs = cast(FileSystem, ProcessFileSystem(self.fs, process))
         self.store = Store(self._config, fs, pool=None, rng=rng, wall_clock_ms=self.wall_ms)
         await self.store.start()
-        channels = ChannelPool(lambda address: self._network.channel(self.host, address, cluster=CLUSTER))
+        channels = self._channels = ChannelPool(
+            lambda address: self._network.channel(self.host, address, cluster=CLUSTER)
+        )
         registration = registration_request(
             cluster=CLUSTER,
             node_id=self.node_id,
@@ -194,8 +201,9 @@ class SimNode:
         )
         self.server = self._network.serve(self.address, [Service(methods.EXTENT_NODE, servicer)], cluster=CLUSTER)
         self.serving = True
+        self._tasks = []
         if self._managers:
-            process.spawn(self.registrar.run(), name=f"{self.host} registrar")
+            self._tasks.append(process.spawn(self.registrar.run(), name=f"{self.host} registrar"))
         if self._scrub_interval_s:
             scrubber = Scrubber(
                 self.store,
@@ -205,7 +213,28 @@ class SimNode:
                 round_interval_s=self._scrub_interval_s,
                 reporter=self.host,
             )
-            process.spawn(scrubber.run(), name=f"{self.host} scrubber")
+            self._tasks.append(process.spawn(scrubber.run(), name=f"{self.host} scrubber"))
+
+    async def stop(self) -> None:
+        """SIGTERM. What it leaves behind is in `left` and `left_open`."""
+        process = self.process
+        assert process is not None
+        await process.run(self._stop())
+        if self.process is process:
+            self.left, self.left_open = await process.left(), [*self.fs.opened().values()]
+            if self.process is process:
+                self.kill()
+
+    async def _stop(self) -> None:
+        """In the order of extent_node/server.py."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.serving = False
+        await self.server.stop(DRAIN_S)
+        await self.copier.stop()
+        await self.store.stop(clean=True)
+        await self._channels.close()
 
     def wall_ms(self) -> int:
         return WALL_EPOCH_MS + int(asyncio.get_running_loop().time() * 1000) + self.skew_ms

@@ -33,6 +33,8 @@ from tests.sim.loop import SimLoop
 
 T = TypeVar("T")
 
+TASKS_LEFT_S = 0.05  # far above what a cancelled task takes to hear of it, far below any timeout
+
 _OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
 # Timers of these run on their own account, whoever caused them.
@@ -138,6 +140,15 @@ class Process:
     def tasks(self) -> list[str]:
         """By name, those that are not over."""
         return [task.get_name() for task in self._tasks if not task.done()]
+
+    async def left(self, wait_s: float = TASKS_LEFT_S) -> list[str]:
+        """The tasks of a process that was told to stop and says that it has, but for those that were cancelled and are
+        about to end. For whoever runs outside of it."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_s
+        while self.tasks() and loop.time() < deadline_s:
+            await asyncio.sleep(wait_s / 10)
+        return self.tasks()
 
     def hold(self, handle: asyncio.Handle) -> None:
         self._held.append(handle)

@@ -35,6 +35,7 @@ from tests.sim.cluster import SimCluster, run_story
 from tests.sim.coverage import Coverage
 from tests.sim.explained import is_explained
 from tests.sim.ghost import Ghost
+from tests.sim.leaks import stop_and_look
 from tests.sim.loop import current
 from tests.sim.node import SimNode
 from tests.sim.partition_world import PartitionWorld
@@ -222,6 +223,7 @@ class Story:
         self.say(f"{acknowledged} records acknowledged in {len(self.cluster.ledger.sessions)} sessions")
         await self.world.finish()
         await self.cluster.settle()
+        await stop_and_look(self.cluster)
         self.say("all is well")
 
     def set_far(self, host: str) -> None:

@@ -15,6 +15,8 @@ QUICK = (
     "truncation takes one extent more",
     "a late append cuts",
     "fences do not last",
+    "a sealed replica keeps its descriptor",
+    "a lease's renewal outlives it",
     "an extent goes with values in it",
     "a put is answered before it is in the log",
 )
