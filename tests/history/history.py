@@ -26,8 +26,12 @@ from neve.proto import errors
 
 class Kind(enum.Enum):
     GET = "get"
+    HEAD = "head"  # a get that tells the version alone
     PUT = "put"
     DELETE = "delete"
+
+
+READS = frozenset({Kind.GET, Kind.HEAD})
 
 
 class Outcome(enum.Enum):
@@ -51,7 +55,7 @@ class Operation:
     if_version: int | None = None
     outcome: Outcome = Outcome.MAYBE
     seen_value: bytes | None = None  # by a get; None: there was no object
-    seen_version: int = 0  # of a get, of a put's own object, or of what a refused one found; 0: none
+    seen_version: int = 0  # of a get or head, of a put's own object, or of what a refused one found; 0: none
     existed: bool | None = False  # of a delete; None: it was not told
 
     def __str__(self) -> str:
@@ -59,6 +63,7 @@ class Operation:
         condition = " if absent" if self.if_absent else f" if version {self.if_version}" if self.if_version else ""
         told = {
             Kind.GET: f"{self.seen_value!r} @{self.seen_version}",
+            Kind.HEAD: f"@{self.seen_version}",
             Kind.PUT: f"{self.value!r} @{self.seen_version}",
             Kind.DELETE: f"existed={self.existed} @{self.seen_version}",
         }[self.kind]
@@ -87,8 +92,8 @@ class Recorder:
             setattr(operation, name, value)
 
     def failed(self, operation: Operation, error: errors.NeveError) -> None:
-        """A maybe if it may have been executed, otherwise nothing. A get changes nothing either way."""
-        if error.outcome_unknown and operation.kind is not Kind.GET:
+        """A maybe if it may have been executed, otherwise nothing. A read changes nothing either way."""
+        if error.outcome_unknown and operation.kind not in READS:
             return
         self.end(operation, Outcome.NOTHING)
 
@@ -121,17 +126,40 @@ class RecordingClient:
         self._recorder.end(operation, Outcome.DONE, seen_value=found.value, seen_version=found.info.version)
         return found.value
 
+    async def head(self, key: bytes) -> int:
+        """The version; 0 if there is no object, or it failed."""
+        operation = self._recorder.begin(self.name, Kind.HEAD, key)
+        try:
+            info = await self._client.head(key, timeout_s=self._timeout_s)
+        except errors.NotFound:
+            self._recorder.end(operation, Outcome.DONE)
+            return 0
+        except errors.NeveError as error:
+            self._recorder.failed(operation, error)
+            return 0
+        self._recorder.end(operation, Outcome.DONE, seen_version=info.version)
+        return info.version
+
     async def put(
-        self, key: bytes, value: bytes, *, if_absent: bool = False, if_version: int | None = None
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        if_absent: bool = False,
+        if_version: int | None = None,
+        chunk_bytes: int = 0,
     ) -> int | None:
-        """The version; None if it failed."""
+        """The version; None if it failed. With `chunk_bytes` as a stream of chunks of this size."""
         operation = self._recorder.begin(
             self.name, Kind.PUT, key, value=value, if_absent=if_absent, if_version=if_version
         )
+        conditions: dict[str, Any] = {"if_absent": if_absent, "if_version": if_version, "timeout_s": self._timeout_s}
         try:
-            info = await self._client.put(
-                key, value, if_absent=if_absent, if_version=if_version, timeout_s=self._timeout_s
-            )
+            if chunk_bytes:
+                chunks = [value[at : at + chunk_bytes] for at in range(0, len(value), chunk_bytes)]
+                info = await self._client.put_stream(key, chunks, **conditions)
+            else:
+                info = await self._client.put(key, value, **conditions)
         except errors.ConditionFailed as error:
             self._recorder.end(operation, Outcome.REFUSED, seen_version=error.version)
             return None
@@ -152,25 +180,45 @@ class RecordingClient:
         else:
             self._recorder.end(operation, Outcome.DONE, existed=existed)
 
-    async def batch(self, values: Mapping[bytes, bytes | None]) -> bool:
-        """One operation for each key, all at the same time; None deletes. Whether it was done."""
-        operations = [
-            self._recorder.begin(self.name, Kind.DELETE if value is None else Kind.PUT, key, value=value)
-            for key, value in values.items()
-        ]
-        batch = [Delete(key) if value is None else Put(key, value) for key, value in values.items()]
+    async def batch(
+        self, values: Mapping[bytes, bytes | None], *, expected: Mapping[bytes, int] | None = None
+    ) -> dict[bytes, int] | None:
+        """One operation for each key, all at the same time; None deletes. The versions of what was put; None if it was
+        not done. `expected`: versions that keys must have; 0: what is put under it must be new."""
+        expected = expected or {}
+        operations: list[Operation] = []
+        batch: list[Put | Delete] = []
+        for key, value in values.items():
+            version = expected.get(key)
+            conditions: dict[str, Any] = {"if_version": version or None}
+            if value is None:
+                assert version != 0, "a delete expects something"
+                batch.append(Delete(key, **conditions))
+                operations.append(self._recorder.begin(self.name, Kind.DELETE, key, **conditions))
+            else:
+                conditions["if_absent"] = version == 0
+                batch.append(Put(key, value, **conditions))
+                operations.append(self._recorder.begin(self.name, Kind.PUT, key, value=value, **conditions))
         try:
             infos = await self._client.batch(batch, timeout_s=self._timeout_s)
+        except errors.ConditionFailed as error:
+            # Nothing of it was done. It does not say whose condition was not met, unless there is but one.
+            for operation in operations:
+                if len(expected) == 1 and operation.key in expected:
+                    self._recorder.end(operation, Outcome.REFUSED, seen_version=error.version)
+                else:
+                    self._recorder.end(operation, Outcome.NOTHING)
+            return None
         except errors.NeveError as error:
             for operation in operations:
                 self._recorder.failed(operation, error)
-            return False
+            return None
         for operation, info in zip(operations, infos, strict=True):
             if operation.kind is Kind.DELETE:
                 self._recorder.end(operation, Outcome.DONE, existed=None)
             else:
                 self._recorder.end(operation, Outcome.DONE, seen_version=info.version)
-        return True
+        return {each.key: each.seen_version for each in operations if each.kind is Kind.PUT}
 
     async def scan(self, keys: Sequence[bytes]) -> list[Object] | None:
         """All objects, None if it failed. What it told of each of `keys` is a get, at some moment of the scan."""

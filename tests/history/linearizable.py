@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tests.history.history import Kind, Operation, Outcome
+from tests.history.history import READS, Kind, Operation, Outcome
 
 STEPS_MAX = 2_000_000
 
@@ -62,13 +62,13 @@ def shortest_wrong_part(operations: Sequence[Operation], *, steps_max: int) -> l
 
 
 def _until(operations: Sequence[Operation], end_s: float) -> Iterator[Operation]:
-    """The history as it was known at `end_s`: what had not ended yet is a maybe, or, for a get, nothing."""
+    """The history as it was known at `end_s`: what had not ended yet is a maybe, or, for a read, nothing."""
     for operation in operations:
         if operation.begin_s > end_s:
             continue
         if operation.end_s <= end_s:
             yield operation
-        elif operation.kind is not Kind.GET:
+        elif operation.kind not in READS:
             yield Operation(
                 operation.client,
                 operation.kind,
@@ -132,6 +132,8 @@ def step(state: State, operation: Operation) -> Iterator[State]:
     """The states that this operation may leave behind, if its answer fits."""
     if operation.kind is Kind.GET:
         yield from _read(state, operation.seen_value, operation.seen_version)
+    elif operation.kind is Kind.HEAD:
+        yield from _found(state, operation.seen_version)
     elif operation.outcome is Outcome.REFUSED:
         yield from _refused(state, operation)
     else:
@@ -157,17 +159,22 @@ def _read(state: State, value: bytes | None, version: int) -> Iterator[State]:
         yield State(value, version, version)
 
 
+def _found(state: State, version: int) -> Iterator[State]:
+    """What is left by somebody who was told this version and no value; 0: there was no object."""
+    if not version:
+        if state.value is None:
+            yield state
+    elif state.value is not None:
+        yield from _read(state, state.value, version)
+
+
 def _refused(state: State, operation: Operation) -> Iterator[State]:
     found = operation.seen_version
     if operation.if_absent and state.value is None:
         return
     if operation.if_version is not None and found == operation.if_version:
         return
-    if found == 0:
-        if state.value is None:
-            yield state
-    elif state.value is not None:
-        yield from _read(state, state.value, found)
+    yield from _found(state, found)
 
 
 def _meeting(state: State, operation: Operation) -> Iterator[State]:

@@ -25,6 +25,10 @@ def get(begin: float, end: float, value: bytes | None, version: int = 0) -> Oper
     return Operation("c", Kind.GET, K, begin, end, outcome=Outcome.DONE, seen_value=value, seen_version=version)
 
 
+def head(begin: float, end: float, version: int) -> Operation:
+    return Operation("c", Kind.HEAD, K, begin, end, outcome=Outcome.DONE, seen_version=version)
+
+
 def delete(begin: float, end: float, existed: bool = True, **how: object) -> Operation:
     outcome = Outcome.MAYBE if end == INF else Outcome.DONE
     return Operation("c", Kind.DELETE, K, begin, end, outcome=outcome, existed=existed, **how)  # type: ignore[arg-type]
@@ -59,11 +63,16 @@ GOOD: dict[str, Sequence[Operation]] = {
     "refused by a maybe": [put(0, INF, b"a"), refused(2, 3, 7, if_absent=True), get(4, 5, b"a", 7)],
     "refused: nothing there": [refused(0, 1, 0, if_version=3)],
     "put again after a delete": [put(0, 1, b"a", 1), delete(2, 3), put(4, 5, b"b", 3), get(6, 7, b"b", 3)],
+    "a head": [head(0, 1, 0), put(2, 3, b"a", 4), head(4, 5, 4), delete(6, 7), head(8, 9, 0)],
+    "a head of a maybe": [put(0, INF, b"a"), head(2, 3, 7), get(4, 5, b"a", 7)],
     "deleted twice": [put(0, 1, b"a", 1), delete(2, 3), delete(4, 5, existed=False)],
 }
 
 BAD: dict[str, Sequence[Operation]] = {
     "a lost put": [put(0, 1, b"a", 1), get(2, 3, None)],
+    "a stale head": [put(0, 1, b"a", 1), put(2, 3, b"b", 2), head(4, 5, 1)],
+    "a head of nothing": [put(0, 1, b"a", 1), head(2, 3, 0)],
+    "a head of what nobody put": [head(0, 1, 3)],
     "a stale read": [put(0, 1, b"a", 1), put(2, 3, b"b", 2), get(4, 5, b"a", 1)],
     "a value nobody wrote": [get(0, 1, b"x", 1)],
     "a read before the put began": [get(0, 1, b"a", 1), put(2, 3, b"a", 1)],

@@ -1,6 +1,6 @@
-"""What stories came to: kinds of trouble, events of the log, errors. A fault that never happened was never tested.
+"""What stories came to: kinds of trouble, events of the log, errors, methods. What never happened was never tested.
 
-Neighbours: stories.py counts; __main__.py adds up and shows; test_random.py fails where a kind is missing.
+Neighbours: stories.py counts; runs.py adds up, shows, and fails where a kind or a method of kinds.py is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neve.proto import errors
+from neve.proto.method import Method
+from neve.rpc import sim_server
 
 
 @dataclass(slots=True)
@@ -21,16 +23,18 @@ class Coverage:
     events: Counter[str] = field(default_factory=Counter)  # the first word of a log line is its event's name
     errors: Counter[str] = field(default_factory=Counter)  # by class
     moments: Counter[str] = field(default_factory=Counter)  # messages for which trouble has waited
+    methods: Counter[str] = field(default_factory=Counter)  # that were answered, and not with an error
 
     def add(self, other: Coverage) -> None:
         self.faults.update(other.faults)
         self.events.update(other.events)
         self.errors.update(other.errors)
         self.moments.update(other.moments)
+        self.methods.update(other.methods)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count what is logged and which errors are made, from now on."""
+        """Count what is logged, which errors are made and which methods answered, from now on."""
         handler = _Events(self.events)
         log = logging.getLogger("neve")
         level = log.level
@@ -42,11 +46,20 @@ class Coverage:
             count[cls.__name__] += 1
             return Exception.__new__(cls)
 
+        answered = self.methods
+        send_reply = sim_server._Session._send_reply
+
+        def counted(session: Any, route: Any, *arguments: Any) -> None:
+            answered[method_name(route.method)] += 1
+            send_reply(session, route, *arguments)
+
         errors.NeveError.__new__ = new  # type: ignore[assignment]
+        sim_server._Session._send_reply = counted  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
             del errors.NeveError.__new__
+            sim_server._Session._send_reply = send_reply  # type: ignore[method-assign]
             log.removeHandler(handler)
             log.setLevel(level)
 
@@ -58,6 +71,11 @@ class _Events(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._count[str(record.msg).partition(" ")[0]] += 1
+
+
+def method_name(method: Method[Any, Any]) -> str:
+    """`ExtentNode.AppendBlock`"""
+    return f"{method.service.rpartition('.')[2]}.{method.name}"
 
 
 def all_errors() -> list[str]:

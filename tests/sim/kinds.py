@@ -1,4 +1,5 @@
-"""The names of all kinds of trouble: what a run of many stories must have come to. A test compares it with the code."""
+"""The names of all kinds of trouble, and of methods: what a run of many stories must have come to. Tests compare them
+with the code."""
 
 ALL_KINDS = (
     "answers lost",
@@ -71,3 +72,68 @@ PARTITION_KINDS = (
 )
 
 KINDS = {"streams": ALL_KINDS, "partitions": (*ALL_KINDS, *PARTITION_KINDS)}  # by world
+
+# What is not here is called by people and tools alone, or so seldom that 150 stories may do without.
+STREAM_METHODS = (
+    "ExtentNode.AppendBlock",
+    "ExtentNode.CreateExtent",
+    "ExtentNode.DeleteExtent",
+    "ExtentNode.DescribeReplica",
+    "ExtentNode.Fence",
+    "ExtentNode.RaiseToken",
+    "ExtentNode.ReadBlock",
+    "ExtentNode.ReadRange",
+    "ExtentNode.SealExtent",
+    "ExtentNode.StartCopy",
+    "StreamManager.AllocId",
+    "StreamManager.CheckCommitLength",
+    "StreamManager.CreateStream",
+    "StreamManager.DeleteStream",
+    "StreamManager.DescribeCluster",
+    "StreamManager.DescribeExtents",
+    "StreamManager.DescribeStreams",
+    "StreamManager.Heartbeat",
+    "StreamManager.MergeStreams",
+    "StreamManager.PrepareExtent",
+    "StreamManager.PunchHoles",
+    "StreamManager.RegisterNode",
+    "StreamManager.ReportReplicas",
+    "StreamManager.SealStream",
+    "StreamManager.SetNodeMode",
+    "StreamManager.SplitStreams",
+    "StreamManager.StreamAllocExtent",
+    "StreamManager.TruncateStream",
+)
+
+PARTITION_METHODS = (
+    "PartitionManager.Bootstrap",
+    "PartitionManager.ListPartitionServers",
+    "PartitionManager.ListRegions",
+    "PartitionManager.MergeRegions",
+    "PartitionManager.MoveRegion",
+    "PartitionManager.PartitionHeartbeat",
+    "PartitionManager.RegisterPartitionServer",
+    "PartitionManager.SplitRegion",
+    "PartitionServer.AbortUpload",
+    "PartitionServer.Batch",
+    "PartitionServer.BeginUpload",
+    "PartitionServer.CompactPartition",
+    "PartitionServer.CompleteUpload",
+    "PartitionServer.Delete",
+    "PartitionServer.DescribePartitions",
+    "PartitionServer.FlushPartition",
+    "PartitionServer.Get",
+    "PartitionServer.Head",
+    "PartitionServer.Multi",
+    "PartitionServer.PreparePartitionMerge",
+    "PartitionServer.PreparePartitionSplit",
+    "PartitionServer.Put",
+    "PartitionServer.PutMany",
+    "PartitionServer.ReclaimLogExtents",
+    "PartitionServer.Scan",
+    "PartitionServer.ThawPartition",
+    "PartitionServer.UploadPart",
+    "StreamManager.ListStreams",
+)
+
+METHODS = {"streams": STREAM_METHODS, "partitions": (*STREAM_METHODS, *PARTITION_METHODS)}  # by world

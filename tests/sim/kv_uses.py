@@ -1,16 +1,17 @@
-"""How the key-value layer is used in a story: clients that work on few keys and on many, and operators.
+"""How the key-value layer is used in a story: clients that work on few keys and on many.
 
-    Hot keys    got, put, deleted, compared and swapped, in batches and in scans: every answer goes into a history
+    Hot keys    got, put, deleted, compared and swapped, uploaded in parts, in batches with conditions and without, in
+                calls of their own, many at a time on one key, and in scans: every answer goes into a history
     Journal     keys that are put once: what was acknowledged is in every scan from then on, and at the end
     Twins       two keys that only batches touch: both are as one of them left them, or both are not there
     Fleeting    keys with a time to live: there until it is over, and not longer
-    Operators   split, merge and move partitions, compact them, have extents of their logs given back
 
 Values are below and above what is kept apart from the tables, and larger than one record.
 
 Invariants: every value is unique, and says whose it is; whatever a client asks for is noted before it is asked;
             a client that ends is followed by another process, until the story is over.
-Neighbours: partition_world.py begins and ends them, kv_checkers.py judges what they were told.
+Neighbours: partition_world.py begins and ends them, kv_checkers.py judges what they were told;
+            kv_uploads.py and kv_single.py have some of their ways, kv_operators.py those who reshape the map.
 """
 
 from __future__ import annotations
@@ -19,38 +20,49 @@ import asyncio
 import dataclasses
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_types import Object
-from neve.proto import methods
-from neve.proto import partition_manager_pb2 as pm
-from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError, NotFound
 from tests.history.history import Recorder, RecordingClient
 from tests.history.workload import Journal
+from tests.sim import kv_uploads
 from tests.sim.client import Killed
+from tests.sim.kv_operators import Operators
+from tests.sim.kv_single import SingleCalls
+from tests.sim.kv_uploads import Uploading
 from tests.sim.manager import wall_ms
 from tests.sim.partitions import PartitionCluster, SimKeyValue
 from tests.sim.troubles import Scene
 
 HOT_KEYS = (b"apple", b"cherry", b"grape", b"kiwi", b"melon", b"pear", b"quince", b"tomato")
 TWINS = (b"kiwi.1", b"kiwi.2")
-MIDDLE_KEYS = (b"b", b"d", b"h", b"l", b"n", b"p", b"r")  # none of them between the twins
-REGIONS_MAX = 6
-SCATTERED = 0.3  # of splits: the new half is moved
 SIZES_BYTES = (10, 10, 120, 260, 260, 900, 4000)
 TTLS_S = (0.4, 2.0, 6.0)
-ORDER_TIMEOUT_S = 15.0
 ATTEMPT_TIMEOUTS_S = (0.5, 3.0, 9.0)  # some wait for a server that hangs until others have long been told by the next
 READS_MAX = 40  # under way, of one reader
 WALL_MARGIN_MS = 2
 
+CHUNK_BYTES = 700  # of a streamed put
+CONDITIONS = 0.5  # of the batches have some
+
 HOT_MIX = ("get", "get", "get", "put", "put", "put", "delete", "if_absent", "if_version", "if_version", "batch")
-MIX = (*["hot"] * 12, *["journal"] * 4, "scan", "twins", "fleeting", "fleeting")
+SINGLE_MIX = ("get", "head", "delete")
+MIX = (
+    *["hot"] * 12,
+    *["journal"] * 4,
+    *["fleeting"] * 2,
+    *["single"] * 2,
+    *["rush"] * 2,
+    *["upload"] * 2,
+    "stream",
+    "scan",
+    "twins",
+)
 
 
 class KeyValueUsers:
@@ -69,7 +81,10 @@ class KeyValueUsers:
         self._expiries_ms: dict[bytes, int] = {}
         self._names = 0
         self._values = 0
+        self._version = 0  # the last that anybody was told
         self._rng = random.Random(scene.rng.getrandbits(64))  # of its own: what is used must not shift the troubles
+        self.operators = Operators(scene, partitions, self._rng, is_over=lambda: self.over, wrong=self.wrong)
+        self._uploading = Uploading(self.recorder, self._rng, self.wrong, self.operators.reshape)
 
     def begin(self, *, clients: int, workers: int, readers: int, operators: int) -> None:
         for _ in range(clients):
@@ -77,7 +92,7 @@ class KeyValueUsers:
         for _ in range(readers):
             self._scene.spawn(self._read(READS_MAX))
         for _ in range(operators):
-            self._scene.spawn(self._operate())
+            self._scene.spawn(self.operators.run())
 
     # --- clients ---------------------------------------------------------------------------------------------
 
@@ -130,12 +145,17 @@ class KeyValueUsers:
 
     async def _work(self, client: SimKeyValue, name: str, count: int) -> None:
         kv = RecordingClient(client.kv, self.recorder, name=name)
+        single = RecordingClient(cast(KeyValueClient, SingleCalls(client.kv)), self.recorder, name=name)
         versions: dict[bytes, int] = {}
         uses: dict[str, Callable[[], Awaitable[None]]] = {
             "hot": lambda: self._use_hot(kv, versions),
             "journal": lambda: self._put_once(client.kv),
             "scan": lambda: self._scan(kv),
-            "twins": lambda: self._change_twins(kv),
+            "twins": lambda: self._change_twins(kv, versions),
+            "single": lambda: self._call_alone(single, versions),
+            "rush": lambda: self._rush(kv, versions),
+            "stream": lambda: self._stream(kv, versions),
+            "upload": lambda: self._upload(client.kv, name, versions),
             "fleeting": lambda: self._use_fleeting(client.kv),
         }
 
@@ -166,21 +186,92 @@ class KeyValueUsers:
         elif how == "delete":
             await kv.delete(key, if_version=versions.get(key) if rng.random() < 0.3 else None)
         elif how == "batch":
-            others = rng.sample(HOT_KEYS, 2)
-            await kv.batch({each: None if rng.random() < 0.2 else self._value(each) for each in others})
+            await self._batch(kv, rng.sample(self._neighbours(key), 2), versions)
         else:
             expected = versions.get(key) if how == "if_version" else None
             version = await kv.put(key, self._value(key), if_absent=how == "if_absent", if_version=expected)
-            if version is not None:
-                versions[key] = version
+            self._note(versions, key, version)
+
+    def _note(self, versions: dict[bytes, int], key: bytes, version: int | None) -> None:
+        if version:
+            versions[key] = self._version = version
+
+    def _neighbours(self, key: bytes) -> Sequence[bytes]:
+        """Keys of one partition, as far as there are: a batch has no others."""
+        region = self._partitions.region(key)
+        found = [each for each in HOT_KEYS if self._partitions.region(each).partition_id == region.partition_id]
+        return found if len(found) > 1 and self._rng.random() < 0.9 else HOT_KEYS
+
+    async def _batch(self, kv: RecordingClient, keys: Sequence[bytes], versions: dict[bytes, int]) -> None:
+        rng = self._rng
+        values = {each: None if rng.random() < 0.2 else self._value(each) for each in keys}
+        await self._conditional(kv, values, versions)
+
+    async def _conditional(
+        self, kv: RecordingClient, values: dict[bytes, bytes | None], versions: dict[bytes, int]
+    ) -> None:
+        """On all, some or none of the keys: what was last heard of them, which may be old, or that they are new."""
+        rng, expected = self._rng, {}
+        if rng.random() < CONDITIONS:
+            for key, value in values.items():
+                if key in versions and rng.random() < 0.7:
+                    expected[key] = versions[key]
+                elif value is not None and rng.random() < 0.4:
+                    expected[key] = 0
+        for key, version in (await kv.batch(values, expected=expected) or {}).items():
+            self._note(versions, key, version)
+
+    async def _call_alone(self, kv: RecordingClient, versions: dict[bytes, int]) -> None:
+        key, how = self._rng.choice(HOT_KEYS), self._rng.choice(SINGLE_MIX)
+        if how == "get":
+            await kv.get(key)
+        elif how == "head":
+            self._note(versions, key, await kv.head(key))
+        else:
+            await kv.delete(key, if_version=versions.get(key) if self._rng.random() < 0.5 else None)
+
+    async def _rush(self, kv: RecordingClient, versions: dict[bytes, int]) -> None:
+        """Several writes of one key at once: what they find is not acknowledged yet, and their answers rest on it. The
+        next versions can be guessed, as everybody's follow each other."""
+        key, ahead = self._rng.choice(HOT_KEYS), self._rng.randint(1, 3)
+
+        async def put(**condition: Any) -> None:
+            self._note(versions, key, await kv.put(key, self._value(key), **condition))
+
+        ways: list[Callable[[], Awaitable[None]]] = [
+            put,
+            lambda: kv.delete(key),
+            lambda: put(if_absent=True),
+            lambda: put(if_version=self._version + ahead),
+            lambda: kv.delete(key, if_version=self._version + ahead),
+        ]
+        first, *others = self._rng.choices(ways, k=3)
+        await asyncio.gather(self._rng.choice((put, first))(), *(each() for each in others))
+
+    async def _stream(self, kv: RecordingClient, versions: dict[bytes, int]) -> None:
+        key = self._rng.choice(HOT_KEYS)
+        value = self._value(key, self._rng.choice(kv_uploads.SIZES_BYTES))
+        self._note(versions, key, await kv.put(key, value, chunk_bytes=CHUNK_BYTES, **self._condition(key, versions)))
+
+    async def _upload(self, kv: KeyValueClient, name: str, versions: dict[bytes, int]) -> None:
+        key = self._rng.choice(HOT_KEYS)
+        value = self._value(key, self._rng.choice(kv_uploads.SIZES_BYTES))
+        conditions = {"if_absent": False, "if_version": None, **self._condition(key, versions)}
+        self._note(versions, key, await self._uploading.upload(kv, name, key, value, **conditions))
+
+    def _condition(self, key: bytes, versions: dict[bytes, int]) -> dict[str, Any]:
+        how = self._rng.choice(("", "", "", "if_absent", "if_version"))
+        if how == "if_version":
+            return {how: versions.get(key)}
+        return {how: True} if how else {}
 
     async def _put_once(self, kv: KeyValueClient) -> None:
         key = b"%c/once/%d" % (self._rng.choice(b"acegikmoqsuwy"), len(self.journal.tried))
         await self.journal.put(kv, key, self._value(key))
 
-    async def _change_twins(self, kv: RecordingClient) -> None:
+    async def _change_twins(self, kv: RecordingClient, versions: dict[bytes, int]) -> None:
         value = None if self._rng.random() < 0.2 else self._value(b"twins")
-        await kv.batch(dict.fromkeys(TWINS, value))
+        await self._conditional(kv, dict.fromkeys(TWINS, value), versions)
 
     async def _scan(self, kv: RecordingClient) -> None:
         before = set(self.journal.acknowledged)
@@ -235,121 +326,3 @@ class KeyValueUsers:
     def wrong(self, what: str) -> None:
         """Found when it happens: the story fails at its next step."""
         self._scene.cluster.violations.append(f"{asyncio.get_running_loop().time():.3f} {what}")
-
-    # --- operators -------------------------------------------------------------------------------------------
-
-    async def _operate(self) -> None:
-        while not self.over:
-            await asyncio.sleep(self._rng.uniform(0.3, 3.0))
-            self._rng.choice((self.split, self.split, self.merge, self.move, self.move, self.compact))()
-
-    def split(self, server_id: int | None = None) -> bool:
-        """One of this server's; of anybody's."""
-        regions = self._partitions.map.regions
-        found = [(key, self._partitions.region(key)) for key in MIDDLE_KEYS]
-        found = [(key, region) for key, region in found if server_id in (None, region.server_id)]
-        if self.over or not found or len(regions) >= REGIONS_MAX:
-            return False
-        middle_key, region = self._rng.choice(found)
-        if region.start == middle_key:
-            return False
-        how = self._rng.random()
-        if how < 0.15:
-            outside = region.end or region.start
-            self._scene.spawn(self._split_outside(region.partition_id, outside))
-        middle_key = middle_key if how < 0.6 else b""
-        self._scene.say(f"partition {region.partition_id} is split at {middle_key.decode() or 'its middle'}")
-        request = pm.SplitRegionRequest(partition_id=region.partition_id, middle_key=middle_key)
-        scattered = server_id is not None or self._rng.random() < SCATTERED
-        self._order(methods.PARTITION_MANAGER_SPLIT_REGION, request, then=self._scatter if scattered else None)
-        return True
-
-    def _scatter(self, reply: pm.SplitRegionReply) -> None:
-        """The new half goes elsewhere at once, as balance would have it."""
-        self._move(reply.right.partition_id, reply.right.server_id)
-
-    async def _split_outside(self, partition_id: int, middle_key: bytes) -> None:
-        """Where the region ends or begins: an error, never a silent OK (T19)."""
-        if not middle_key:  # it has all keys: there is nothing outside
-            return
-        version = self._partitions.map.get(partition_id).version
-        request = pm.SplitRegionRequest(partition_id=partition_id, middle_key=middle_key, version=version)
-        try:
-            await self._partitions.order(methods.PARTITION_MANAGER_SPLIT_REGION, request, timeout_s=ORDER_TIMEOUT_S)
-        except NeveError:
-            return
-        self.wrong(f"partition {partition_id} was split at {middle_key!r}, which is outside of it (T19)")
-
-    def merge(self, server_id: int | None = None) -> bool:
-        """One of this server's into one of another's; any two."""
-        pairs = list(itertools.pairwise(self._partitions.map.regions))
-        if server_id is not None:
-            pairs = [pair for pair in pairs if pair[1].server_id == server_id != pair[0].server_id]
-        if self.over or not pairs:
-            return False
-        left, right = (region.partition_id for region in self._rng.choice(pairs))
-        self._scene.say(f"partitions {left} and {right} are merged")
-        request = pm.MergeRegionsRequest(left_partition_id=left, right_partition_id=right)
-        self._order(methods.PARTITION_MANAGER_MERGE_REGIONS, request)
-        return True
-
-    def move(self) -> bool:
-        if self.over:
-            return False
-        region = self._rng.choice(self._partitions.map.regions)
-        self._move(region.partition_id, region.server_id)
-        return True
-
-    def _move(self, partition_id: int, from_id: int) -> None:
-        server_id = self._rng.choice([each for each in self._partitions.servers if each != from_id])
-        self._scene.say(f"partition {partition_id} goes from server {from_id} to {server_id}")
-        request = pm.MoveRegionRequest(partition_id=partition_id, server_id=server_id)
-        self._order(methods.PARTITION_MANAGER_MOVE_REGION, request)
-
-    def compact(self, server_id: int | None = None) -> bool:
-        """One of this server's, of anybody's; and give back what can be of its log."""
-        regions = [each for each in self._partitions.map.regions if server_id in (None, each.server_id)]
-        if self.over or not regions:
-            return False
-        region = self._rng.choice(regions)
-        if region.server_id not in self._partitions.servers:
-            return False
-        self._scene.say(f"partition {region.partition_id} is compacted at server {region.server_id}")
-        self._scene.spawn(self._compact(region))
-        return True
-
-    def _order(self, method: Any, request: Any, *, then: Callable[[Any], None] | None = None) -> None:
-        self._scene.spawn(self._ordered(method, request, repeats=self._rng.choice((0, 0, 1)), then=then))
-
-    async def _ordered(self, method: Any, request: Any, *, repeats: int, then: Callable[[Any], None] | None) -> None:
-        """Perhaps once more with the same call id: it is done once (T19, T50). `then`: when it is done first."""
-        request.call.CopyFrom(self._partitions.call_id())
-        versions = set()
-        for _ in range(1 + repeats):
-            try:
-                reply = await self._partitions.order(method, request, timeout_s=ORDER_TIMEOUT_S)
-                versions.add(reply.version)
-                if then is not None and not self.over:
-                    then(reply)
-                    then = None
-            except NeveError as error:
-                self._scene.say(f"{method.name}: {type(error).__name__} {error}")
-        if len(versions) > 1:
-            self.wrong(f"{method.name} was done twice, as versions {sorted(versions)} of the map (T19, T50)")
-
-    async def _compact(self, region: pm.RegionRecord) -> None:
-        channel = self._partitions.operator_channel(self._partitions.servers[region.server_id].address)
-        extents = self._scene.cluster.stored_state().streams.get(region.log_stream_id)
-        sealed = list(extents.extent_ids[:-1]) if extents is not None else []
-        try:
-            compact = ps.CompactPartitionRequest(partition_id=region.partition_id, full=self._rng.random() < 0.5)
-            await channel.call(methods.PARTITION_SERVER_COMPACT_PARTITION, compact, timeout_s=ORDER_TIMEOUT_S)
-            if sealed:
-                some = self._rng.sample(sealed, min(2, len(sealed)))
-                reclaim = ps.ReclaimLogExtentsRequest(partition_id=region.partition_id, extent_ids=some)
-                reply = await channel.call(
-                    methods.PARTITION_SERVER_RECLAIM_LOG_EXTENTS, reclaim, timeout_s=ORDER_TIMEOUT_S
-                )
-                self._scene.say(f"partition {region.partition_id} gave back {list(reply.message.punched)}")
-        except NeveError as error:
-            self._scene.say(f"partition {region.partition_id} is not compacted: {type(error).__name__} {error}")

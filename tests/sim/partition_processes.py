@@ -36,6 +36,7 @@ from neve.partition_server.servicer import PartitionServerServicer
 from neve.proto import methods
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
+from neve.rpc.sim_server import SimServer
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
@@ -45,6 +46,7 @@ from tests.sim.processes import Clock, Process
 CLIENT_OPTIONS = dataclasses.replace(
     OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=2_000_000, block_payload_bytes_max=20_000
 )
+DRAIN_S = 2.0  # calls that are under way when a process is told to stop have so long: as real ones, at the same point
 
 
 class SimProcess:
@@ -57,6 +59,7 @@ class SimProcess:
         self.clock = cluster.clocks[host] = Clock()
         self.store: MemoryClient
         self.streams: Client
+        self.door: SimServer
         self.up = False  # it runs, and has started
         self.left: list[str] = []  # tasks that were not over when it had stopped
         self._cluster = cluster
@@ -156,11 +159,13 @@ class SimPartitionManager(SimProcess):
         await self.streams.open()
         self.manager = Manager(self._config, self.store, streams=self.streams, channels=self.channels(), rng=rng)
         servicer = PartitionManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
-        self._cluster.network.serve(self.address, [Service(methods.PARTITION_MANAGER, servicer)], cluster=CLUSTER)
+        service = Service(methods.PARTITION_MANAGER, servicer)
+        self.door = self._cluster.network.serve(self.address, [service], cluster=CLUSTER)
         self.manager.start(self.address)
 
     async def _stop(self) -> None:
         await self.manager.stop()
+        await self.door.stop(DRAIN_S)
         await self.streams.close()
 
 
@@ -189,7 +194,8 @@ class SimPartitionServer(SimProcess):
         servicer = PartitionServerServicer(
             self.host_, ServerMetrics(CollectorRegistry()), multi_reply_bytes_max=config.multi_reply_bytes_max
         )
-        self._cluster.network.serve(self.address, [Service(methods.PARTITION_SERVER, servicer)], cluster=CLUSTER)
+        service = Service(methods.PARTITION_SERVER, servicer)
+        self.door = self._cluster.network.serve(self.address, [service], cluster=CLUSTER)
         self.registration = Registration(
             config,
             self.streams,
@@ -210,6 +216,7 @@ class SimPartitionServer(SimProcess):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.host_.stop()
+        await self.door.stop(DRAIN_S)
         await self.streams.close()
 
     def serving(self) -> list[int]:

@@ -24,15 +24,23 @@ from neve.partition_server.engine_config import EngineConfig
 from neve.stream_manager.config import Defaults
 from tests.sim import kv_checkers
 from tests.sim.client import OPTIONS
-from tests.sim.kv_uses import MIDDLE_KEYS, KeyValueUsers
+from tests.sim.kv_operators import MIDDLE_KEYS
+from tests.sim.kv_uses import KeyValueUsers
 from tests.sim.partitions import NO_BALANCE, RESTLESS, PartitionCluster
 from tests.sim.swarm import Shape
 from tests.sim.troubles import Kind, Scene
 from tests.sim.troubles_partitions import PartitionTroubles
 from tests.sim.worlds import World
 
+PART_BYTES = 1100  # of streamed puts and gets
+NARROW_BYTES = 1500
+
 MOMENTS = (
+    ("AbortUpload", "request"),
     ("Batch", "request"),
+    ("CompleteUpload", "request"),
+    ("CompleteUpload", "reply"),
+    ("Delete", "request"),
     ("FlushPartition", "reply"),
     ("MergeRegions", "request"),
     ("MergeStreams", "request"),
@@ -55,6 +63,7 @@ MOMENTS = (
     ("SplitStreams", "request"),
     ("SplitStreams", "reply"),
     ("TruncateStream", "request"),
+    ("UploadPart", "request"),
 )
 
 
@@ -83,6 +92,9 @@ class Setup:
     emphasis: float  # of the partition layer's own troubles: the stream layer has three times as many kinds
     rest_s: float  # a lease, a new server and some use of it, or less
     frozen_ms: int
+    uploads: int  # of a partition, at most
+    upload_idle_s: float  # then nobody goes on with it
+    narrow: bool  # answers of many gets, and of scans, have room for few values
 
     @classmethod
     def of(cls, seed: int) -> Setup:
@@ -109,6 +121,9 @@ class Setup:
             emphasis=rng.choice((1.0, 4.0)),
             rest_s=rng.choice((5.0, 15.0)),
             frozen_ms=rng.choice((3000, 8000)),
+            uploads=rng.choice((2, 100)),
+            upload_idle_s=rng.choice((3.0, 15.0)),
+            narrow=rng.random() < 0.3,
         )
 
     @property
@@ -123,6 +138,8 @@ class Setup:
             tables_max=self.tables,
             maintenance_s=self.maintenance_s,
             log_garbage_ratio=self.garbage,
+            uploads_max=self.uploads,
+            upload_idle_s=self.upload_idle_s,
         )
 
     @property
@@ -135,6 +152,9 @@ class Setup:
             operation_timeout_s=12.0,
             scan_page_keys_max=self.page_keys,
             alone_bytes_min=self.alone_bytes,
+            part_bytes=PART_BYTES,
+            first_part_bytes=PART_BYTES // 2,
+            scan_page_bytes_max=NARROW_BYTES if self.narrow else 4 << 20,
             limits=OPTIONS.limits,
         )
 
@@ -154,6 +174,7 @@ class PartitionWorld(World):
             engine=setup.engine,
             serving=setup.serving,
             memory_bytes_max=setup.memory_bytes,
+            multi_reply_bytes_max=NARROW_BYTES if setup.narrow else 4 << 20,
         )
         self.users = KeyValueUsers(scene, self.partitions, options=setup.client)
         self._troubles = PartitionTroubles(scene, self.partitions, self.users)
@@ -209,13 +230,13 @@ class PartitionWorld(World):
         if self.scene.rng.random() < 0.3:
             return
         if method in ("PreparePartitionSplit", "SplitStreams", "SplitRegion"):
-            self.users.split()
+            self.users.operators.split()
         elif method in ("PreparePartitionMerge", "MergeStreams", "FlushPartition", "MergeRegions"):
-            self.users.merge()
+            self.users.operators.merge()
         elif method == "MoveRegion":
-            self.users.move()
+            self.users.operators.move()
         elif method in ("PunchHoles", "TruncateStream"):
-            self.users.compact()
+            self.users.operators.compact()
 
     # --- the story -------------------------------------------------------------------------------------------
 

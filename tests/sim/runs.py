@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tests.sim.coverage import Coverage, all_errors
-from tests.sim.kinds import KINDS
+from tests.sim.kinds import KINDS, METHODS
 from tests.sim.stories import DEFAULT_WORLD, Outcome, play
 
 PROGRESS_S = 10.0
@@ -89,16 +89,19 @@ def run_many(seeds: list[int], *, jobs: int, short: bool, world: str = DEFAULT_W
 
 
 def show(coverage: Coverage, world: str = DEFAULT_WORLD) -> list[str]:
-    """Print what was reached; returns the kinds of trouble that were not."""
+    """Print what was reached; returns the kinds of trouble and the methods that were not."""
     missing = [kind for kind in KINDS[world] if not coverage.faults[kind]]
     print(f"troubles: {_counts(coverage.faults)}")
     print(f"events ({len(coverage.events)} kinds): {_counts(coverage.events)}")
     print(f"errors: {_counts(coverage.errors)}")
     print(f"moments: {_counts(coverage.moments)}")
+    print(f"methods: {_counts(coverage.methods)}")
     never = [name for name in all_errors() if not coverage.errors[name]]
     print(f"errors never met: {', '.join(never) or 'none'}")
     print(f"troubles never met: {', '.join(missing) or 'none'}")
-    return missing
+    uncalled = [name for name in METHODS[world] if not coverage.methods[name]]
+    print(f"methods never answered: {', '.join(uncalled) or 'none'}")
+    return missing + uncalled
 
 
 def _counts(counter: Counter[str]) -> str:

@@ -16,10 +16,11 @@ import pytest
 
 from tests.sim import stories
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.coverage import Coverage, all_errors
-from tests.sim.kinds import ALL_KINDS
-from tests.sim.runs import chosen_seeds, run_many
+from tests.sim.coverage import Coverage, all_errors, method_name
+from tests.sim.kinds import ALL_KINDS, KINDS, METHODS
+from tests.sim.runs import chosen_seeds, run_many, show
 from tests.sim.swarm import Shape, weights_of
+from tests.sim.wire_watch import ALL_METHODS
 
 SHORT_SEEDS_DEFAULT = 300  # about two and a half minutes of one core
 LONG_SEEDS = range(1, 7)
@@ -83,3 +84,18 @@ async def test_the_list_of_kinds_is_what_stories_have(cluster: SimCluster) -> No
         found |= {kind.name for part in story.parts for kind in part.kinds()}
     assert found == set(ALL_KINDS)
     assert "SealUnavailable" in all_errors()
+
+
+@pytest.mark.parametrize("world", METHODS)
+def test_a_run_that_never_came_to_a_kind_or_a_method_says_so(world: str) -> None:
+    coverage = Coverage()
+    coverage.faults.update(KINDS[world][1:])
+    coverage.methods.update(METHODS[world][:-1])
+    assert show(coverage, world) == [KINDS[world][0], METHODS[world][-1]]
+    assert {*METHODS[world]} <= {method_name(each) for each in ALL_METHODS.values()}
+
+
+def test_methods_that_were_answered_are_counted_as_long_as_somebody_looks() -> None:
+    counted = stories.play(REPEATED_SEED, short=True, events_max=0).coverage.methods
+    assert counted["ExtentNode.AppendBlock"] > 10
+    assert not counted["PartitionServer.Get"]

@@ -46,10 +46,10 @@ class PartitionTroubles:
             Kind("partition manager resigns", lambda: self._stop(self._leaders()), sharp=True),
             Kind("key-value client killed", self._kill_client, sharp=True),
             Kind("key-value client stopped", self._pause_client, sharp=True),
-            Kind("partition split", self._users.split, sharp=True),
-            Kind("partitions merged", self._users.merge, sharp=True),
-            Kind("partition moved", self._users.move, sharp=True),
-            Kind("partition compacted", self._users.compact),
+            Kind("partition split", self._users.operators.split, sharp=True),
+            Kind("partitions merged", self._users.operators.merge, sharp=True),
+            Kind("partition moved", self._users.operators.move, sharp=True),
+            Kind("partition compacted", self._users.operators.compact),
             Kind("partition compacted slowly", self._compact_slowly),
         )
 
@@ -128,9 +128,9 @@ class PartitionTroubles:
         length_s = self._scene.rng.choice(UNHEARD_S)
         server.store.interrupt_watches(length_s)
         self._scene.say(f"{server.host} hears nothing of the map for {length_s:g} s")
-        if self._scene.rng.random() < 0.5 and self._users.merge(server.server_id):
+        if self._scene.rng.random() < 0.5 and self._users.operators.merge(server.server_id):
             return True
-        return self._users.split(server.server_id)
+        return self._users.operators.split(server.server_id)
 
     def _stop(self, candidates: Sequence[SimProcess]) -> bool:
         """SIGTERM, and a new process after a moment."""
@@ -183,7 +183,7 @@ class PartitionTroubles:
         set_all(SLOW_FACTOR)
         length_s = self._scene.for_a_while(lambda: set_all(1.0), lengths_s=SLOW_S)
         self._scene.say(f"nodes answer {server.host} slowly for {length_s:.2f} s")
-        return self._users.compact(server.server_id)
+        return self._users.operators.compact(server.server_id)
 
     # --- clients ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from neve.meta import keys
@@ -20,6 +21,7 @@ from neve.partition_server.puts import GroupedPuts
 from neve.partition_server.reclaimer import Reclaimer
 from neve.partition_server.sessions import Sessions
 from neve.partition_server.store import Store
+from neve.partition_server.uploads import Uploads
 from neve.partition_server.write import Write
 from neve.partition_server.writes import Writes
 from neve.proto import partition_manager_pb2 as pm
@@ -232,6 +234,90 @@ def _answers_early(change: Any) -> None:
 
     change(Writes, "_submit", wrong)
     change(GroupedPuts, "_submit", lambda self, puts: None)
+
+
+# --- conditions and uploads -----------------------------------------------------------------------------------
+
+
+@bug("a batch looks at its first condition alone", origin="T48", world=WORLD)
+def _first_condition(change: Any) -> None:
+    """What does not meet its own condition is done with the others."""
+    batch = Writes._batch
+
+    async def wrong(self: Any, write: Any, operations: Any) -> None:
+        conditional = [each for each in operations if each.expected is not None]
+        unchecked = conditional[1:]
+        await batch(self, write, [replace(each, expected=None) if each in unchecked else each for each in operations])
+
+    change(Writes, "_batch", wrong)
+
+
+@bug("a refusal does not wait for what it tells of", origin="T48", world=WORLD)
+def _refuses_early(change: Any) -> None:
+    """Somebody is told of a version, or that there is nothing, and the write that made it so may never be."""
+
+    async def wrong(self: Any, found: Any) -> None:
+        return None
+
+    change(Writes, "_rest_on", wrong)
+
+
+@bug("an aborted upload becomes an object", origin="T49", world=WORLD)
+def _abort_in_vain(change: Any) -> None:
+    """An abort is acknowledged, and the upload may go on."""
+    change(Uploads, "abort", lambda self, upload_id, key: self._store.check_key(key))
+
+
+@bug("an upload's condition is decided when it begins", origin="T48", world=WORLD)
+def _condition_of_the_beginning(change: Any) -> None:
+    """What happens to the key while its parts come is not looked at."""
+    begin_upload, begin = Partition.begin_upload, Uploads.begin
+
+    async def wrong(self: Any, key: bytes, *, condition: Any = None, ttl_ms: int = 0, call: Any = None) -> int:
+        expected = engine.expected_of(condition)
+        if expected is not None:
+            found = (await self._writes._lookups.current([key]))[key]
+            await self._writes._check(found, expected, self._store.wall_ms())
+        return await begin_upload(self, key, condition=condition, ttl_ms=ttl_ms, call=call)
+
+    def unconditional(self: Any, key: bytes, *, expected: Any, ttl_ms: int, caller: Any) -> int:
+        return begin(self, key, expected=None, ttl_ms=ttl_ms, caller=caller)
+
+    change(Partition, "begin_upload", wrong)
+    change(Uploads, "begin", unconditional)
+
+
+@bug("a repeated completion makes the object again", origin="T50", world=WORLD)
+def _completes_again(change: Any) -> None:
+    """The upload is kept, and the call is not: whoever did not hear the answer puts the object over later writes."""
+    put_parts = Writes.put_parts
+
+    async def wrong(self: Any, key: bytes, parts: Any, *, caller: Any, **named: Any) -> Any:
+        return await put_parts(self, key, parts, caller=log_format.NOBODY, **named)
+
+    change(Writes, "put_parts", wrong)
+    change(Uploads, "_end", lambda self, upload: None)
+
+
+@bug("parts of an upload do not keep their extents", origin="T40", world=WORLD)
+def _unpinned_parts(change: Any) -> None:
+    """The log's extents are given back while parts in them wait for the others."""
+
+    release, write_parts = Writes.release_parts, Writes.write_parts
+    released: set[Any] = set()
+
+    async def unpinned(self: Any, key: bytes, value: Any, *, upload_id: int, offset: int) -> Any:
+        parts = await write_parts(self, key, value, upload_id=upload_id, offset=offset)
+        if upload_id:
+            release(self, None, parts)
+            released.update(parts)
+        return parts
+
+    def once(self: Any, write: Any, parts: Any) -> None:
+        release(self, write, parts if write is not None else tuple(each for each in parts if each not in released))
+
+    change(Writes, "write_parts", unpinned)
+    change(Writes, "release_parts", once)
 
 
 # --- tables and the value log ---------------------------------------------------------------------------------
