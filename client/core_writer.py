@@ -199,9 +199,10 @@ class WriterCore:
         state, placed = self._replicas[replica], self._placed
         first_number = number = self._next_number(replica) if state.epoch else state.next_number
         at = number - self._first_number
-        if at + 1 >= len(placed) and at_least_one:  # one batch is all there is, as when one append is awaited at a time
+        bytes_limit = bytes_max + self.run_bytes_max // 4  # better a fuller frame than a small one behind it
+        if at + 1 >= len(placed):  # one batch is all there is, as when one append is awaited at a time
             batch = placed[at] if at < len(placed) else self._place()
-            if batch is None:
+            if batch is None or (batch.size_bytes > bytes_limit and not at_least_one):
                 return None
             if not self._queue:
                 state.next_number = number + 1
@@ -209,7 +210,6 @@ class WriterCore:
                 return Taken(replica, number, state.epoch, offset, offset + batch.size_bytes, [batch], False)
         batches: list[Batch] = []
         size_bytes = 0
-        bytes_limit = bytes_max + self.run_bytes_max // 4  # better a fuller frame than a small one behind it
         while size_bytes < bytes_max or not batches:
             batch = placed[at] if at < len(placed) else self._place()
             if batch is None:

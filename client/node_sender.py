@@ -19,6 +19,7 @@ from typing import Protocol
 
 from neve.client.core_batch import Batch
 from neve.client.core_writer import Taken
+from neve.client.later import Later
 from neve.client.options import ClientOptions
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
@@ -69,6 +70,7 @@ class NodeSenders:
         self._due: dict[NodeSender, None] = {}
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
+        self.when_idle = Later(options.committed_idle_s)
 
     def to(self, address: str) -> NodeSender:
         sender = self._senders.get(address)
@@ -111,11 +113,12 @@ class NodeSenders:
 
     def _run(self) -> None:
         self._scheduled = False
-        due, self._due = self._due, {}
-        for sender in due:
-            sender.pump()
+        due, self._due = list(self._due), {}
+        while due:  # a frame for each in turn: all nodes begin with the first streams while the others' are framed
+            due = [sender for sender in due if sender.pump()]
 
     def close(self) -> None:
+        self.when_idle.close()
         for sender in self._senders.values():
             sender.close()
 
@@ -156,14 +159,16 @@ class NodeSender:
         """The lane has nothing to send any more. Its segments in flight are still answered."""
         self._ready.pop(lane, None)
 
-    def pump(self) -> None:
-        """Send frames while there is something to send and room for it."""
-        while self._ready and len(self._frames) < self._options.frames_in_flight_max:
-            frame = Frame(self)
-            self._fill(frame)
-            if not frame.parts:
-                return
-            self._send(frame)
+    def pump(self) -> bool:
+        """Send a frame, if there is something to send and room for it: whether there may be more."""
+        if not self._ready or len(self._frames) >= self._options.frames_in_flight_max:
+            return False
+        frame = Frame(self)
+        self._fill(frame)
+        if not frame.parts:
+            return False
+        self._send(frame)
+        return bool(self._ready)
 
     def send_from(self, lane: SegmentSource) -> None:
         """As `wake` and `pump` of an idle sender: the lane is the only one that has something to send."""
@@ -173,8 +178,8 @@ class NodeSender:
             self._fill(frame)
         if frame.parts:
             self._send(frame)
-        if self._ready:
-            self.pump()
+        while self._ready and self.pump():
+            pass
 
     def _send(self, frame: Frame) -> None:
         self.frames_sent += 1

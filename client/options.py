@@ -28,7 +28,7 @@ class ClientOptions:
     buffer_bytes_max: int = 256 * MIB  # the same of all writers of the client
     frame_bytes: int = 1 * MIB  # measured: 64 KiB gives half the bandwidth
     frames_in_flight_max: int = 8  # to one node
-    frame_segments_max: int = 4096  # extents that one frame carries appends for
+    frame_segments_max: int = 256  # extents that one frame carries appends for; more, and nodes wait for the client
     append_timeout_s: float = 2.0  # of one frame
     append_attempts_max: int = 3  # at one replica without any progress, before the stream goes on without its node
     append_retry_delay_s: float = 0.05

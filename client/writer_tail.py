@@ -89,7 +89,7 @@ class WriterTail:
         self._prepared: sm.ExtentInfo | None = None
         self._prepare_above = 0
         self._preparing: asyncio.Task[None] | None = None
-        self._tell_timer: asyncio.TimerHandle | None = None
+        self._armed = False  # `_on_idle` will be called
         self._pushed_when_armed = 0
         self._told: asyncio.Future[None] | None = None
         self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
@@ -161,8 +161,6 @@ class WriterTail:
         self._closed = True
         for lane in self._lanes:
             lane.close()
-        if self._tell_timer is not None:
-            self._tell_timer.cancel()
         for task in [*self._tasks, *self.confirming.values()]:
             task.cancel()
         self.on_told()
@@ -183,7 +181,7 @@ class WriterTail:
             if core.end > self._prepare_above:
                 self._prepare_above = core.tail.limit_bytes
                 self._preparing = self._spawn(self._prepare())
-            if self._tell_timer is None:
+            if not self._armed and not core.held_bytes:
                 self._arm_tell()
         if core.full and not core.sealing and core.is_drained:
             self._begin_roll()
@@ -244,15 +242,16 @@ class WriterTail:
     # --- committed, told alone -------------------------------------------------------------------------------
 
     def _arm_tell(self) -> None:
+        self._armed = True
         self._pushed_when_armed = self._core.pushed_bytes
-        self._tell_timer = self._loop.call_later(self._options.committed_idle_s, self._on_idle)
+        self._senders.when_idle.call(self._on_idle)
 
     def _on_idle(self) -> None:
-        self._tell_timer = None
-        if self._closed or self._rolling:
-            return
-        if self._core.pushed_bytes != self._pushed_when_armed or self._core.held_bytes:
-            self._arm_tell()  # still busy: the next appends tell it
+        self._armed = False
+        if self._closed or self._rolling or self._core.held_bytes:
+            return  # still busy: when it is acknowledged, we come back
+        if self._core.pushed_bytes != self._pushed_when_armed:
+            self._arm_tell()  # not idle for long enough
         else:
             self.tell()
 

@@ -170,3 +170,15 @@ async def test_an_idle_sender_of_a_lane_that_has_nothing_sends_nothing() -> None
     assert wire.segments() == []
     append(senders, source)
     assert wire.segments() == [1]
+
+
+async def test_nodes_get_frames_in_turn() -> None:
+    """All of them begin while the rest is framed, instead of one after the other."""
+    wire = Wire()
+    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frame_segments_max=2))
+    sources = [Source(senders.to(f"node:{number % 3}")) for number in range(12)]
+    for number, source in enumerate(sources):
+        source.blocks = 1 + number % 3  # tells the node
+        senders.wake([source], hurry=False)
+    await asyncio.sleep(0)
+    assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [1, 2, 3, 1, 2, 3]
