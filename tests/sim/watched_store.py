@@ -4,7 +4,8 @@ Invariants: what breaks a rule is noted when it is committed, with its revision,
             G7: keys of the managers change only by transactions that compare the key of whoever leads then;
             G3: a seal, once written, never changes: not its length, nor a digest that was there;
             G2: a seal keeps what was acknowledged before;
-            an id of a stream or an extent is never used again;
+            an id of a stream, an extent or a recovery task is never used again, nor for two of them, and one of a node
+            never for another one: extents stay their stream's, tasks their extent's, nodes their address's;
             rule 2: a lease that ends is over by its holder's clock;
             a holding of a lock, by its token, is over when its key is deleted, or with its owner's lease: a key that
             somebody else has put in its place leaves an owner who does not know it yet.
@@ -56,7 +57,10 @@ class WatchedStore(MemoryStore):
         self.on_over: Callable[[int], None] = lambda _: None  # told such a token
         self._held: dict[bytes, int] = {}  # tokens, by the keys of locks
         self._tokens: dict[int, list[int]] = {}  # by lease
-        self._made: set[bytes] = set()  # keys of streams that there are or were
+        self._made: dict[int, str] = {}  # ids that the counter gave out, and what was made with them first
+        self._addresses: dict[int, str] = {}  # of nodes, by id
+        self._tasks: dict[bytes, int] = {}  # task ids, by key
+        self._open: dict[int, Extent] = {}  # as they were when they were linked
         self._leaving: frozenset[int] = frozenset()
         self._holders: list[tuple[Process, MemoryClient]] = []
         self._lists: dict[bytes, tuple[int, ...]] = {}  # extents, by the key of their stream
@@ -100,9 +104,14 @@ class WatchedStore(MemoryStore):
             for op in puts:
                 if op.key.startswith(self.root + r.STREAMS):
                     self._check_young(op, result.revision)
+                elif op.key.startswith(self.root + r.TASKS):
+                    self._check_task(op, result.revision)
+                elif op.key.startswith(self.root + r.NODES):
+                    self._check_node(op, result.revision)
             for each in success:
                 if isinstance(each, Delete):
                     self._lists.pop(as_range(each.keys).start, None)
+                    self._tasks.pop(as_range(each.keys).start, None)
         return result
 
     def _watch_lock(self, op: Operation, revision: int) -> None:
@@ -137,6 +146,10 @@ class WatchedStore(MemoryStore):
             if not isinstance(op, Get)
         )
         return frozenset(extent_id for listed in lists for extent_id in listed)
+
+    def extents_of(self, stream_id: int) -> tuple[int, ...]:
+        """As its record has them; none if there is no such stream."""
+        return self._lists.get(self.root + r.STREAMS + r.id_text(stream_id), ())
 
     def is_listed(self, extent_id: int) -> bool:
         return any(extent_id in listed for listed in self._lists.values())
@@ -176,24 +189,58 @@ class WatchedStore(MemoryStore):
         found = self.key_space.read(as_range(key)).kvs
         return found[0] if found else None
 
+    # --- ids -------------------------------------------------------------------------------------------------
+
+    def _claim(self, number: int, what: str, revision: int) -> None:
+        """One counter gives out the ids of streams, extents and tasks."""
+        if self._made.setdefault(number, what) != what:
+            self.violations.append(f"revision {revision}: the id of {what} {number} is a {self._made[number]}'s")
+
+    def _check_task(self, op: Put, revision: int) -> None:
+        task = codec.decode_task(op.value, revision)
+        if self._tasks.get(op.key) == task.task_id:
+            return
+        if task.task_id in self._made:
+            self.violations.append(f"revision {revision}: the id of task {task.task_id} was used before")
+        self._made[task.task_id] = "task"
+        self._tasks[op.key] = task.task_id
+
+    def _check_node(self, op: Put, revision: int) -> None:
+        node = codec.decode_node(op.value, revision)
+        known = self._addresses.setdefault(node.node_id, node.wire_address)
+        if node.wire_address != known:
+            told = f"node {node.node_id} was {known}, and is {node.wire_address}"
+            self.violations.append(f"revision {revision}: {told}")
+
     def _check_young(self, op: Put, revision: int) -> None:
         """Those in a stream's record that have no key of their own: what their keys say counts more."""
         stream, young = codec.decode_stream(op.value, revision)
         before = self._lists.get(op.key)
-        if before is None and op.key in self._made:
+        if before is None and stream.stream_id in self._made:
             self.violations.append(f"revision {revision}: the id of stream {stream.stream_id} was used before")
-        self._made.add(op.key)
-        for extent_id in stream.extent_ids[-2:]:
-            if extent_id not in (before or ()):
+        self._claim(stream.stream_id, "stream", revision)
+        known = frozenset(before or ())
+        for extent_id in stream.extent_ids:
+            if extent_id not in known:
                 if extent_id in self.linked and not self.is_listed(extent_id) and extent_id not in self._leaving:
                     self.violations.append(f"revision {revision}: the id of extent {extent_id} was used before")
+                self._claim(extent_id, "extent", revision)
                 self.linked.setdefault(extent_id, revision)
                 self.on_linked(extent_id)
+        if len({*stream.extent_ids}) != len(stream.extent_ids):
+            self.violations.append(f"revision {revision}: stream {stream.stream_id} lists an extent twice")
         self._lists[op.key] = stream.extent_ids
         for extent in young:
+            self._check_same(extent, revision)
             self.nodes_of[extent.extent_id] = extent.node_ids
             if self.at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
                 self._check_seal(extent, revision)
+
+    def _check_same(self, extent: Extent, revision: int) -> None:
+        """Another one with its id would be another stream's, or elsewhere while it is open (8)."""
+        first = self._open.setdefault(extent.extent_id, extent)
+        if extent.stream_id != first.stream_id or (extent.seal is None and extent.replicas != first.replicas):
+            self.violations.append(f"revision {revision}: extent {extent.extent_id} was {first}, and is {extent}")
 
     def _check_seal(self, new: Extent, revision: int) -> None:
         length = None if new.seal is None else new.seal.length
@@ -213,6 +260,7 @@ class WatchedStore(MemoryStore):
             return
         new = codec.decode_extent(after.value, after.mod_revision)
         self._check_seal(new, revision)
+        self._check_same(new, revision)
         self.nodes_of[new.extent_id] = new.node_ids
         if before is None:
             return

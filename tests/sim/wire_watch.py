@@ -3,7 +3,8 @@
     Nodes     a length that a node has answered for is never answered shorter, unless it says that it is in doubt
               (rules 5, 12, 14); what it has fenced, or raised to a token, grows no more by older ones, whatever
               happened to its power in between (4, 14); after a failed sync it takes nothing more (T23)
-    Managers  a seal has one length, whoever asks (16); an owner who was replaced before he asked is told none (3); a
+    Managers  a seal has one length, whoever asks, and one extent behind it, the next one in the stored list, unless
+              that was taken out of the stream (16); an owner who was replaced before he asked is told none (3); a
               manager that did not lead while a call was under way answers none that needs a leader (25); what was
               ordered deleted because metadata did not know it is never linked (24)
 
@@ -78,6 +79,7 @@ class WireWatch:
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._promises: dict[tuple[str, int], Promise] = {}
         self._sync_failed: dict[tuple[str, int], tuple[float, Callable[[], bool]]] = {}
+        self._successors: dict[tuple[int, int], int] = {}  # of extents, by stream and extent, as first answered
         self._deleted: set[int] = set()  # extents that were ordered deleted while metadata did not know them
         self._judges: dict[int, Callable[[str, _Asked, Any, Any], None]] = {
             methods.EXTENT_NODE_APPEND_BLOCK.method_id: self._on_append,
@@ -204,6 +206,17 @@ class WireWatch:
         decided = self._etcd.seals.get(extent_id)
         if decided is not None and length != decided:
             self._wrong(f"{manager} says that extent {extent_id} ends at {length}, sealed is {decided} (16)")
+        if reply.HasField("tail"):
+            self._check_successor(manager, request.stream_id, extent_id, reply.tail.extent_id)
+
+    def _check_successor(self, manager: str, stream_id: int, extent_id: int, successor_id: int) -> None:
+        listed = self._etcd.extents_of(stream_id)
+        first = self._successors.setdefault((stream_id, extent_id), successor_id)
+        what = f"{manager} says that extent {successor_id} comes after {extent_id} in stream {stream_id}"
+        if successor_id != first and first in listed:
+            self._wrong(f"{what}, and that was {first} before (16)")
+        if {extent_id, successor_id} <= {*listed} and listed.index(successor_id) != listed.index(extent_id) + 1:
+            self._wrong(f"{what}, whose list is {listed} (16)")
 
     def _on_delete(self, request: pb.DeleteExtentRequest) -> None:
         extent_id, node_id = request.extent_id, request.replica.node_id

@@ -170,6 +170,12 @@ def _another_length(change: Any) -> None:
     change(Allocator, "_again", wrong)
 
 
+@bug("a repeated seal gives another successor", origin="T3, rule 16")
+def _another_successor(change: Any) -> None:
+    """Who asks again gets one more extent, although there is one behind the sealed one."""
+    change(Allocator, "_successor", lambda self, stream, sealed, mutation: None)
+
+
 @bug("who took part counts as confirmed", origin="T5, rule 19")
 def _bits_at_once(change: Any) -> None:
     """The transaction of a seal lists all replicas as good."""

@@ -1,0 +1,74 @@
+"""What the simulation's metadata store says of ids that are used again: records as no manager would write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from neve.meta.txn import Delete, Operation, Put
+from neve.proto import stream_manager_pb2 as sm
+from neve.stream_manager import record_codec as codec
+from neve.stream_manager import records as r
+from neve.stream_manager.records import Extent, NodeEntry, Policy, ReplicaAt, Stream, Task
+from tests.sim.watched_store import WatchedStore
+
+ROOT = b"/test/"
+POLICY = Policy(replicas=1, no_sync=False, extent_bytes_max=4000, placement="", strict=False)
+
+
+def extent(extent_id: int, *, of: int, node_id: int = 1) -> Extent:
+    return Extent(extent_id, 1, (ReplicaAt(node_id, "disk", 7),), 4000, 0, of)
+
+
+def stream(stream_id: int, *extents: Extent) -> Put:
+    ids = tuple(each.extent_id for each in extents)
+    record = Stream(stream_id, "", f"lock {stream_id}", ids, False, POLICY, (), 1, 0)
+    return Put(ROOT + r.STREAMS + r.id_text(stream_id), codec.encode_stream(record, extents))
+
+
+def task(task_id: int, extent_id: int, *, attempts: int = 0) -> Put:
+    record = Task(task_id, extent_id, sm.RecoveryTask.COPY, None, None, 1, 0, attempts)
+    return Put(ROOT + r.TASKS + r.id_text(extent_id), codec.encode_task(record))
+
+
+def node(node_id: int, address: str) -> Put:
+    return Put(ROOT + r.NODES + r.id_text(node_id), codec.encode_node(NodeEntry(node_id, address)))
+
+
+def gone(put: Put) -> Delete:
+    return Delete(put.key)
+
+
+A, B, C = extent(11, of=1), extent(12, of=1), extent(13, of=1)
+S, T = stream(1, A), stream(2, extent(14, of=2))
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([[S], [stream(1, A, B)], [stream(1, B)], [stream(1, B, C)]], ""),
+        ([[S], [stream(1, A, B)], [stream(1, A, B), stream(3, A, B)]], ""),  # a split
+        ([[S], [gone(S), stream(3, A)]], ""),  # a merge
+        ([[S], [task(20, 11)], [task(20, 11, attempts=1)], [task(21, 11)]], ""),
+        ([[node(4, "node4:1")], [node(4, "node4:1")], [node(5, "node5:1")]], ""),
+        ([[S], [gone(S)], [stream(1, extent(15, of=1))]], "id of stream 1 was used before"),
+        ([[S], [stream(1, A, B)], [stream(1, B)], [stream(1, A, B, C)]], "id of extent 11 was used before"),
+        ([[S], [stream(1, A, B, C, A)]], "lists an extent twice"),
+        ([[S, T], [stream(2, extent(14, of=2), extent(11, of=2))]], "extent 11 was"),  # another one, with its id
+        ([[S], [stream(1, extent(11, of=1, node_id=2))]], "extent 11 was"),
+        ([[S], [stream(11, extent(15, of=11))]], "id of stream 11 was used before"),
+        ([[S, T], [stream(1, A, extent(2, of=1))]], "the id of extent 2 is a stream's"),
+        ([[S], [task(20, 11)], [gone(task(20, 11))], [task(20, 12)]], "id of task 20 was used before"),
+        ([[S], [task(20, 11)], [task(21, 11)], [task(20, 11)]], "id of task 20 was used before"),
+        ([[S], [task(11, 11)]], "id of task 11 was used before"),
+        ([[node(4, "node4:1")], [node(4, "node5:1")]], "node 4 was node4:1"),
+    ],
+)
+def test_an_id_that_is_used_again_is_noted_and_what_goes_on_under_its_own_is_not(
+    steps: list[list[Operation]], told: str
+) -> None:
+    store = WatchedStore(ROOT)
+    for operations in steps:
+        store.txn([], operations, [])
+    found = [each for each in store.violations if "(G7)" not in each]  # nobody leads here
+    assert told in "".join(found)
+    assert bool(found) == bool(told), found
