@@ -6,7 +6,8 @@
     python -m tests.sim --seed 17 --world partitions   the larger world: key-value clients, partitions, streams
     python -m tests.sim --bugs                     deliberate bugs: each must be found (tests/sim/bugs)
 
-The exit code is 1 if a story fails or, with 150 and more of them, if a kind of trouble never happened.
+The exit code is 1 if a story fails or, with 150 and more of them, if a kind of trouble never happened (16 in the larger
+world) or a method never answered.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from neve.client.kv_options import KeyValueOptions
 from neve.partition_server.config import Serving
 from neve.partition_server.engine_config import EngineConfig
 from neve.stream_manager.config import Defaults
-from tests.sim import kv_checkers
+from tests.sim import kv_checkers, swarm
 from tests.sim.client import OPTIONS
+from tests.sim.kinds import KINDS
 from tests.sim.kv_operators import MIDDLE_KEYS
 from tests.sim.kv_uses import KeyValueUsers
 from tests.sim.partitions import NO_BALANCE, RESTLESS, PartitionCluster
@@ -184,7 +185,7 @@ class PartitionWorld(World):
     def shape(seed: int, *, short: bool = False) -> Shape:
         rng = random.Random(f"partition world {seed}")
         shape = Shape.of(seed, short=short)
-        return dataclasses.replace(
+        shape = dataclasses.replace(
             shape,
             managers=2,
             streams=rng.choice((0, 0, 1)),
@@ -192,6 +193,11 @@ class PartitionWorld(World):
             readers=min(shape.readers, 1),
             operators=shape.operators * rng.choice((0, 1)),
         )
+        return swarm.allowing(shape, PartitionWorld.dealt(seed))
+
+    @staticmethod
+    def dealt(seed: int) -> Sequence[str]:
+        return swarm.dealt(seed, KINDS["partitions"])
 
     @staticmethod
     def cluster_options(seed: int) -> dict[str, Any]:

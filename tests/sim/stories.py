@@ -61,6 +61,7 @@ FOCUS_SHARE = 0.8
 HAUNTED = 0.7  # nodes that start
 PROMISED = 4.0  # how much rather trouble befalls what a node has just answered for
 AT_ONCE = (1, 1, 1, 2, 3)  # troubles that coincide
+EXTRA_EVENTS_MAX = 30  # for kinds that a story has to come to, and could not before
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -200,14 +201,23 @@ class Story:
             self.set_far(manager.host)
         await self.world.begin()
         await self.users.begin()
+        dealt = self.world.dealt(self._seed)
+        due = {kind.name: kind for kind in kinds if kind.name in dealt}
         for _ in range(self._events_max):
             await asyncio.sleep(self.rng.expovariate(1 / PAUSE_S_MEAN))
+            self._cause_due(due)
             if self.rng.random() < self.shape.ambushes:
                 self._undoing.append(asyncio.get_running_loop().create_task(self._lie_in_wait(sharp, weights)))
             else:
                 if self.rng.random() < 0.5:
                     self.focus = self._cast()
                 self._cause_some(kinds, weights)
+            self.check()
+        for _ in range(EXTRA_EVENTS_MAX if self._events_max == self.shape.events else 0):
+            if not due:
+                break
+            await asyncio.sleep(self.rng.expovariate(1 / PAUSE_S_MEAN))
+            self._cause_due(due)
             self.check()
         await asyncio.sleep(self.rng.uniform(0.0, self.world.rest_s))
         self.say("all trouble ends")
@@ -243,11 +253,22 @@ class Story:
 
     def _cause_some(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
         for _ in range(self.rng.choice(AT_ONCE)):
-            kind = self.rng.choices(kinds, [weights[each.name] for each in kinds])[0]
-            self._begun.add(kind.name)  # before it: what it causes may be logged at once
-            if kind.cause():
-                self._coverage.faults[kind.name] += 1
+            self._cause(self.rng.choices(kinds, [weights[each.name] for each in kinds])[0])
         self.focus = frozenset()
+
+    def _cause_due(self, due: dict[str, Kind]) -> None:
+        """One of the kinds that this story has to come to, and can at this moment."""
+        for name in [*due]:
+            if self._cause(due[name]):
+                del due[name]
+                return
+
+    def _cause(self, kind: Kind) -> bool:
+        self._begun.add(kind.name)  # before it: what it causes may be logged at once
+        caused = kind.cause()
+        if caused:
+            self._coverage.faults[kind.name] += 1
+        return caused
 
     async def _lie_in_wait(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:
         """Trouble when a certain message is seen, rather for those whom it concerns."""

@@ -1,7 +1,8 @@
 """What a seed's story is like: sizes, policies, and which kinds of trouble it has.
 
 Each story has only some of the kinds, each with a weight of its own (swarm testing): a story with everything in it
-hides what a long row of the same would show, since one kind undoes another.
+hides what a long row of the same would show, since one kind undoes another. Where few stories have to come to every
+kind, each is dealt some that it comes to in any case.
 
 Invariants: nothing but the seed decides; a story with fewer events is the beginning of the one with more of them.
 Neighbours: stories.py tells the story; troubles.py has the kinds.
@@ -10,13 +11,28 @@ Neighbours: stories.py tells the story; troubles.py has the kinds.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 EVENTS_MIN, EVENTS_MAX = 8, 24
 EVENTS_SHORT = (6, 14)
-LOSING = frozenset({"bits flipped", "disk errors", "disks wiped", "node vanishes"})  # what few stories may have
+LOSING = {"bits flipped": "damage", "disk errors": "errors", "disks wiped": "wipe", "node vanishes": "vanish"}
+"""What few stories may have, and what these lose by it."""
 LOSING_WEIGHT = 6.0
+ROUND = 16  # so many stories, one after the other, come to every kind that is dealt
+SYNCED = frozenset({"disks wiped", "node vanishes", "power cut everywhere"})  # what only stories may have that sync
+OWNED = frozenset(  # what there must be users of streams for
+    {
+        "client killed",
+        "client stopped",
+        "owner dies, replica loses power",
+        "owner stopped past its lease",
+        "slow replica and a dead one",
+        "stream sealed",
+        "stream taken over",
+        "tail drained, nodes missing",
+    }
+)
 THEMED = 0.5  # of the stories
 THEME_SHARE = 0.4  # of their troubles
 
@@ -73,6 +89,23 @@ class Shape:
             hasty=rng.random() < 0.3,
             append_timeout_s=rng.choice((0.5, 0.5, 2.0)),
         )
+
+
+def dealt(seed: int, kinds: Sequence[str]) -> Sequence[str]:
+    """The seed's share of the kinds: the shares of `ROUND` seeds in a row are all of them. One may lose disks once."""
+    return [*LOSING, *(kind for kind in kinds if kind not in LOSING)][seed % ROUND :: ROUND]
+
+
+def allowing(shape: Shape, kinds: Sequence[str]) -> Shape:
+    """The same, changed as far as these kinds need it."""
+    loses = next((LOSING[kind] for kind in kinds if kind in LOSING), shape.loses)
+    return replace(
+        shape,
+        sync=shape.sync or not SYNCED.isdisjoint(kinds),
+        mixed=shape.mixed and not loses,
+        loses=loses,
+        streams=max(shape.streams, not OWNED.isdisjoint(kinds)),
+    )
 
 
 def weights_of(seed: int, kinds: Iterable[str]) -> dict[str, float]:

@@ -19,17 +19,19 @@ from tests.sim.cluster import SimCluster, simulated
 from tests.sim.coverage import Coverage
 from tests.sim.kinds import KINDS
 from tests.sim.partition_world import PartitionWorld, Setup
-from tests.sim.runs import chosen_seeds, run_many
+from tests.sim.runs import KINDS_SEEDS_MIN, chosen_seeds, run_many
+from tests.sim.swarm import LOSING, ROUND, dealt
 
 WORLD = "partitions"
-SHORT_SEEDS_DEFAULT = 16  # about twenty seconds of one core
+SHORT_SEEDS_DEFAULT = ROUND  # about twenty seconds of one core, and every kind of trouble once at least
 REPEATED_SEED = 7
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.slow
 
 
-def test_t53_stories_by_chance_of_partitions_end_with_every_guarantee_kept() -> None:
+def test_t53_stories_by_chance_of_partitions_end_with_every_guarantee_kept_and_every_trouble_happens() -> None:
+    assert KINDS_SEEDS_MIN[WORLD] <= SHORT_SEEDS_DEFAULT
     seeds = chosen_seeds(os.environ.get("NEVE_SIM_PARTITION_SEEDS", ""), SHORT_SEEDS_DEFAULT)
     assert run_many(seeds, jobs=2, short=True, world=WORLD) == 0
 
@@ -57,6 +59,17 @@ def test_setups_differ_by_seed_alone() -> None:
     assert setups == [Setup.of(seed) for seed in range(50)]
     assert {setup.servers for setup in setups} == {2, 3}
     assert len(set(setups)) > 45
+
+
+@pytest.mark.parametrize("first", [1, 7, 1000])
+def test_stories_in_a_row_are_dealt_all_kinds_and_each_can_come_to_its_own(first: int) -> None:
+    shares = [dealt(seed, KINDS[WORLD]) for seed in range(first, first + ROUND)]
+    assert sorted(kind for share in shares for kind in share) == sorted(KINDS[WORLD])
+    for seed, share in enumerate(shares, start=first):
+        shape = PartitionWorld.shape(seed, short=True)
+        assert sum(kind in LOSING for kind in share) <= 1
+        assert all(shape.loses == LOSING[kind] for kind in share if kind in LOSING)
+        assert shape.sync or shape.loses not in ("wipe", "vanish")
 
 
 @simulated()

@@ -91,7 +91,7 @@ def test_a_run_that_never_came_to_a_kind_or_a_method_says_so(world: str) -> None
     coverage = Coverage()
     coverage.faults.update(KINDS[world][1:])
     coverage.methods.update(METHODS[world][:-1])
-    assert show(coverage, world) == [KINDS[world][0], METHODS[world][-1]]
+    assert show(coverage, world) == ([KINDS[world][0]], [METHODS[world][-1]])
     assert {*METHODS[world]} <= {method_name(each) for each in ALL_METHODS.values()}
 
 

@@ -47,7 +47,7 @@ class PartitionTroubles:
             Kind("key-value client killed", self._kill_client, sharp=True),
             Kind("key-value client stopped", self._pause_client, sharp=True),
             Kind("partition split", self._users.operators.split, sharp=True),
-            Kind("partitions merged", self._users.operators.merge, sharp=True),
+            Kind("partitions merged", self._merge, sharp=True),
             Kind("partition moved", self._users.operators.move, sharp=True),
             Kind("partition compacted", self._users.operators.compact),
             Kind("partition compacted slowly", self._compact_slowly),
@@ -131,6 +131,10 @@ class PartitionTroubles:
         if self._scene.rng.random() < 0.5 and self._users.operators.merge(server.server_id):
             return True
         return self._users.operators.split(server.server_id)
+
+    def _merge(self) -> bool:
+        """Where there is but one partition, it has to be split first: the next time, then."""
+        return self._users.operators.merge() or (self._users.operators.split() and False)
 
     def _stop(self, candidates: Sequence[SimProcess]) -> bool:
         """SIGTERM, and a new process after a moment."""

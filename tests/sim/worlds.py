@@ -31,6 +31,11 @@ class World:
         return Shape.of(seed, short=short)
 
     @staticmethod
+    def dealt(seed: int) -> Sequence[str]:
+        """Kinds of trouble that the seed's story comes to, whatever its weights are."""
+        return ()
+
+    @staticmethod
     def cluster_options(seed: int) -> dict[str, Any]:
         """Of the stream layer under it."""
         return {}
