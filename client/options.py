@@ -33,6 +33,7 @@ class ClientOptions:
     append_attempts_max: int = 3  # at one replica without any progress, before the stream goes on without its node
     append_retry_delay_s: float = 0.05
     roll_timeout_s: float = 60.0  # to have the next extent: above the time in which dead nodes are found out
+    confirm_timeout_s: float = 3600.0  # to have a seal confirmed by all replicas: above the longest recovery
     rolls_max: int = 8  # one after the other without an acknowledged byte: then the trouble is not a node's
     avoid_node_s: float = 30.0  # a node that failed is not asked for during this time, if there are others
     prepare_at: float = 0.8  # of an extent's limit: the next one is made ahead

@@ -397,7 +397,9 @@ class WriterTail:
         task.add_done_callback(lambda _: self.confirming.pop(extent_id, None))
 
     async def _confirm(self, extent_id: int) -> None:
-        """Wait until every replica has confirmed the seal; that may take as long as a recovery, but ends with us."""
+        """Wait until every replica has confirmed the seal; that may take as long as a recovery, but ends with us, or
+        when nobody recovers anything any more."""
+        deadline_s = self._loop.time() + self._options.confirm_timeout_s
         request = sm.WaitConfirmedRequest(extent_id=extent_id, owner=self.owner, stream_id=self._stream_id)
         delay_s = self._options.retry_delay_s_min
         while True:
@@ -405,7 +407,7 @@ class WriterTail:
                 await self._link.order(methods.STREAM_MANAGER_WAIT_CONFIRMED, request)
                 break
             except NeveError as error:
-                if not (may_heal(error) or error.retriable):
+                if not (may_heal(error) or error.retriable) or self._loop.time() >= deadline_s:
                     self._on_end(error)
                     return
                 log.info("wait_confirmed_unanswered extent_id=%d error=%s", extent_id, error)

@@ -27,6 +27,12 @@ class EtcdTls:
             raise InvalidArgument(what="etcd.tls", detail="cert_file and key_file go together")
 
 
+_ABOVE_ZERO = (
+    *("call_timeout_s", "attempt_timeout_s", "connect_timeout_s"),
+    *("keepalive_period_s", "keepalive_timeout_s", "message_bytes_max"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
     """`endpoints` are `host:port`, with or without `http://` or `https://`; a host may be a name or an address."""
@@ -49,7 +55,7 @@ class EtcdConfig:
             if endpoint.startswith("https://") and self.tls is None:
                 raise InvalidArgument(what="etcd.endpoints", detail=f"{endpoint} needs [etcd.tls]")
             address(endpoint)
-        for name in ("call_timeout_s", "attempt_timeout_s", "connect_timeout_s", "keepalive_period_s"):
+        for name in _ABOVE_ZERO:
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidArgument(what=f"etcd.{name}", detail=f"must be above 0, not {getattr(self, name)}")
         if bool(self.user) != bool(self.password):

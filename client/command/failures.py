@@ -71,6 +71,11 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
             return (
                 f"it is not known whether the last records are in the stream{detail}; read its end before sending again"
             )
+        case errors.ReplicaDamaged():
+            return (
+                f"extent {error.extent_id}, offset {error.offset}: {error.detail or 'the bytes there are damaged'}; "
+                "`stream-client read --positions` prints where records begin"
+            )
         case errors.DeadlineExceeded():
             return f"no answer in time: {error}"
         case errors.NeveError():

@@ -28,6 +28,7 @@ from neve.client.writer import Writer
 from neve.proto.errors import Overloaded
 
 PENDING_MAX = 10_000
+EXTENTS_TOLD = 5
 
 
 def add_parsers(commands: Any) -> None:
@@ -170,6 +171,11 @@ def _cutter(args: argparse.Namespace) -> Callable[[BinaryIO], Iterator[bytes]]:
 
 async def run_read(client: Client, args: argparse.Namespace) -> int:
     stream = await client.stream(args.stream)
+    if args.end is not None and not args.follow and args.end.extent_id not in stream.extent_ids:
+        has = ", ".join(map(str, stream.extent_ids[-EXTENTS_TOLD:])) or "none"
+        raise CommandFailed(
+            f"--to {args.end}: stream {args.stream} has no extent {args.end.extent_id}; its last: {has}"
+        )
     await _print_records(client, stream, args, start=args.start, end=args.end)
     return DONE
 

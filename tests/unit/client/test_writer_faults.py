@@ -585,6 +585,26 @@ def test_blocks_that_some_replicas_have_not_confirmed_are_acknowledged_when_they
     run(story)
 
 
+def test_a_seal_that_is_never_confirmed_ends_the_writer_in_time() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client(append_attempts_max=100, confirm_timeout_s=90.0) as neve:
+            stream = await neve.create_stream()
+            writer = await neve.writer(stream.id).open()
+            await writer.append(b"one")
+            rig.network.pause(rig.tail_nodes(stream.id)[2].host)
+            pending = writer.submit(b"two")
+            await asyncio.sleep(0.1)
+            await rig.manager.seal(rig.manager.extents[stream.extent_ids[0]], token=writer.token, end=None)
+            await writer.append(b"three")
+            begun_s = asyncio.get_running_loop().time()
+            assert await outcome(pending) is AppendOutcomeUnknown
+            assert 90 <= asyncio.get_running_loop().time() - begun_s <= 130
+            assert writer.error is not None
+            await writer.close()
+
+    run(story)
+
+
 def test_appends_end_as_unknown_when_no_extent_can_be_had() -> None:
     async def story(rig: Rig) -> None:
         async with rig.client(roll_timeout_s=3.0) as neve:
