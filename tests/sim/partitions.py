@@ -300,7 +300,6 @@ def partitioned(
         @functools.wraps(story)
         def test(**named: Any) -> None:
             async def run(sim: SimCluster) -> None:
-                sim.expected_errors = (*sim.expected_errors, "partition_")
                 cluster = PartitionCluster(sim, managers=managers, servers=servers, balance=balance, **(server or {}))
                 async with cluster:
                     await story(cluster, **named)

@@ -149,8 +149,6 @@ class Story:
             self._ghost.haunt(node)
 
     def _explains(self, event: str, host: str) -> bool:
-        if event.startswith("partition_"):  # the larger world's own matter
-            return True
         victim = self.cluster.nodes[self.victim].host
         return is_explained(event, host, troubles=self._begun, victim=victim)
 

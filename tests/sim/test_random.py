@@ -7,6 +7,7 @@ python -m tests.sim --seed 17                                     # one story, w
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -99,3 +100,13 @@ def test_methods_that_were_answered_are_counted_as_long_as_somebody_looks() -> N
     counted = stories.play(REPEATED_SEED, short=True, events_max=0).coverage.methods
     assert counted["ExtentNode.AppendBlock"] > 10
     assert not counted["PartitionServer.Get"]
+
+
+@simulated()
+async def test_an_error_in_the_log_is_a_bug_unless_the_scenario_names_its_event(cluster: SimCluster) -> None:
+    logging.getLogger("neve.extent_node").error("store_task_failed task=%s", "one that nobody made fail")
+    cluster.expected_errors = ("store_", "node_dead")
+    with pytest.raises(AssertionError, match="store_task_failed"):
+        cluster.check_no_bugs()
+    cluster.expected_errors = ("store_task_failed",)
+    cluster.check_no_bugs()

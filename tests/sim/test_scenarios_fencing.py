@@ -147,6 +147,7 @@ async def test_t14_a_deposed_leaders_late_transaction_and_orders_change_nothing(
 
 @simulated(managers=3)
 async def test_t15_a_leader_that_cannot_load_gives_the_election_up(cluster: SimCluster) -> None:
+    cluster.expected_errors = ("load_failed",)
     stream, _, writer, _ = await written(cluster)
     leader = await cluster.leader()
     broken, *_ = others_than(cluster, leader)

@@ -55,6 +55,7 @@ async def test_t33_a_lost_node_that_returns_leaves_exactly_three_copies(
     cluster: SimCluster, returns_after_s: float
 ) -> None:
     """Declared dead after 8 s, copied from 4 s later on: it returns before, during and after that."""
+    cluster.expected_errors = ("node_dead",)
     await sealed_stream(cluster)
     cluster.nodes[1].kill()
     await cluster.wait(returns_after_s)
@@ -68,6 +69,7 @@ async def test_t33_a_lost_node_that_returns_leaves_exactly_three_copies(
 @pytest.mark.parametrize("pause_s", [0.0, 0.003, 0.02, 0.2])
 @simulated(managers=3)
 async def test_t34_managers_that_die_during_a_recovery_leave_no_half_copy(cluster: SimCluster, pause_s: float) -> None:
+    cluster.expected_errors = ("node_dead",)
     await sealed_stream(cluster)
     lost = 1
     cluster.nodes[lost].kill()
@@ -91,6 +93,7 @@ async def test_t34_managers_that_die_during_a_recovery_leave_no_half_copy(cluste
 @simulated()
 async def test_t35_a_node_that_has_a_stale_copy_is_not_done_by_having_it(cluster: SimCluster) -> None:
     """The target of a recovery finds a short file of an earlier life of that extent on its disk."""
+    cluster.expected_errors = ("node_dead", "replica_unreadable")
     _, _, writer, extent = await written(cluster)
     data = cluster.bytes_on(extent.node_ids[0], extent.extent_id)
     assert data is not None
@@ -168,6 +171,7 @@ async def test_t41_a_decommission_that_cannot_finish_says_why(cluster: SimCluste
 
 @simulated(seed=42, managers=3)
 async def test_t42_nodes_come_and_go_under_partitions_and_kills(cluster: SimCluster) -> None:
+    cluster.expected_errors = ("node_dead",)
     _, client, writer = await sealed_stream(cluster)
     for round_number in range(3):
         added = cluster.add_node(5 + round_number)
@@ -198,6 +202,7 @@ async def test_t42_nodes_come_and_go_under_partitions_and_kills(cluster: SimClus
 
 @simulated()
 async def test_t43_a_node_that_is_gone_for_ever_leaves_nothing_under_replicated(cluster: SimCluster) -> None:
+    cluster.expected_errors = ("node_dead",)
     _, client, writer = await sealed_stream(cluster)
     idle = await cluster.create_stream(replicas=3)  # its open extent counts, too
     lost = next(node_id for node_id in cluster.nodes if cluster.state.extents_on(node_id))
@@ -257,6 +262,7 @@ async def test_t45_a_writer_of_a_deleted_stream_is_refused(cluster: SimCluster) 
 async def test_t46_one_hung_node_holds_up_appends_opening_and_recovery_for_a_bounded_time(
     cluster: SimCluster, hung: str
 ) -> None:
+    cluster.expected_errors = ("node_dead",)
     stream, _, writer, extent = await written(cluster)
     loop = asyncio.get_running_loop()
     node = cluster.nodes[extent.node_ids[0]]
@@ -316,6 +322,7 @@ async def test_t47_a_slow_replica_bounds_what_a_client_holds(cluster: SimCluster
 async def test_replicas_that_come_back_are_asked_while_a_task_finds_no_source(cluster: SimCluster) -> None:
     """One replica is lost for ever, and two are out of reach just then: the copy begins without a source. When those
     are back with all bytes, they confirm, and the copy goes on. Found by a story with swapped and wiped disks."""
+    cluster.expected_errors = ("bad_replica_found", "copy_failed", "disk_gone", "disk_refused")
     stream, _, _ = await sealed_stream(cluster, extents=1)
     extent_id = cluster.state.streams[stream.id].extent_ids[0]
     wiped, *away = (cluster.nodes[node_id] for node_id in cluster.state.extents[extent_id].node_ids)

@@ -132,6 +132,7 @@ async def test_t03_a_seal_is_decided_once_also_over_a_change_of_leader(cluster: 
 
 @simulated()
 async def test_t04_one_replica_that_may_have_lost_bytes_does_not_decide_alone(cluster: SimCluster) -> None:
+    cluster.expected_errors = ("bad_replica_found", "node_dead")
     stream, client, writer, extent = await written(cluster, sync=False)
     acknowledged = length_of(writer)
     last, *others = extent.node_ids
@@ -157,6 +158,7 @@ async def test_t04_one_replica_that_may_have_lost_bytes_does_not_decide_alone(cl
 
 @simulated()
 async def test_t04_an_operator_accepts_the_longest_when_all_are_back_and_most_are_doubtful(cluster: SimCluster) -> None:
+    cluster.expected_errors = ("bad_replica_found",)
     stream, client, writer, extent = await written(cluster, sync=False)
     acknowledged = length_of(writer)
     client.kill()

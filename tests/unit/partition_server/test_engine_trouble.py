@@ -169,6 +169,7 @@ async def trouble(rig: PartitionRig, served: Served, rng: random.Random, end_s: 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_answered_put_is_there_whatever_happens(seed: int) -> None:
     async def story(cluster: SimCluster) -> None:
+        cluster.expected_errors = ("node_dead",)
         rig = PartitionRig(cluster)
         rng = random.Random(f"trouble {seed}")
         served = Served(rig, await rig.create())
