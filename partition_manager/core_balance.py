@@ -4,6 +4,7 @@ Invariants: a partition without a live server goes to the one with the least to 
             everything else is done only when its reason has stood for several rounds in a row, a little at a time, and
             not again to the same partition for a while: what a step changes must be seen before the next one;
             a merge never makes what would be split again: its bounds are far below those of a split;
+            a load that stays on one side however often it is split is that of few keys: it is left alone for a while;
             never fewer partitions than `regions_per_server_min` for each server: there must be something to balance.
 Neighbours: balancer.py feeds it with the map and what servers tell, and carries out its steps.
 
@@ -29,6 +30,8 @@ class BalanceConfig:
     interval_s: float = 5.0  # of a round
     split_bytes: int = 8192 * MIB  # reading what a partition of this size has to replay and to compact is still quick
     split_ops_per_s: float = 20_000.0
+    splits_in_vain_max: int = 4  # one in the other, after which nearly all operations are still on one side
+    in_vain_rest_s: float = 3600.0  # then a load alone is no reason for a split
     merge_bytes_max: int = 512 * MIB  # of both together: a sixteenth of what is split
     merge_ops_per_s_max: float = 100.0
     regions_per_server_min: int = 4
@@ -108,6 +111,27 @@ def assign(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A key range that was split for its operations, and how many splits around it have been in vain by then."""
+
+    start: bytes
+    end: bytes  # empty: no end
+    ops_per_s: float
+    in_vain: int
+    at_s: float
+
+    def has(self, region: pm.RegionRecord) -> bool:
+        ends_within = not self.end or (region.end and region.end <= self.end)
+        return self.start <= region.start and bool(ends_within)
+
+    def is_narrowed_by(self, region: pm.RegionRecord) -> bool:
+        return self.start != region.start or self.end != region.end
+
+
+STAYED_SHARE = 0.8  # of the operations, on one side: the split has not helped
+
+
 @dataclass(slots=True)
 class Balance:
     """Remembers from round to round what it has seen, and what was done. Of one term."""
@@ -115,6 +139,7 @@ class Balance:
     config: BalanceConfig
     _large: dict[int, int] = field(default_factory=dict)  # rounds in a row
     _cold: dict[tuple[int, int], int] = field(default_factory=dict)
+    _cuts: list[_Cut] = field(default_factory=list)
     _uneven: int = 0
     _rests_until_s: dict[int, float] = field(default_factory=dict)
 
@@ -135,29 +160,52 @@ class Balance:
         self._rests_until_s = {each: until for each, until in self._rests_until_s.items() if until > now_s}
         if not servers:
             return []
-        steps: list[Step] = [*self._splits(regions, servers, loads)]
+        steps: list[Step] = [*self._splits(regions, servers, loads, now_s=now_s)]
         if not steps:
             steps += self._merges(regions, servers, loads)
         steps += self._moves(regions, servers, loads, busy={each for step in steps for each in touched_by(step)})
         return steps
 
     def _splits(
-        self, regions: Sequence[pm.RegionRecord], servers: Sequence[int], loads: Mapping[int, pm.PartitionLoad]
+        self,
+        regions: Sequence[pm.RegionRecord],
+        servers: Sequence[int],
+        loads: Mapping[int, pm.PartitionLoad],
+        *,
+        now_s: float,
     ) -> list[Split]:
         config = self.config
+        self._cuts = [cut for cut in self._cuts if now_s - cut.at_s < config.in_vain_rest_s]
         large: dict[int, int] = {}
         for region in regions:
             load = loads.get(region.partition_id)
             if load is None:
                 continue
-            if load.size_bytes > config.split_bytes or ops_per_s(load) > config.split_ops_per_s:
+            if load.size_bytes > config.split_bytes or (
+                ops_per_s(load) > config.split_ops_per_s
+                and self._in_vain(region, ops_per_s(load)) < config.splits_in_vain_max
+            ):
                 large[region.partition_id] = self._large.get(region.partition_id, 0) + 1
         self._large = large
         if len(regions) >= config.regions_per_server_max * len(servers):
             return []
         due = [each for each, rounds in large.items() if rounds >= config.rounds and each not in self._rests_until_s]
         due.sort(key=lambda each: (-loads[each].size_bytes, each))
-        return [Split(each) for each in due[:1]]  # one at a time: each stops writes for a moment
+        chosen = due[:1]  # one at a time: each stops writes for a moment
+        for region in regions:
+            if region.partition_id in chosen:
+                ops = ops_per_s(loads[region.partition_id])
+                self._cuts.append(_Cut(region.start, region.end, ops, self._in_vain(region, ops), now_s))
+        return [Split(each) for each in chosen]
+
+    def _in_vain(self, region: pm.RegionRecord, ops: float) -> int:
+        """How many splits, one in the other and the last one around this region, have left it with nearly all."""
+        for cut in reversed(self._cuts):
+            if cut.has(region):
+                if ops < STAYED_SHARE * cut.ops_per_s:
+                    return 0
+                return cut.in_vain + cut.is_narrowed_by(region)  # one that failed has narrowed nothing
+        return 0
 
     def _merges(
         self, regions: Sequence[pm.RegionRecord], servers: Sequence[int], loads: Mapping[int, pm.PartitionLoad]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 
@@ -146,6 +147,66 @@ def test_large_and_busy_partitions_are_split_one_at_a_time() -> None:
     cluster.size_bytes = dict.fromkeys(cluster.size_bytes, 1)
     cluster.ops[4] = 50_000.0
     assert Split(4) in cluster.run(3)
+
+
+class Range:
+    """One key range with operations on some keys (of 0 to 1), split in the middle whenever it is told to."""
+
+    def __init__(self, hot: list[float], **config: float) -> None:
+        self.hot = hot
+        self.bounds = [0.0, 1.0]
+        self.balance = Balance(BalanceConfig(regions_per_server_max=1000, **config))  # type: ignore[arg-type]
+        self.splits = 0
+        self.now_s = 0
+
+    def run(self, for_s: int, *, failing: bool = False) -> None:
+        for now_s in range(self.now_s, self.now_s + for_s, 5):
+            self.now_s = now_s + 5
+            spans = list(itertools.pairwise(self.bounds))
+            made = [
+                pm.RegionRecord(partition_id=int(low * 2**40) + 1, server_id=1, start=_key(low), end=_key(high))
+                for low, high in spans
+            ]
+            loads = {
+                each.partition_id: load(each.partition_id, ops=1e6 * sum(low <= key < high for key in self.hot))
+                for each, (low, high) in zip(made, spans, strict=True)
+            }
+            for step in self.balance.round(made, [1], loads, now_s=float(now_s)):
+                if isinstance(step, Split):
+                    self.balance.rest([step.partition_id], now_s=float(now_s))
+                    self.splits += 1
+                    low = (step.partition_id - 1) / 2**40
+                    at = self.bounds.index(low)
+                    if not failing:
+                        self.bounds.insert(at + 1, (low + self.bounds[at + 1]) / 2)
+
+
+def _key(at: float) -> bytes:
+    return b"" if at in (0.0, 1.0) else int(at * 2**40).to_bytes(5)
+
+
+def test_one_hot_key_is_not_cut_out_for_ever() -> None:
+    hot = Range([0.3], merge_rounds=10**6)
+    hot.run(3500)
+    assert hot.splits == 4
+    hot.run(3500)  # after an hour, as many again
+    assert hot.splits == 8
+
+
+def test_a_load_in_one_corner_is_found_and_shared_out() -> None:
+    """Three halves are empty; within the fourth one, splits help."""
+    corner = Range([0.9 + each / 1000 for each in range(64)], merge_rounds=10**6, split_ops_per_s=9e6)
+    corner.run(3500)
+    assert all(sum(low <= key < high for key in corner.hot) <= 9 for low, high in itertools.pairwise(corner.bounds))
+
+
+def test_a_split_that_fails_is_not_one_in_vain() -> None:
+    hot = Range([0.3, 0.7], merge_rounds=10**6)
+    hot.run(1000, failing=True)
+    before = hot.splits
+    hot.run(1000)
+    assert before > 5
+    assert len(hot.bounds) > 5
 
 
 def test_cold_neighbours_are_merged_late_and_never_below_the_least_number() -> None:
