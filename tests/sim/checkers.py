@@ -25,7 +25,7 @@ from neve.stream_manager.state import State
 from tests.sim.client import OPTIONS, Killed
 from tests.sim.cluster import SimCluster
 from tests.sim.leaks import left_over
-from tests.sim.ledger import Session, payloads
+from tests.sim.ledger import Session, Sighting, payloads
 
 LAST_OWNER_S = 60.0  # to open a stream: above what it takes to know that a node is dead
 LEFT_S = 300.0  # for the collector: above its grace period, a report and the delays of its attempts
@@ -209,8 +209,7 @@ def check_homes(cluster: SimCluster, by_stream: dict[int, dict[bytes, Position]]
         for attempt in session.attempts:
             position = attempt.position
             # A record of several blocks may go over the end of its extent, into one that was taken out.
-            spans = len(attempt.payload) > OPTIONS.block_payload_bytes_max and removed
-            if position is not None and position.extent_id not in removed and not spans:
+            if position is not None and removed.isdisjoint(spanned(cluster, position, len(attempt.payload))):
                 found = by_stream[home].get(attempt.payload)
                 assert found == position or (found is None and session.weak), (
                     f"{attempt.payload[:40]!r}: acknowledged at {position}, is at {found}"
@@ -279,37 +278,68 @@ def check_owners(cluster: SimCluster) -> None:
         )
 
 
-def _left(records: list[Record], removed: set[int]) -> list[tuple[Position, bytes]]:
-    """Those that are in no extent that was taken out. A record of several blocks may go on in one."""
+def spanned(cluster: SimCluster, position: Position, size_bytes: int) -> set[int]:
+    """The extents that a record is in: it goes over the end of one only where that is sealed."""
+    blocks = -(-size_bytes // OPTIONS.block_payload_bytes_max) or 1
+    left_bytes = size_bytes + blocks * HEADER_BYTES
+    extent_id, offset = position
+    extents = {extent_id}
+    while extent_id in cluster.etcd.seals and extent_id in cluster.etcd.behind:
+        left_bytes -= cluster.etcd.seals[extent_id] - offset
+        if left_bytes <= 0:
+            break
+        extent_id, offset = cluster.etcd.behind[extent_id], 0
+        extents.add(extent_id)
+    return extents
+
+
+def _left(cluster: SimCluster, records: list[Record], removed: set[int]) -> list[tuple[Position, bytes]]:
+    """Those of which no part is in an extent that somebody asked to take out."""
     return [
         (record.position, bytes(record.payload))
         for record in records
-        if not removed
-        or (record.position.extent_id not in removed and len(record.payload) <= OPTIONS.block_payload_bytes_max)
+        if not removed or removed.isdisjoint(spanned(cluster, record.position, len(record.payload)))
     ]
 
 
 def check_readers(cluster: SimCluster) -> None:
-    """Runs last: the reader of check_streams is the judge of the others."""
+    """Runs last: the reader of check_streams is the judge of the others. Who has read a stream that was merged into
+    another one is judged by that one's records, among which others may stand."""
     ledger = cluster.ledger
-    last = {sighting.stream_id: sighting for sighting in ledger.sightings}
+    last = {sighting.stream_id: sighting for sighting in ledger.sightings if sighting.reader.startswith("checker")}
     for sighting in ledger.sightings:
-        judge = last[sighting.stream_id]
-        if not judge.reader.startswith("checker"):
-            continue  # the stream is gone
-        removed = ledger.removed.get(sighting.stream_id, set())
-        there, seen = _left(judge.records, removed), _left(sighting.records, removed)
+        home = sighting.stream_id
+        removed = {*ledger.removed.get(home, ())}
+        while home not in last and home in ledger.merged:
+            home = ledger.merged[home]
+            removed |= ledger.removed.get(home, set())
+        if home not in last:
+            assert home in ledger.deleted, f"{sighting.reader} has read stream {sighting.stream_id}, which is gone"
+            continue
+        there, seen = _left(cluster, last[home].records, removed), _left(cluster, sighting.records, removed)
         if seen and ledger.is_weak(seen[-1][1]):  # the end of what it saw may be gone with the power
             while seen and seen[-1] not in there and ledger.is_weak(seen[-1][1]):
                 seen.pop()
-            if not seen:
-                continue
-        if not seen or not there:
-            assert removed or not seen, f"{sighting.reader} saw {seen[0]}, which is gone (G4)"
-            continue
-        first = there.index(seen[0]) if seen[0] in there else None
-        assert first is not None, f"{sighting.reader} saw {seen[0]}, which is gone (G4)"
-        assert first == 0 or not sighting.from_start, f"{sighting.reader} did not begin with the first record"
-        for index, record in enumerate(seen):
-            assert first + index < len(there), f"{sighting.reader} saw {record}, which is gone (G4)"
-            assert there[first + index] == record, f"{sighting.reader} saw {record} in place of {there[first + index]}"
+        if home == sighting.stream_id:
+            _check_seen(sighting, seen, there)
+        else:
+            _check_seen_before_merge(sighting, seen, there)
+
+
+def _check_seen(sighting: Sighting, seen: list[tuple[Position, bytes]], there: list[tuple[Position, bytes]]) -> None:
+    if not seen:
+        return
+    first = there.index(seen[0]) if seen[0] in there else None
+    assert first is not None, f"{sighting.reader} saw {seen[0]}, which is gone (G4)"
+    assert first == 0 or not sighting.from_start, f"{sighting.reader} did not begin with the first record"
+    for index, record in enumerate(seen):
+        assert first + index < len(there), f"{sighting.reader} saw {record}, which is gone (G4)"
+        assert there[first + index] == record, f"{sighting.reader} saw {record} in place of {there[first + index]}"
+
+
+def _check_seen_before_merge(
+    sighting: Sighting, seen: list[tuple[Position, bytes]], there: list[tuple[Position, bytes]]
+) -> None:
+    rest = iter(there)
+    for record in seen:
+        assert record in rest, f"{sighting.reader} saw {record}, which the merge has lost, or put elsewhere (G4)"

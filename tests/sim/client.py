@@ -98,6 +98,7 @@ class SimClient:
         if self.running:
             await self.run(self.neve.close())
             self.left = await self.process.left()
+            self.process.stopped = not self.process.killed
             self.kill()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:

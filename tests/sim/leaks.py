@@ -11,6 +11,7 @@ Neighbours: checkers.py calls the first at the end of every story, stories.py th
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from neve.extent_node.disk import EXTENTS, TMP
 from neve.extent_node.replica import NO_FD
@@ -80,4 +81,5 @@ async def stop_and_look(cluster: SimCluster) -> None:
         assert not process.left, f"{process.host} has stopped, and its tasks are not over: {process.left}"
     for node in nodes:
         assert not node.left_open, f"{node.host} has stopped, and has open: {node.left_open}"
+    gc.collect()  # exceptions that nobody has looked at are told of when they are collected
     cluster.check_no_bugs()

@@ -109,6 +109,7 @@ class SimManager:
         await process.spawn(self._stop())
         if self.process is process:
             self.left = await process.left()
+            process.stopped = True
             if self.process is process:
                 self.kill()
 

@@ -222,6 +222,7 @@ class SimNode:
         await process.run(self._stop())
         if self.process is process:
             self.left, self.left_open = await process.left(), [*self.fs.opened().values()]
+            process.stopped = True
             if self.process is process:
                 self.kill()
 

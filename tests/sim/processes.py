@@ -89,6 +89,7 @@ class Process:
         self.clock = clock or Clock()
         self.paused = False
         self.killed = False
+        self.stopped = False  # it was told to stop, and has; then it is killed
         self.slow_factor = 1.0  # of what its threads do
         self._held: list[asyncio.Handle] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -159,7 +160,8 @@ class Process:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and isinstance(task.exception(), SimulatedCrash):
+        # Not by `exception()`: that would count as having looked at it, and nobody may have.
+        if isinstance(task._exception, SimulatedCrash):
             assert self.killed, f"{self.name} met its end before it was killed"
 
 
@@ -193,6 +195,18 @@ def owner() -> str:
     """The name of the process that this is done by; "" if it is none."""
     process = _OWNER.get()
     return "" if process is None else process.name
+
+
+def owner_of(future: Any) -> str:
+    """The name of the process in which a future or a task was made; "" if it was none."""
+    process = getattr(future, "owner", None)
+    return "" if process is None else str(process.name)
+
+
+def was_cut_off(future: Any) -> bool:
+    """Whether a future or a task is of a process that was killed: nobody is left to look at what became of it."""
+    process = getattr(future, "owner", None)
+    return process is not None and process.killed and not process.stopped
 
 
 def owner_is_killed() -> bool:
@@ -260,10 +274,16 @@ class ProcessLoop(SimLoop):
             task = make(loop, work, **options)
             owner = _owner_of(options.get("context"))
             if owner is not None:
+                task.owner = owner  # type: ignore[attr-defined]
                 owner.adopt(cast("asyncio.Task[Any]", task))
             return task
 
         self.set_task_factory(adopted)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = super().create_future()
+        future.owner = _OWNER.get()  # type: ignore[attr-defined]
+        return future
 
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None

@@ -262,10 +262,13 @@ class Story:
                 return
 
     def _cause(self, kind: Kind) -> bool:
+        known = kind.name in self._begun
         self._begun.add(kind.name)  # before it: what it causes may be logged at once
         caused = kind.cause()
         if caused:
             self._coverage.faults[kind.name] += 1
+        elif not known:
+            self._begun.discard(kind.name)  # nothing came of it, and it explains nothing
         return caused
 
     async def _lie_in_wait(self, kinds: Sequence[Kind], weights: Mapping[str, float]) -> None:

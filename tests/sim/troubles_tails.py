@@ -152,12 +152,32 @@ class TailTroubles:
         def bring_back(node: SimNode) -> Callable[[], Coroutine[Any, Any, None]]:
             return lambda: start_node(scene, node)
 
-        for node in (dead, *missing):
-            node.kill()
-            scene.say(f"{node.host}: killed for {scene.for_a_while(bring_back(node), lengths_s=MISSING_S):.2f} s")
-        drain_node(scene, drained.node_id)
-        scene.say(f"{owner.name} has no node to go on with")
+        def die() -> None:
+            """The others may have what it has not answered for: within the seal, and above what its writer knows."""
+            for node in (dead, *missing):
+                if node.serving:
+                    node.kill()
+                    length_s = scene.for_a_while(bring_back(node), lengths_s=MISSING_S)
+                    scene.say(f"{node.host}: killed for {length_s:.2f} s")
+            drain_node(scene, drained.node_id)
+            scene.say(f"{owner.name} has no node to go on with")
+
+        length_s = self._at_append(owner, die)
+        scene.say(f"{owner.name} is to have no node to go on with when it appends, within {length_s:.2f} s")
         return True
+
+    def _at_append(self, owner: SimClient, act: Callable[[], None]) -> float:
+        """Do this when the owner's next append is on its way, or just answered; for so long it is waited for."""
+        scene = self._scene
+
+        def look(method: str, kind: str, source: str, target: str) -> None:
+            if (method, kind, source) == ("AppendBlock", "request", owner.name):
+                listeners.pop(look, None)
+                loop.call_later(scene.rng.choice(STOP_S), act, context=NOBODY)
+
+        listeners, loop = scene.cluster.wire.listeners, asyncio.get_running_loop()
+        listeners[look] = None
+        return scene.for_a_while(lambda: listeners.pop(look, None), lengths_s=SLOW_S)
 
     def _outlive(self) -> bool:
         """A writer is stopped with appends under way, somebody waits for its lease to end and opens the stream; then it
@@ -178,14 +198,7 @@ class TailTroubles:
                 scene.say(f"{owner.name} stopped for {scene.for_a_while(resume, lengths_s=OUTLIVED_S):.2f} s")
                 scene.reopen(stream_id, patient=True)
 
-        def look(method: str, kind: str, source: str, target: str) -> None:
-            if (method, kind, source) == ("AppendBlock", "request", owner.name):
-                listeners.pop(look, None)
-                loop.call_later(scene.rng.choice(STOP_S), stop, context=NOBODY)
-
-        listeners, loop = scene.cluster.wire.listeners, asyncio.get_running_loop()
-        listeners[look] = None
-        length_s = scene.for_a_while(lambda: listeners.pop(look, None), lengths_s=SLOW_S)
+        length_s = self._at_append(owner, stop)
         scene.say(f"{owner.name} is to be stopped while it appends, within {length_s:.2f} s")
         return True
 

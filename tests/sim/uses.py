@@ -309,6 +309,7 @@ class Users:
             return
         await twin.flush()
         await writer.flush()
+        await client.read(twin_id)  # what is read of it must be in the other one then
         if writer.writer.owner is None or twin.writer.owner is None:
             return
         ledger.merged[twin_id] = stream.id

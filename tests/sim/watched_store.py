@@ -51,6 +51,7 @@ class WatchedStore(MemoryStore):
         self.leaders: list[bytes] = []  # values of the election's keys, in the order in which they led
         self.nodes_of: dict[int, tuple[int, ...]] = {}  # by extent id, as last written
         self.linked: dict[int, int] = {}  # by extent id, the revision at which it became a part of a stream
+        self.behind: dict[int, int] = {}  # by extent id, the one that was made to go on behind it
         self.on_linked: Callable[[int], None] = lambda _: None
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
         self.over: set[int] = set()  # tokens of locks
@@ -232,6 +233,9 @@ class WatchedStore(MemoryStore):
         self._lists[op.key] = stream.extent_ids
         for extent in young:
             self._check_same(extent, revision)
+            at = stream.extent_ids.index(extent.extent_id) if extent.extent_id in stream.extent_ids else 0
+            if at and extent.stream_id == stream.stream_id:
+                self.behind.setdefault(stream.extent_ids[at - 1], extent.extent_id)
             self.nodes_of[extent.extent_id] = extent.node_ids
             if self.at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
                 self._check_seal(extent, revision)
