@@ -216,9 +216,11 @@ async def _verify_and_seal(store: StoreState, found: Replica, request: pb.SealEx
     store.committer.abandon(found, sealed)
     store.unsealed -= 1
     store.counters.seals += 1
-    await store.run_on(found, found.forget_doubt)
-    found.close()
-    found.wake_followers()
+    try:
+        await store.run_on(found, found.forget_doubt)
+    finally:  # it is sealed, whatever becomes of the attribute
+        found.close()
+        found.wake_followers()
     log.info("replica_sealed extent_id=%d length=%d", found.extent_id, decision.seal.length)
     return _confirmed(found)
 

@@ -21,7 +21,7 @@ from neve.partition_server.memtable import Memtable
 from neve.partition_server.store import Store, View
 from neve.partition_server.table import Table
 from neve.proto import partition_records_pb2 as records
-from neve.proto.errors import Overloaded
+from neve.proto.errors import NeveError, Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,23 @@ class Committer:
         committing = self._store.committing  # a caller that goes away leaves the change to itself, and its tables to us
         committing[task] = added
         task.add_done_callback(committing.pop)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
     async def commit_last(self) -> Position:
         """The manifest that stays the newest: no change is made behind it."""
-        return await asyncio.shield(self._store.loop.create_task(self._commit((), (), None, is_last=True)))
+        task = self._store.loop.create_task(self._commit((), (), None, is_last=True))
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Position]) -> None:
+        """Its caller is told, too, unless it has gone away: then nobody else would see the error."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, NeveError):
+            log.info("manifest_not_written partition_id=%d error=%s", self._store.partition_id, error)
+        else:
+            log.error("manifest_failed partition_id=%d", self._store.partition_id, exc_info=error)
 
     async def idle(self) -> None:
         """Wait until no change is under way."""

@@ -182,13 +182,16 @@ class Pipe:
     def _spread(self, from_s: float) -> None:
         """Put drawn gaps between what would arrive at once.
 
-        Else a request and the cancellation behind it would always arrive together, and the handler never begin.
+        Else a request and the cancellation behind it would always arrive together, and the handler never begin. Gaps
+        of a slow link add up: the last frame, too, arrives within what a network may take.
         """
+        limit_s = from_s + DELAY_S_MAX
         for item in self._queue:
             if item.due_s is None:
                 break
             gap_s = self._link().draw_delay_s(self._conditions.rng, item.frame.size_bytes())
-            item.due_s = from_s = max(from_s, item.due_s) + gap_s
+            earliest_s = max(from_s, item.due_s)
+            item.due_s = from_s = max(earliest_s, min(earliest_s + gap_s, limit_s))
             self._last_due_s = max(self._last_due_s, from_s)
 
     def _link(self) -> Link:

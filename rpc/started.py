@@ -36,6 +36,8 @@ class Started(Generic[T]):
         waits_for, self._waits_for = self._waits_for, None
         if waits_for is not None:
             waits_for.remove_done_callback(self._wake)
+            if waits_for.done() and not waits_for.cancelled():
+                waits_for.exception()  # seen, as a task that is cancelled then sees it: nobody else will
         self._step(asyncio.CancelledError())
 
     def _wake(self, future: asyncio.Future[Any]) -> None:

@@ -55,9 +55,6 @@ UNTIL_S = 300.0  # virtual: far above what any repair takes
 LEASE_TTL_S = 3
 BEGINNING_BYTES = 24  # of a payload, enough to tell which one it is
 
-# Whose errors of the taxonomy may end unseen: a partition that is given up leaves a manifest's outcome to nobody.
-UNSEEN_OF = ("pserver",)
-
 
 def sim_config(**changes: Any) -> ManagerConfig:
     """Short delays: virtual time is free, but each heartbeat is real work."""
@@ -173,8 +170,6 @@ class SimCluster:
         """An exception that nobody has looked at, of whichever kind: a caller has lost sight of what it asked for."""
         error = context.get("exception")
         future = context.get("future") or context.get("task")
-        if isinstance(error, NeveError) and processes.owner_of(future).startswith(UNSEEN_OF):
-            return
         if not isinstance(error, SimulatedCrash) and not processes.was_cut_off(future):
             self._unhandled.append(f"{context.get('message')}: {error!r} {future!r}")
 

@@ -197,12 +197,6 @@ def owner() -> str:
     return "" if process is None else process.name
 
 
-def owner_of(future: Any) -> str:
-    """The name of the process in which a future or a task was made; "" if it was none."""
-    process = getattr(future, "owner", None)
-    return "" if process is None else str(process.name)
-
-
 def was_cut_off(future: Any) -> bool:
     """Whether a future or a task is of a process that was killed: nobody is left to look at what became of it."""
     process = getattr(future, "owner", None)

@@ -75,6 +75,26 @@ async def fill_two(store: Store) -> None:
     assert store.counters.journal_entries == 2
 
 
+def test_a_seal_whose_last_attribute_cannot_be_removed_keeps_no_descriptor() -> None:
+    machine = Machine()
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        await append(store, 1, 0, A)
+        await fence(store, 1, token=TOKEN)
+        machine.fs.fail(errno.ENOSPC, match=on("remove_xattr", f"{1:016x}"))
+        assert await error_of(seal(store, 1, len(A))) is DiskFull
+        assert not [path for path in machine.fs.opened().values() if f"{1:016x}" in path]
+
+    machine.run(work)
+    machine.restart(check_sealed)
+
+
+async def check_sealed(store: Store) -> None:
+    assert describe(store, 1).seal.length == len(A)
+    assert await read_bytes(store, 1) == A
+
+
 # --- fences and doubts ---------------------------------------------------------------------------------------
 
 

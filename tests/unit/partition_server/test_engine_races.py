@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,7 +20,7 @@ from neve.partition_server.entry import Entry
 from neve.partition_server.memory import MemoryBudget
 from neve.partition_server.writes import Writes
 from neve.proto.crc import crc32c
-from neve.proto.errors import Internal, NeveError, NotFound, NotOwner, ShuttingDown
+from neve.proto.errors import AppendOutcomeUnknown, Internal, NeveError, NotFound, NotOwner, ShuttingDown
 from tests.unit.partition_server.rig import CONFIG, PartitionRig, call, on_cluster
 from tests.unit.partition_server.test_engine_tables import contents, fill
 
@@ -81,6 +82,37 @@ def test_a_flushed_table_keeps_its_extents_until_its_manifest_is_acknowledged(ca
         assert await contents(await rig.crash_and_load(region, config=config)) == expected
 
     story()
+
+
+def test_a_manifest_that_fails_after_its_caller_has_gone_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    unseen: list[dict[str, Any]] = []
+
+    @on_cluster()
+    async def story(rig: PartitionRig) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        partition = await rig.load(await rig.create())
+        await fill(partition, range(3))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            reached, go = asyncio.Event(), asyncio.Event()
+
+            async def fail(_: bytes) -> Any:
+                reached.set()
+                await go.wait()
+                raise AppendOutcomeUnknown(detail="the writer has ended")
+
+            monkeypatch.setattr(partition._store.streams.meta, "append", fail)
+            flushing = asyncio.ensure_future(partition.flush())
+            await reached.wait()
+            flushing.cancel()
+            await asyncio.gather(flushing, return_exceptions=True)
+            go.set()
+            await asyncio.sleep(1)
+            gc.collect()
+
+    with caplog.at_level(logging.INFO):
+        story()
+    assert unseen == []
+    assert [record.message.split()[0] for record in caplog.records].count("manifest_not_written") == 1
 
 
 @on_cluster(extent_bytes=12_000)

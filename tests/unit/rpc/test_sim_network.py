@@ -16,6 +16,7 @@ from neve.proto import errors
 from neve.rpc.limits import Limits
 from neve.rpc.service import Call, Service
 from neve.rpc.sim import SimChannel, SimNetwork, SimServer, exponential_delay, fixed_delay
+from neve.rpc.sim_link import DELAY_S_MAX
 from tests.proto import methods, testing_pb2
 from tests.sim import loop as sim_loop
 from tests.unit.rpc.conformance import CLUSTER, FOREVER_S, Servicer, do, hang
@@ -324,6 +325,22 @@ async def test_a_paused_server_gets_everything_in_order_when_it_resumes() -> Non
     world.server.resume()
     await asyncio.gather(*calls)
     assert world.servicer.executed == ["before", *map(str, range(20))]
+
+
+@pytest.mark.sim(seed=1)
+async def test_what_waited_on_a_slow_link_arrives_within_what_a_network_may_take() -> None:
+    world = World(delay=fixed_delay(0.1))
+    channel = world.channel()
+    await do(channel, text="before")
+    world.network.slow("client", "server", factor=10)
+    world.server.pause()
+    calls = [start(do(channel, text=str(number), timeout_s=FOREVER_S)) for number in range(200)]
+    await asyncio.sleep(DEAD_PEER_S / 2)
+    world.server.resume()
+    resumed_s = world.loop.time()
+    await asyncio.gather(*calls)
+    assert world.servicer.executed == ["before", *map(str, range(200))]
+    assert world.loop.time() - resumed_s <= DELAY_S_MAX + 1
 
 
 @pytest.mark.sim(seed=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 from neve.rpc.started import Started
@@ -25,4 +26,22 @@ async def test_a_cancel_after_the_awaited_future_was_done_ends_it_once_and_steps
     await asyncio.sleep(0)
     assert len(ends) == 1
     assert isinstance(ends[0][1], asyncio.CancelledError)
+    assert not unhandled
+
+
+async def test_an_error_that_a_cancelled_one_does_not_see_any_more_is_not_called_unseen() -> None:
+    loop = asyncio.get_running_loop()
+    unhandled: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    awaited: asyncio.Future[int] = loop.create_future()
+
+    async def work(future: asyncio.Future[int]) -> int:
+        return await future
+
+    started = Started(work(awaited), lambda result, error: None)
+    awaited.set_exception(OSError("too late"))
+    started.cancel()
+    del awaited, started
+    await asyncio.sleep(0)
+    gc.collect()
     assert not unhandled
