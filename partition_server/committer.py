@@ -42,17 +42,21 @@ class Committer:
         committing = self._store.committing  # a caller that goes away leaves the change to itself, and its tables to us
         committing[task] = added
         task.add_done_callback(committing.pop)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        return await self._outcome_of(task)
 
     async def commit_last(self) -> Position:
         """The manifest that stays the newest: no change is made behind it."""
-        task = self._store.loop.create_task(self._commit((), (), None, is_last=True))
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        return await self._outcome_of(self._store.loop.create_task(self._commit((), (), None, is_last=True)))
 
-    def _ended(self, task: asyncio.Task[Position]) -> None:
-        """Its caller is told, too, unless it has gone away: then nobody else would see the error."""
+    async def _outcome_of(self, task: asyncio.Task[Position]) -> Position:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._ended_alone)
+            raise
+
+    def _ended_alone(self, task: asyncio.Task[Position]) -> None:
+        """Its caller has gone away: nobody else sees what became of it."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, NeveError):
