@@ -105,10 +105,17 @@ class SimNetwork:
     # --- trouble, and its end --------------------------------------------------------------------------------
 
     def set_link(
-        self, source: str, target: str, *, delay: Delay | None = None, drop_probability: float | None = None
+        self,
+        source: str,
+        target: str,
+        *,
+        delay: Delay | None = None,
+        drop_probability: float | None = None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Conditions from `source` to `target`, this way only."""
+        """Conditions from `source` to `target`, this way only. `on_lost` is told of each frame that chance loses."""
         link = self.link(source, target)
+        link.on_chance = on_lost
         if delay is not None:
             link.delay = delay
         if drop_probability is not None:
@@ -120,9 +127,11 @@ class SimNetwork:
         self.link(source, target).slow_factor = factor
         self.note(f"slow {source}>{target} factor={factor}")
 
-    def drop_next(self, source: str, target: str, *, count: int = 1) -> None:
-        """Lose the next frame from `source` to `target`, on as many connections as `count` says."""
-        self.link(source, target).drops_due += count
+    def drop_next(
+        self, source: str, target: str, *, count: int = 1, on_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """Lose the next frame from `source` to `target`, on as many connections as `count` says, and tell of each."""
+        self.link(source, target).drops_due.extend([on_lost] * count)
         self.note(f"drop_next {source}>{target} count={count}")
 
     def partition_one_way(self, source: str, target: str) -> None:
@@ -142,14 +151,19 @@ class SimNetwork:
         for (source, target), link in [*self._links.items()]:  # what arrives now may use links that were not there
             link.slow_factor = 1.0
             link.drop_probability = 0.0
-            link.drops_due = 0
+            link.drops_due.clear()
             self._set_blocked(source, target, blocked=False)
 
-    def cut(self, one: str, other: str) -> None:
-        """Cut every connection between two hosts."""
-        for connection in [*self._connections]:
-            if connection.touches(one) and connection.touches(other):
-                connection.cut()
+    def cut(self, one: str, other: str) -> int:
+        """Cut every connection between two hosts: how many there were."""
+        between = [each for each in self._connections if each.touches(one) and each.touches(other)]
+        for connection in between:
+            connection.cut()
+        return len(between)
+
+    def connected(self) -> list[tuple[str, str]]:
+        """Who has a connection to whom, the oldest first; each pair once."""
+        return list(dict.fromkeys((each.client_host, host_of(each.address)) for each in self._connections))
 
     def pause(self, host: str) -> None:
         """As SIGSTOP would: nothing is delivered to the host, and nothing that it sends leaves.

@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from neve.rpc.sim_frame import Frame, Kind
@@ -47,7 +47,8 @@ class Link:
     delay: Delay
     slow_factor: float = 1.0
     drop_probability: float = 0.0
-    drops_due: int = 0  # so many frames from now on are lost for certain
+    on_chance: Callable[[], None] = lambda: None  # told of a frame that is lost by it
+    drops_due: deque[Callable[[], None]] = field(default_factory=deque)  # frames lost for certain from now on, and told
     blocked: bool = False
 
     def draw_delay_s(self, rng: random.Random, size_bytes: int) -> float:
@@ -55,10 +56,13 @@ class Link:
 
     def draw_loss(self, rng: random.Random) -> bool:
         if self.drops_due:
-            self.drops_due -= 1
+            self.drops_due.popleft()()
             return True
         # No draw at 0, so that a story without losses does not change when losses are added to the code.
-        return self.drop_probability > 0 and rng.random() < self.drop_probability
+        if self.drop_probability > 0 and rng.random() < self.drop_probability:
+            self.on_chance()
+            return True
+        return False
 
 
 # Told of each frame: "send", "drop" or "deliver", and on which pipe. It looks on: what it changes it changes later.

@@ -40,7 +40,11 @@ def main(arguments: list[str]) -> int:
         return hunt_all(options.bugs)
     if options.seed is not None:
         return tell(options.seed, short=options.short, events_max=options.events, log=options.log, world=options.world)
-    return run_many(chosen_seeds(options.seeds, 100), jobs=options.jobs, short=options.short, world=options.world)
+    try:
+        seeds = chosen_seeds(options.seeds, 100)
+    except ValueError as error:
+        parser.error(f"--seeds: {error}")
+    return run_many(seeds, jobs=options.jobs, short=options.short, world=options.world)
 
 
 def tell(seed: int, *, short: bool, events_max: int | None, log: bool, world: str) -> int:

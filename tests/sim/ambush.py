@@ -57,6 +57,7 @@ MOMENTS = (
 # What writers repeat when they do not hear: the appends, and the request that seals (rules 4, 5 and 16).
 OFTEN_HIT = (("AppendBlock", "request"), ("StreamAllocExtent", "request"))
 OPENING = frozenset({"CheckCommitLength", "RaiseToken", "Fence"})
+CUT_OFF, HELD_UP, NOT_ANSWERED = "messages cut off", "messages held up", "answers lost"
 DELAYS_S = (0.0, 0.0, 0.0, 0.0005, 0.005)
 
 
@@ -77,30 +78,38 @@ class MessageTroubles:
 
     def kinds(self) -> Sequence[Kind]:
         return (
-            Kind("messages cut off", self._cut, sharp=True),
-            Kind("messages held up", self._hold, sharp=True),
-            Kind("answers lost", self._lose, sharp=True),
+            Kind(CUT_OFF, self._cut, sharp=True, armed=True),
+            Kind(HELD_UP, self._hold, sharp=True, armed=True),
+            Kind(NOT_ANSWERED, self._lose, sharp=True, armed=True),
         )
 
     def _cut(self) -> bool:
-        return self._hit("cut off", self._network.cut)
+        def cut(source: str, target: str) -> None:
+            if self._network.cut(source, target):
+                self._scene.hit(CUT_OFF)
+
+        return self._hit("cut off", cut)
 
     def _hold(self) -> bool:
         loop = asyncio.get_running_loop()
 
         def hold(source: str, target: str) -> None:
             self._network.partition_one_way(source, target)
+            self._scene.hit(HELD_UP)
             loop.call_later(self._scene.rng.choice(HELD_S), self._network.heal, source, target, context=NOBODY)
 
         return self._hit("held up", hold)
 
     def _lose(self) -> bool:
-        return self._hit("not answered", lambda source, target: self._network.drop_next(target, source))
+        def lose(source: str, target: str) -> None:
+            self._network.drop_next(target, source, on_lost=lambda: self._scene.hit(NOT_ANSWERED))
+
+        return self._hit("not answered", lose)
 
     def _hit(self, how: str, hit: Callable[[str, str], None]) -> bool:
         scene = self._scene
         wanted = scene.rng.choice((*OFTEN_HIT, scene.rng.choice(scene.moments)))
-        share = scene.rng.choice((0.02, 0.1, 0.5))
+        share = scene.rng.choice((0.1, 0.5, 1.0))
         listeners = scene.cluster.wire.listeners
         loop = asyncio.get_running_loop()
 

@@ -114,10 +114,11 @@ class Ledger:
         self, session: Session, token: int, *, over: bool = False, found: Position | None, revision: int = 0
     ) -> None:
         """Its owner knows that it has the stream, and has `found` its end. `over`: what it knows is old already."""
+        holder = self._by_token.setdefault(token, session)
+        assert holder is session, f"token {token} of session {session.number} was session {holder.number}'s (rule 1)"
         session.token = token
         session.over = over
         session.found, session.found_at = found, revision
-        self._by_token[token] = session
         for older in self.sessions_of(session.stream_id):
             if 0 < older.token < token:
                 older.succeeded = True

@@ -7,6 +7,7 @@ nothing else. A simulated store tells of each as it is made: not even a compacti
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from neve.meta import keys
@@ -53,7 +54,11 @@ class RegionWatcher:
             assert not self.state.regions, "regions without a map"
             return
         self.revisions += 1
-        now = RegionMap.of(stored.record, [each.record for each in self.state.regions.values()])  # or MapBroken
+        records = [each.record for each in self.state.regions.values()]
+        spans = sorted((each.start, each.end) for each in records)  # not by the product's own check, which may be wrong
+        bounds = [b"", *itertools.chain.from_iterable(spans), b""]
+        assert bounds[0::2] == bounds[1::2], f"the regions do not cover all keys once: {spans}"
+        now = RegionMap.of(stored.record, records)  # or MapBroken
         if not self.maps or self.maps[-1] != now:
             if self.maps:
                 assert now.version == self.maps[-1].version + 1, "the map's version counts its changes"

@@ -29,9 +29,10 @@ GARBAGE_MAX = 50_000
 def chosen_seeds(text: str, default: int = 0) -> list[int]:
     """`"500"`: so many from 1 on; `"7-9"`: these; `""`: the default."""
     first, dash, last = text.partition("-")
-    if dash:
-        return list(range(int(first), int(last) + 1))
-    return list(range(1, int(first or default) + 1))
+    seeds = list(range(int(first), int(last) + 1) if dash else range(1, int(first or default) + 1))
+    if not seeds:
+        raise ValueError(f"{text} are no seeds")
+    return seeds
 
 
 def _play(seed: int, short: bool, world: str) -> Outcome:

@@ -245,7 +245,7 @@ class Story:
     def _far_from(self, host: str) -> list[str]:
         if self.shape.far == "node":
             return [self._far_host]
-        if self.shape.far == "clients" and not host.startswith("manager"):
+        if self.shape.far == "clients" and not host.startswith(("manager", "node")):
             return [node.host for node in self.cluster.nodes.values()]
         return []
 
@@ -257,16 +257,24 @@ class Story:
     def _cause_due(self, due: dict[str, Kind]) -> None:
         """One of the kinds that this story has to come to, and can at this moment."""
         for name in [*due]:
-            if self._cause(due[name]):
-                del due[name]
+            kind = due.pop(name)
+            if self._coverage.faults[name]:
+                continue
+            caused = self._cause(kind)
+            if kind.armed or not caused:
+                due[name] = kind  # behind the others: it may not have hit, or not yet
+            if caused:
                 return
+
+    def hit(self, kind: str) -> None:
+        self._coverage.faults[kind] += 1
 
     def _cause(self, kind: Kind) -> bool:
         known = kind.name in self._begun
         self._begun.add(kind.name)  # before it: what it causes may be logged at once
         caused = kind.cause()
         if caused:
-            self._coverage.faults[kind.name] += 1
+            self._coverage.faults[kind.name] += not kind.armed
         elif not known:
             self._begun.discard(kind.name)  # nothing came of it, and it explains nothing
         return caused

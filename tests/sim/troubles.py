@@ -1,7 +1,7 @@
 """What may befall a cluster in a story: network, metadata store, managers and clients. Nodes: troubles_nodes.py.
 
 Invariants: a kind of trouble has a name, by which stories choose it and coverage counts it; `cause` says whether it
-            came to anything: nothing is counted that did not happen;
+            came to anything: nothing is counted that did not happen; one that lies in wait is counted when it hits;
             whatever is caused ends by itself, or when the story heals everything.
 Neighbours: stories.py draws kinds by their weights; a layer of the world adds its own kinds.
 """
@@ -25,6 +25,8 @@ from tests.sim.swarm import Shape
 
 T = TypeVar("T")
 
+LOST, LOST_BY_CHANCE = "lost frames", "losses by chance"
+
 SKEWS_MS = (-600_000, -5_000, 5_000, 60_000)  # what was made in the future is collected when it is past
 
 
@@ -33,6 +35,7 @@ class Kind:
     name: str
     cause: Callable[[], bool]
     sharp: bool = False  # it matters at which moment: what ambushes draw from
+    armed: bool = False  # `cause` only makes it ready: it tells the scene when it hits
 
 
 class Scene(Protocol):
@@ -46,6 +49,10 @@ class Scene(Protocol):
     moments: Sequence[tuple[str, str]]  # messages that matter: method, "request" or "reply"
 
     def say(self, line: str) -> None: ...
+
+    def hit(self, kind: str) -> None:
+        """Trouble of this kind, which is armed, has come about."""
+        ...
 
     def pick(self, candidates: Sequence[T], host: Callable[[T], str]) -> T:
         """One of them, rather one that the story is concerned with at this moment."""
@@ -105,8 +112,8 @@ class NetworkTroubles:
             Kind("links cut", self._partition, sharp=True),
             Kind("links cut one way", self._partition_one_way, sharp=True),
             Kind("late frames", self._cut_connections, sharp=True),
-            Kind("lost frames", self._lose_frames, sharp=True),
-            Kind("losses by chance", self._lose_by_chance),
+            Kind(LOST, self._lose_frames, sharp=True, armed=True),
+            Kind(LOST_BY_CHANCE, self._lose_by_chance, armed=True),
             Kind("slow links", self._slow_link, sharp=True),
             Kind("reordering", self._reorder),
             Kind("slow host", self._slow_host),
@@ -124,6 +131,16 @@ class NetworkTroubles:
         other = self._scene.pick([host for host in hosts if host != one], str)
         return one, other
 
+    def _connected(self) -> tuple[str, str] | None:
+        """Two that talk to each other, in either order; None if nobody does."""
+        hosts = set(self._hosts())
+        pairs = [pair for pair in self._network.connected() if hosts.issuperset(pair)]
+        if not pairs:
+            return None
+        one = self._scene.pick(sorted({host for pair in pairs for host in pair}), str)
+        other = self._scene.pick([a if b == one else b for a, b in pairs if one in (a, b)], str)
+        return (one, other) if self._scene.rng.random() < 0.5 else (other, one)
+
     def _partition(self) -> bool:
         one, other = self._two()
         self._network.partition(one, other)
@@ -140,21 +157,28 @@ class NetworkTroubles:
 
     def _cut_connections(self) -> bool:
         """What was on the way may arrive later, behind what is sent on the next connection."""
-        one, other = self._two()
+        if (pair := self._connected()) is None:
+            return False
+        one, other = pair
         self._network.cut(one, other)
         self._scene.say(f"connections between {one} and {other} cut")
         return True
 
     def _lose_frames(self) -> bool:
-        one, other = self._two()
-        self._network.drop_next(one, other, count=self._scene.rng.randint(1, 3))
+        if (pair := self._connected()) is None:
+            return False
+        one, other = pair
+        count = self._scene.rng.randint(1, 3)
+        self._network.drop_next(one, other, count=count, on_lost=lambda: self._scene.hit(LOST))
         self._scene.say(f"frames lost {one} > {other}")
         return True
 
     def _lose_by_chance(self) -> bool:
-        one, other = self._two()
-        share = self._scene.rng.choice((0.01, 0.1))
-        self._network.set_link(one, other, drop_probability=share)
+        if (pair := self._connected()) is None:
+            return False
+        one, other = pair
+        share = self._scene.rng.choice((0.02, 0.1, 0.3))
+        self._network.set_link(one, other, drop_probability=share, on_lost=lambda: self._scene.hit(LOST_BY_CHANCE))
         length_s = self._scene.for_a_while(lambda: self._network.set_link(one, other, drop_probability=0.0))
         self._scene.say(f"{share:.0%} of frames lost {one} > {other} for {length_s:.2f} s")
         return True
@@ -177,6 +201,8 @@ class NetworkTroubles:
         def end() -> None:
             for other in others:
                 self._network.set_link(other, host, delay=DEFAULT_DELAY)
+            for each in (host, *others):
+                self._scene.set_far(each)  # if it was
 
         self._scene.say(f"messages to {host} overtake each other for {self._scene.for_a_while(end):.2f} s")
         return True

@@ -23,6 +23,7 @@ from tests.sim.node import SimNode
 from tests.sim.troubles import SKEWS_MS, Kind, Scene
 
 POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
+DISK_ERRORS = "disk errors"
 FORGETTING = (
     "node killed",
     "power cut",
@@ -115,7 +116,7 @@ class NodeTroubles:
         elif shape.loses == "vanish":
             kinds.append(Kind("node vanishes", self._vanish))
         elif shape.loses == "errors":
-            kinds.append(Kind("disk errors", self._fail_disk, sharp=True))
+            kinds.append(Kind(DISK_ERRORS, self._fail_disk, sharp=True, armed=True))
         return kinds
 
     # --- processes and power ---------------------------------------------------------------------------------
@@ -195,7 +196,9 @@ class NodeTroubles:
         return True
 
     def _cut_all_power(self) -> bool:
-        for node in self._running():
+        if not (running := self._running()):
+            return False
+        for node in running:
             mode = self._scene.rng.choice(POWER_CUT_MODES)
             node.power_cut(mode)
             self._down(node, f"no power anywhere, {mode}")
@@ -353,6 +356,7 @@ class NodeTroubles:
             if call in SYNCS and path.endswith(EXTENT):  # opened under its own name, or when it was made aside
                 extent_id = int(path.rpartition("/")[2].removesuffix(EXTENT).partition("-")[0], 16)
                 wire.sync_failed(node.host, extent_id, lives=lambda: node.process is process)
+            self._scene.hit(DISK_ERRORS)
             return True
 
         fault = node.fs.fail(errno.EIO, match=fails, times=times)

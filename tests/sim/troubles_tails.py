@@ -17,6 +17,8 @@ from tests.sim.node import SimNode
 from tests.sim.troubles import Kind, Scene
 from tests.sim.troubles_nodes import POWER_CUT_MODES, SOON_S, drain_node, start_node
 
+DRAINED, OUTLIVED = "tail drained, nodes missing", "owner stopped past its lease"
+
 SLOW_SHARES = (0.2, 0.3, 0.4)  # of a writer's patience, on the way: longer than it takes to give up a dead node
 DELAY_S_MEAN = 150e-6  # of a message, as it is when nothing is slow
 SLOW_S = (1.0, 4.0)
@@ -34,8 +36,8 @@ class TailTroubles:
         return (
             Kind("slow replica and a dead one", self._slow_and_dead, sharp=True),
             Kind("owner dies, replica loses power", self._forget, sharp=True),
-            Kind("tail drained, nodes missing", self._drain_the_rest, sharp=True),
-            Kind("owner stopped past its lease", self._outlive, sharp=True),
+            Kind(DRAINED, self._drain_the_rest, sharp=True, armed=True),
+            Kind(OUTLIVED, self._outlive, sharp=True, armed=True),
         )
 
     def _tails(self) -> list[tuple[int, SimClient, list[SimNode]]]:
@@ -160,6 +162,7 @@ class TailTroubles:
                     length_s = scene.for_a_while(bring_back(node), lengths_s=MISSING_S)
                     scene.say(f"{node.host}: killed for {length_s:.2f} s")
             drain_node(scene, drained.node_id)
+            scene.hit(DRAINED)
             scene.say(f"{owner.name} has no node to go on with")
 
         length_s = self._at_append(owner, die)
@@ -195,6 +198,7 @@ class TailTroubles:
         def stop() -> None:
             if owner.running and not owner.process.paused:
                 owner.pause(buffered=buffered)
+                scene.hit(OUTLIVED)
                 scene.say(f"{owner.name} stopped for {scene.for_a_while(resume, lengths_s=OUTLIVED_S):.2f} s")
                 scene.reopen(stream_id, patient=True)
 

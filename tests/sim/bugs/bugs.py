@@ -342,12 +342,8 @@ def _old_tail(change: Any) -> None:
             return 0
         return await commit(self, changes)
 
-    async def nobody_asked(self: Any, lock: str, token: int) -> None:
-        return None
-
     change(open_stream, "decide_open", wrong)
     change(Batcher, "commit", unproved)
-    change(OwnerChecks, "verify", nobody_asked)
     change(node_servicer.LeaderMemory, "check", lambda self, leader: None)
 
 

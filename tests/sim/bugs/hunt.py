@@ -11,6 +11,7 @@ Neighbours: bugs.py has the bugs; docs/reliability.md the table; test_bugs.py ru
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ def hunt(bug: Bug, *, seeds_max: int = SEEDS_MAX) -> Catch:
 
 
 def hunt_all(names: Sequence[str], *, seeds_max: int = SEEDS_MAX) -> int:
+    if unknown := [name for name in names if name not in BUGS]:
+        print(f"there is no bug {', '.join(map(repr, unknown))}; there are: {', '.join(BUGS)}", file=sys.stderr)
+        return 2
     missed = 0
     for name, bug in BUGS.items():
         if names and name not in names:

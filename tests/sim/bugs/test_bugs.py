@@ -19,7 +19,7 @@ QUICK = (
     "a lease's renewal outlives it",
     "an extent goes with values in it",
     "a put is answered before it is in the log",
-    "a batch looks at its first condition alone",
+    "a split loses what was in memory",
     "an aborted upload becomes an object",
 )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 from neve.client.later import Later
 from tests.sim.loop import run
@@ -64,3 +66,30 @@ def test_nothing_is_called_after_the_end() -> None:
 
     run(main())
     assert calls == []
+
+
+def test_a_timer_that_rings_a_little_early_is_not_set_again() -> None:
+    """A loop's clock is coarse: it may wake up when a delay is not quite over."""
+    timers = calls = 0
+
+    def note() -> None:
+        nonlocal calls
+        calls += 1
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        call_at = loop.call_at
+
+        def early(when: float, callback: Callable[..., object], *args: Any, **how: Any) -> asyncio.TimerHandle:
+            nonlocal timers
+            timers += callback == later._run
+            return call_at(when - 0.0004, callback, *args, **how)
+
+        later = Later(0.005)
+        with mock.patch.object(loop, "call_at", early):
+            later.call(note)
+            later.call(note)
+            await asyncio.sleep(1)
+
+    run(main(), real_limit_s=10.0)
+    assert (timers, calls) == (1, 2)
