@@ -31,6 +31,7 @@ TREE = ROOT / "build" / "mutants"
 
 UNIT = "tests/unit"
 CORES: Mapping[str, Sequence[str]] = {
+    "client/core_writer": (f"{UNIT}/client/test_core_writer.py",),
     "extent_node/core_answers": (f"{UNIT}/extent_node/test_core_answers.py",),
     "extent_node/core_append": (f"{UNIT}/extent_node/test_core_append.py",),
     "extent_node/core_control": (f"{UNIT}/extent_node/test_core_control.py",),

@@ -54,12 +54,14 @@ def tell(seed: int, *, short: bool, events_max: int | None, log: bool, world: st
     if not outcome.error:
         print(f"trace {outcome.trace_hash}")
         return 0
-    print(outcome.error, outcome.where, sep="\n")
+    print(outcome.error, outcome.where, f"trace {outcome.trace_hash}", sep="\n")
     if events_max is None:
         print("\nthe fewest of its troubles with which it fails:")
         shortest = shortest_failing(seed, short=short, say=print, world=world)
         if shortest is not None:
             print(*shortest.story, shortest.error, sep="\n")
+            if shortest.error.partition(":")[0] != outcome.error.partition(":")[0]:
+                print("this is another error than that of the whole story: --events tries other numbers of troubles")
     return 1
 
 

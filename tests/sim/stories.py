@@ -375,6 +375,7 @@ def play(
         try:
             await told.run()
         finally:
+            outcome.trace_hash = current().trace_hash()  # of a story that fails, too: is a replay the same?
             told.world.stop()
 
     options = {

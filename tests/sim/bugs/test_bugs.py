@@ -8,6 +8,7 @@ import pytest
 from neve.client.core_writer import WriterCore
 from tests.sim.bugs.bugs import BUGS
 from tests.sim.bugs.hunt import hunt, seeds_for
+from tests.sim.stories import play
 
 QUICK = (
     "two answers of three acknowledge",
@@ -43,3 +44,13 @@ def test_every_bug_can_be_planted_and_has_stories_that_can_come_to_it() -> None:
         with bug.planted():
             pass
         assert next(seeds_for(bug)) < 500, name
+
+
+def test_a_story_that_fails_is_the_same_story_again() -> None:
+    bug = BUGS["two answers of three acknowledge"]
+    seed = hunt(bug, seeds_max=20).seed
+    with bug.planted():
+        one, other = (play(seed, short=True) for _ in range(2))
+    assert one.error
+    assert (one.error, one.trace_hash) == (other.error, other.trace_hash)
+    assert len(one.trace_hash) == 32
