@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -186,6 +186,8 @@ LATENCY_SHARE = 0.1  # of a new value in the smoothed one
 NODES_MAX = 10_000
 ORDER_HOLDS_S = 0.1
 
+Size = Literal["small", "large"]  # of a read: how long they take differs too much for one figure
+
 
 class SourceHistory:
     """Failures and latencies of nodes, by address, for the order in which a reader asks them."""
@@ -193,9 +195,12 @@ class SourceHistory:
     def __init__(self) -> None:
         self._nodes: dict[str, NodeRecord] = {}
         self._orders: dict[int, tuple[float, Extent, list[Replica]]] = {}  # by extent id, with when it was made
-        self.tail_s = {size: Quantile(0.95, first=0.05) for size in ("small", "large")}
+        self.tail_s: dict[Size, Quantile] = {
+            "small": Quantile(0.95, first=0.05),
+            "large": Quantile(0.95, first=0.05),
+        }
 
-    def answered(self, address: str, latency_s: float, *, size: str) -> None:
+    def answered(self, address: str, latency_s: float, *, size: Size) -> None:
         node = self._node(address)
         node.latency_s += (latency_s - node.latency_s) * (LATENCY_SHARE if node.latency_s else 1.0)
         self.tail_s[size].note(latency_s)

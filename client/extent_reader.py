@@ -82,6 +82,7 @@ class ExtentReader:
         self._options = options
         self._rng = rng
         self._history = SourceHistory()
+        self._last_plan: ReadPlan | None = None
         self.cache = BlockCache(options.cache_bytes_max)
         self._reported: dict[tuple[int, int], None] = {}
         self._reports: dict[asyncio.Task[None], None] = {}
@@ -188,7 +189,6 @@ class ExtentReader:
         max_blocks: int = 0,
     ) -> Fetch:
         fetch = Fetch(offset)
-        options = self._options
         replicas = self._history.order(extent, self._loop.time())
         if avoid:
             replicas = [each for each in replicas if each not in avoid]
@@ -197,20 +197,23 @@ class ExtentReader:
             detail = f"{len(avoid)} replicas have no sound block there"
             fetch.future.set_exception(ReplicaDamaged(extent_id=extent.id, offset=offset, detail=detail))
             return fetch
-        plan = ReadPlan(
-            extent_id=extent.id,
-            eversion=extent.eversion,
-            offset=offset,
-            max_bytes=size_bytes if max_blocks else with_headers(size_bytes),
-            max_blocks=max_blocks,
-            sealed_length=extent.length,
-            timeout_s=options.read_timeout_s,
-            speculative_delay_s_min=options.speculative_delay_s_min,
-            next_max_bytes=0 if max_blocks else with_headers(options.read_bytes),
-        )
         heard = fetch.heard if not max_blocks else None  # nothing follows a single block
-        fetch.future = Race(self._channels, replicas, plan, self._history, self._slow, heard).future
+        plan = self._plan(extent, size_bytes, max_blocks)
+        fetch.future = Race(
+            self._channels, replicas, plan, offset, self._history, self._slow, self._options, heard
+        ).future
         return fetch
+
+    def _plan(self, extent: Extent, size_bytes: int, max_blocks: int) -> ReadPlan:
+        """The last one again, if it fits: a reader asks for as much of the same extent, again and again."""
+        plan = self._last_plan
+        max_bytes = size_bytes if max_blocks else with_headers(size_bytes)
+        if plan is None or plan.extent is not extent or plan.max_bytes != max_bytes or plan.max_blocks != max_blocks:
+            next_max_bytes = 0 if max_blocks else with_headers(self._options.read_bytes)
+            plan = self._last_plan = ReadPlan(
+                extent, max_bytes=max_bytes, max_blocks=max_blocks, next_max_bytes=next_max_bytes
+            )
+        return plan
 
     async def _after(self, error: NeveError, extent: Extent, trouble: _Trouble, bad: dict[Replica, Problem]) -> Extent:
         """Nobody had it: pause, and see what metadata says now. What was bad may be repaired meanwhile."""

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from neve.client.core_reader import SourceHistory
-from neve.client.types import Replica
+from neve.client.core_reader import Size, SourceHistory
+from neve.client.options import ClientOptions
+from neve.client.types import Extent, Replica
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto.errors import Internal, NeveError, OutOfRange, ReplicaMissing, RequestError
+from neve.proto.fields import varint
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Reply
 from neve.rpc.wire.deadlines import Deadlines
@@ -26,6 +28,8 @@ REPLY_BYTES = 4096
 HEADERS_SHARE = 128  # of what is asked for, one part in so many: the headers of blocks of 1 KiB
 SLOW_BUCKETS_PER_S = 1000  # how finely it is told which of many reads are slow
 SMALL_BYTES_MAX = 64 << 10
+
+_OFFSET_TAG = varint(pb.ReadBlockRequest.OFFSET_FIELD_NUMBER << 3)
 
 
 def with_headers(payload_bytes: int) -> int:
@@ -42,22 +46,34 @@ class Won(NamedTuple):
     payload: memoryview
 
 
-class ReadPlan(NamedTuple):
-    """What is asked for. `sealed_length`: where metadata says that the extent ends, if it does."""
+class ReadPlan:
+    """What is asked for, but for the offset: the same for all reads of an extent that are of one size. `sealed_length`:
+    where metadata says that the extent ends, if it does. `next_max_bytes`: what will be asked for behind it."""
 
-    extent_id: int
-    eversion: int
-    offset: int
-    max_bytes: int
-    max_blocks: int
-    sealed_length: int | None
-    timeout_s: float
-    speculative_delay_s_min: float
-    next_max_bytes: int = 0  # what will be asked for behind it
+    __slots__ = ("_requests", "extent", "max_blocks", "max_bytes", "next_max_bytes", "sealed_length", "size")
 
-    @property
-    def size(self) -> str:
-        return "small" if self.max_bytes <= SMALL_BYTES_MAX else "large"
+    def __init__(self, extent: Extent, *, max_bytes: int, max_blocks: int, next_max_bytes: int) -> None:
+        self.extent = extent
+        self.max_bytes = max_bytes
+        self.max_blocks = max_blocks
+        self.next_max_bytes = next_max_bytes
+        self.sealed_length = extent.length
+        self.size: Size = "small" if max_bytes <= SMALL_BYTES_MAX else "large"
+        self._requests: dict[int, bytes] = {}  # without their offsets, by node id
+
+    def request(self, replica: Replica, offset: int) -> bytes:
+        """A ReadBlockRequest, which takes longer to build than to join."""
+        request = self._requests.get(replica.node_id)
+        if request is None:
+            request = self._requests[replica.node_id] = pb.ReadBlockRequest(
+                extent_id=self.extent.id,
+                replica=replica.message(),
+                eversion=self.extent.eversion,
+                max_blocks=self.max_blocks,
+                max_bytes=self.max_bytes,
+                next_max_bytes=self.next_max_bytes,
+            ).SerializeToString()
+        return request + _OFFSET_TAG + varint(offset)
 
 
 class Race:
@@ -68,14 +84,18 @@ class Race:
         channels: ChannelPool,
         replicas: Sequence[Replica],
         plan: ReadPlan,
+        offset: int,
         history: SourceHistory,
         slow: Deadlines[Race],
+        options: ClientOptions,
         on_head: Callable[[pb.ReadBlockReply], None] | None = None,
     ) -> None:
         self._channels = channels
         self._on_head = on_head
         self._replicas = list(reversed(replicas))
         self._plan = plan
+        self._offset = offset
+        self._timeout_s = options.read_timeout_s
         self._history = history
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Begun | None] = {}  # by node id
@@ -87,7 +107,7 @@ class Race:
         self.future.add_done_callback(self._on_future_done)
         self._ask_next()
         if self._replicas and not self.future.done():
-            delay_s = max(plan.speculative_delay_s_min, history.tail_s[plan.size].value)
+            delay_s = max(options.speculative_delay_s_min, history.tail_s[plan.size].value)
             self._slow_bucket = slow.add(self, self._loop.time() + delay_s)
 
     def _ask_next(self) -> None:
@@ -96,20 +116,11 @@ class Race:
             replica = self._replicas.pop()
             self._calls[replica.node_id] = None
             plan = self._plan
-            request = pb.ReadBlockRequest(
-                extent_id=plan.extent_id,
-                replica=replica.message(),
-                eversion=plan.eversion,
-                offset=plan.offset,
-                max_blocks=plan.max_blocks,
-                max_bytes=plan.max_bytes,
-                next_max_bytes=plan.next_max_bytes,
-            )
             call = self._channels.channel(replica.address).begin(
                 methods.EXTENT_NODE_READ_BLOCK,
-                request,
+                plan.request(replica, self._offset),
                 partial(self._on_done, replica, self._loop.time()),
-                timeout_s=plan.timeout_s,
+                timeout_s=self._timeout_s,
                 reply_bytes_max=plan.max_bytes + REPLY_BYTES,
                 on_head=self._heard if self._on_head is not None else None,
             )
@@ -120,7 +131,7 @@ class Race:
             if self._empty is not None:
                 self.future.set_result(self._empty)
             else:
-                self.future.set_exception(self._error or ReplicaMissing(extent_id=self._plan.extent_id))
+                self.future.set_exception(self._error or ReplicaMissing(extent_id=self._plan.extent.id))
 
     def _heard(self, reply: pb.ReadBlockReply) -> None:
         """An answer has begun to come. It will probably win: what follows it can be asked for."""
@@ -159,7 +170,7 @@ class Race:
     def _is_of_use(self, reply: pb.ReadBlockReply) -> bool:
         if reply.blocks > 0 or reply.sealed:
             return True
-        return self._plan.sealed_length is not None and self._plan.offset >= self._plan.sealed_length
+        return self._plan.sealed_length is not None and self._offset >= self._plan.sealed_length
 
     def on_slow(self) -> None:
         self._slow_bucket = 0

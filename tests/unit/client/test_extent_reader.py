@@ -254,34 +254,38 @@ class Silent:
     def channel(self, address: str) -> Silent:
         return self
 
-    def begin(
-        self, method: object, request: pb.ReadBlockRequest, on_done: Callable[..., None], **how: object
-    ) -> Silent:
-        self.begun.append((request, on_done))
+    def begin(self, method: object, request: bytes, on_done: Callable[..., None], **how: object) -> Silent:
+        self.begun.append((pb.ReadBlockRequest.FromString(request), on_done))
         return self
 
     def cancel(self) -> None:
         pass
 
 
-PLAN = ReadPlan(
-    extent_id=EXTENT.id,
-    eversion=1,
-    offset=0,
-    max_bytes=100,
-    max_blocks=1,
-    sealed_length=EXTENT.length,
-    timeout_s=5.0,
-    speculative_delay_s_min=1000.0,
-    next_max_bytes=300,
-)
+PLAN = ReadPlan(EXTENT, max_bytes=100, max_blocks=1, next_max_bytes=300)
+OPTIONS = replace(DEFAULT_OPTIONS, speculative_delay_s_min=1000.0)
+
+
+@pytest.mark.parametrize("offset", [0, 127, 128, 70_000, (1 << 31) - 1])
+def test_a_request_says_what_is_asked_for_and_where(offset: int) -> None:
+    plan = ReadPlan(EXTENT, max_bytes=2 * MIB, max_blocks=0, next_max_bytes=3 * MIB)
+    others = replace(REPLICA, node_id=2, disk_uuid="e", incarnation=9)
+    for replica in (REPLICA, others, REPLICA):
+        assert pb.ReadBlockRequest.FromString(plan.request(replica, offset)) == pb.ReadBlockRequest(
+            extent_id=EXTENT.id,
+            replica=replica.message(),
+            eversion=EXTENT.eversion,
+            offset=offset,
+            max_bytes=2 * MIB,
+            next_max_bytes=3 * MIB,
+        )
 
 
 async def test_an_answer_that_comes_in_one_piece_says_where_it_ends_before_it_is_given() -> None:
     """So that what follows it leaves with the turn that received it."""
     slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
     nodes, heard = Silent(), list[pb.ReadBlockReply]()
-    race = Race(cast(ChannelPool, nodes), [REPLICA], PLAN, SourceHistory(), slow, heard.append)
+    race = Race(cast(ChannelPool, nodes), [REPLICA], PLAN, 0, SourceHistory(), slow, OPTIONS, heard.append)
     ((request, on_done),) = nodes.begun
     assert (request.max_bytes, request.next_max_bytes) == (100, 300)
     reply = pb.ReadBlockReply(end=100, readable=1000, sealed=True, blocks=1, next_end=400)
@@ -294,7 +298,7 @@ async def test_an_answer_that_comes_in_one_piece_says_where_it_ends_before_it_is
 async def test_a_read_that_has_ended_is_not_looked_at_again_for_being_slow() -> None:
     slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
     replicas = [REPLICA, replace(REPLICA, node_id=2)]
-    races = [Race(cast(ChannelPool, Silent()), replicas, PLAN, SourceHistory(), slow) for _ in range(3)]
+    races = [Race(cast(ChannelPool, Silent()), replicas, PLAN, 0, SourceHistory(), slow, OPTIONS) for _ in range(3)]
     assert [list(waiting) for waiting in slow._buckets.values()] == [races]
     races[0].future.set_exception(ConnectionLost(address="n:1"))
     races[2].future.cancel()
