@@ -85,6 +85,10 @@ class NodeProcess:
         self._process = process
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def disk(self) -> Path:
         return disk_folder(self.folder)
 

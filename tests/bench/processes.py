@@ -11,7 +11,7 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,39 @@ def cpu_s_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@contextmanager
+def apart(first: int, others: Sequence[int]) -> Iterator[None]:
+    """Keep a process on the first core and the others off it, with all of their threads; nothing on a single core.
+
+    Where one wakes the other, a virtual machine's kernel may put both on one core for as long as they run, since it
+    takes a halted core for a busy one: they then take turns, and the other core sleeps.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        if len(cores) > 1:
+            _keep_on(first, cores[:1])
+            for pid in others:
+                _keep_on(pid, cores[1:])
+        yield
+    finally:
+        for pid in (first, *others):
+            _keep_on(pid, cores)
+
+
+def _keep_on(pid: int, cores: Sequence[int]) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+
+
 class Child:
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name = name
         self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def read_line(self, timeout_s: float = START_TIMEOUT_S) -> str:
         """The next line of its output. A child prints one line at a time and only when asked, or once at its start."""

@@ -33,6 +33,10 @@ class BenchCluster:
         self._nodes = tuple(nodes)
         self._kept: set[str] = set()
 
+    @property
+    def node_pids(self) -> list[int]:
+        return [node.pid for node in self._nodes]
+
     def cpu_s(self) -> float:
         """Processor time that the nodes have used so far."""
         return sum(node.cpu_s() for node in self._nodes)

@@ -346,6 +346,20 @@ def test_a_child_ends_with_the_block_that_started_it() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_processes_are_kept_apart_for_a_block() -> None:
+    everywhere = os.sched_getaffinity(0)
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        try:
+            with processes.apart(first.pid, [second.pid]):
+                cores = [os.sched_getaffinity(each.pid) for each in (first, second)]
+            assert [len(cores[0]), cores[0] & cores[1], cores[0] | cores[1]] == [1, set(), everywhere]
+            assert [os.sched_getaffinity(each.pid) for each in (first, second)] == [everywhere] * 2
+        finally:
+            first.kill()
+            second.kill()
+
+
 def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_TIMEOUT_S", 0.1)
     with processes.start("timeit", "-n1", "-r1", "import time; time.sleep(600)") as child:

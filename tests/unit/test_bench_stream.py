@@ -69,6 +69,7 @@ def test_every_sample_runs_and_deleted_extents_are_given_back(tmp_path: Path) ->
         for sync in (False, True):
             assert bench.latency(sync=sync, duration_s=0.01).unit == "µs"
         assert bench.read_through(sealed, total_bytes=MIB)["rate"].unit == "MB/s"
+        assert bench.read_through_anywhere(sealed, total_bytes=MIB)["rate"].unit == "MB/s"
         assert bench.random_reads(sealed, window=4, duration_s=0.05).unit == "reads/s"
         # What is kept: the sealed extent and the tails of the two streams, on three nodes.
         assert len(list((tmp_path / "main").glob("node*/disk/extents/*/*.ext"))) == 3 * stream_cluster.NODES
