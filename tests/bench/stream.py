@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from neve.proto.blocks import HEADER_BYTES
-from tests.bench import harness, limits, node_disk, processes, stream_cluster, tcp_pair
+from tests.bench import bare_writes, harness, limits, node_disk, processes, stream_cluster, tcp_pair
+from tests.bench.bare_writes import BareWrites
 from tests.bench.harness import Plan, Settings
 from tests.bench.limits import KIB, MIB, megabytes_per_second, microseconds
 from tests.bench.node import FDATASYNC_FACTOR, ONE_BY_ONE, PING_PONG_FACTOR, RANDOM_READ_WINDOW, Rows
@@ -168,7 +169,8 @@ def prepare(settings: Settings) -> Iterator[Plan]:
         main.keep()
         over_cached = StreamBench(client, cached, deletes=False)
         _appends(rows, settings, main, over_cached, large_bytes, tcp, tcp_cpu)
-        _one_at_a_time(rows, settings, main, ping_pong)
+        bare = stack.enter_context(bare_writes.start(settings.directory / "bare", nodes=NODES))
+        _one_at_a_time(rows, settings, main, bare, ping_pong)
         yield rows.plan()
 
 
@@ -206,7 +208,8 @@ def _appends(
     rows.compare(large_cpu, tcp_cpu)
 
 
-def _one_at_a_time(rows: Rows, settings: Settings, main: StreamBench, ping_pong: str) -> None:
+def _one_at_a_time(rows: Rows, settings: Settings, main: StreamBench, loops: BareWrites, ping_pong: str) -> None:
+    """Beside the least that Python takes for it: loops that write what they get to a file, without any protocol."""
     duration_s = settings.pick(1.0, quick=0.3)
     syncs = settings.pick(200, quick=50)
     fdatasync = rows.measure(
@@ -214,6 +217,9 @@ def _one_at_a_time(rows: Rows, settings: Settings, main: StreamBench, ping_pong:
     )
     unsynced = rows.measure(
         "one append of 1 KiB, no sync, p50", lambda: main.latency(sync=False, duration_s=duration_s)
+    )
+    bare = rows.measure(
+        f"1 KiB to {NODES} bare loops at once, p50", lambda: microseconds(loops.p50_s(duration_s=duration_s))
     )
     synced = rows.measure("one append of 1 KiB, sync, p50", lambda: main.latency(sync=True, duration_s=duration_s))
     allowed = rows.derive(
@@ -224,6 +230,8 @@ def _one_at_a_time(rows: Rows, settings: Settings, main: StreamBench, ping_pong:
         fdatasync,
     )
     rows.compare(unsynced, ping_pong, at_most(PING_PONG_FACTOR))
+    rows.compare(unsynced, bare, name="one append of 1 KiB, no sync, against bare loops")
+    rows.compare(bare, ping_pong)
     rows.compare(synced, allowed, at_most(1))
 
 

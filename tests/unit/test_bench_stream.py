@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neve.extent_node.config import load
-from tests.bench import harness, node_process, processes, stream, stream_cluster, stream_writes, tcp_pair
+from tests.bench import bare_writes, harness, node_process, processes, stream, stream_cluster, stream_writes, tcp_pair
 from tests.bench.limits import KIB, MIB
 from tests.cluster.etcd import EtcdCluster
 
@@ -40,6 +40,14 @@ def test_replicas_that_are_synced_one_by_one_are_measured_at_once(tmp_path: Path
 def test_processor_time_is_told_for_a_mebibyte_and_is_a_tick_at_least() -> None:
     assert stream.cpu_of_1_mib(2.0, 4 * MIB).value == 500_000
     assert stream.cpu_of_1_mib(0.0, MIB).value > 0
+
+
+def test_bare_loops_write_all_that_they_are_sent(tmp_path: Path) -> None:
+    with bare_writes.start(tmp_path / "bare", nodes=2) as bare:
+        assert bare.p50_s(duration_s=0.01) > 0
+        sizes = {path.stat().st_size for path in (tmp_path / "bare").iterdir()}
+    assert len(sizes) == 1
+    assert min(sizes) > bare_writes.WARM_UP_WRITES * bare_writes.BLOCK_BYTES
 
 
 async def test_a_submitted_record_that_failed_ends_the_sample() -> None:
