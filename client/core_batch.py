@@ -65,11 +65,9 @@ class Run:
         self.block_type = block_type
 
     def encode(self) -> Batch:
-        encoded = encode_blocks(self.payloads, block_type=self.block_type)
-        assert encoded.size_bytes == self.size_bytes, (encoded.size_bytes, self.size_bytes)
-        return Batch(
-            encoded.buffers, encoded.block_sizes, encoded.size_bytes, self.waiters, self.ticket, self.first_index
-        )
+        buffers, block_sizes, size_bytes = encode_blocks(self.payloads, block_type=self.block_type)
+        assert size_bytes == self.size_bytes, (size_bytes, self.size_bytes)
+        return Batch(buffers, block_sizes, size_bytes, self.waiters, self.ticket, self.first_index)
 
 
 class Batch:

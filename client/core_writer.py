@@ -49,15 +49,17 @@ class Tail:
 
 
 class Taken(NamedTuple):
-    """Consecutive batches for one replica: a segment to be sent."""
+    """Consecutive batches: a segment to be sent to a replica, or to all of them."""
 
-    replica: int
     first_number: int
     epoch: int
     offset: int
     end: int
     batches: list[Batch]
     more: bool  # there is something to send behind it
+
+
+_new_taken = tuple.__new__  # a third of the cost of Taken(…)
 
 
 class Verdict(enum.Enum):
@@ -82,10 +84,9 @@ class Settlement:
 
 
 class _ReplicaState:
-    __slots__ = ("acked_end", "epoch", "failures", "next_number", "resend_from")
+    __slots__ = ("epoch", "failures", "next_number", "resend_from")
 
-    def __init__(self, length: int, next_number: int) -> None:
-        self.acked_end = length
+    def __init__(self, next_number: int) -> None:
         self.next_number = next_number  # of the batch to send next
         self.epoch = 0  # counts how often we went back
         self.resend_from = next_number  # where we went back to, the last time
@@ -111,6 +112,7 @@ class WriterCore:
 
     def __init__(self, *, run_bytes_max: int, payload_bytes_max: int, attempts_max: int) -> None:
         self.run_bytes_max = run_bytes_max
+        self.small_bytes_max = run_bytes_max // 4  # better a frame that is fuller by so much than a small one behind it
         self.payload_bytes_max = payload_bytes_max
         self._attempts_max = attempts_max
         self.tail: Tail | None = None
@@ -125,6 +127,7 @@ class WriterCore:
         self._placed: deque[Batch] = deque()  # in the tail, not acknowledged
         self._first_number = 0  # of the first placed batch; numbers go on over all extents
         self._replicas: list[_ReplicaState] = []
+        self._acked_ends: list[int] = []  # of each of them: what it has answered for
         self._confirming: dict[int, list[Batch]] = {}
 
     # --- appends ---------------------------------------------------------------------------------------------
@@ -182,7 +185,8 @@ class WriterCore:
         self.tail = tail
         self.end = self.committed = length
         self.full = self.sealing = False
-        self._replicas = [_ReplicaState(length, self._first_number) for _ in tail.node_ids]
+        self._replicas = [_ReplicaState(self._first_number) for _ in tail.node_ids]
+        self._acked_ends = [length for _ in tail.node_ids]
 
     def has_more(self, replica: int) -> bool:
         """Whether there is something that this replica was not sent yet."""
@@ -197,17 +201,9 @@ class WriterCore:
         if self.sealing:
             return None
         state, placed = self._replicas[replica], self._placed
-        first_number = number = self._next_number(replica) if state.epoch else state.next_number
-        at = number - self._first_number
-        bytes_limit = bytes_max + self.run_bytes_max // 4  # better a fuller frame than a small one behind it
-        if at + 1 >= len(placed):  # one batch is all there is, as when one append is awaited at a time
-            batch = placed[at] if at < len(placed) else self._place()
-            if batch is None or (batch.size_bytes > bytes_limit and not at_least_one):
-                return None
-            if not self._queue:
-                state.next_number = number + 1
-                offset = batch.offset
-                return Taken(replica, number, state.epoch, offset, offset + batch.size_bytes, [batch], False)
+        first_number = self._next_number(replica)
+        at = first_number - self._first_number
+        bytes_limit = bytes_max + self.small_bytes_max
         batches: list[Batch] = []
         size_bytes = 0
         while size_bytes < bytes_max or not batches:
@@ -221,18 +217,37 @@ class WriterCore:
             at += 1
         if not batches:
             return None
-        state.next_number = number = self._first_number + at
+        state.next_number = self._first_number + at
         more = at < len(placed) or (bool(self._queue) and not self.full)
         offset = batches[0].offset
-        return Taken(replica, first_number, state.epoch, offset, offset + size_bytes, batches, more)
+        return Taken(first_number, state.epoch, offset, offset + size_bytes, batches, more)
+
+    def take_for_all(self) -> Taken | None:
+        """What `take` would give to each replica, if that is one and the same small batch, and all there is: so it is
+        when each append is awaited. None: ask for each of them."""
+        queue = self._queue
+        if len(queue) != 1 or queue[0].size_bytes > self.small_bytes_max or self.sealing:
+            return None
+        number = self._first_number + len(self._placed)
+        replicas = self._replicas
+        for state in replicas:
+            if state.next_number != number or state.epoch:
+                return None
+        batch = self._place()
+        if batch is None:
+            return None
+        for state in replicas:
+            state.next_number = number + 1
+        offset = batch.offset
+        return _new_taken(Taken, (number, 0, offset, offset + batch.size_bytes, [batch], False))
 
     def _next_number(self, replica: int) -> int:
         """Of the batch to send next. After going back, what was answered meanwhile is passed over."""
-        state = self._replicas[replica]
+        state, acked_end = self._replicas[replica], self._acked_ends[replica]
         if not state.epoch:
             return state.next_number
         number = max(state.next_number, self._first_number)
-        while (at := number - self._first_number) < len(self._placed) and self._placed[at].end <= state.acked_end:
+        while (at := number - self._first_number) < len(self._placed) and self._placed[at].end <= acked_end:
             number += 1
         return number
 
@@ -264,20 +279,15 @@ class WriterCore:
 
     # --- answers ---------------------------------------------------------------------------------------------
 
-    def on_answer(self, taken: Taken) -> list[Batch]:
+    def on_answer(self, replica: int, taken: Taken) -> list[Batch]:
         """The replica has everything up to the segment's end. Returns what is acknowledged by that."""
-        state = self._replicas[taken.replica]
-        if taken.end <= state.acked_end:
+        acked_ends, end = self._acked_ends, taken.end
+        if end <= acked_ends[replica]:
             return []
-        state.acked_end = taken.end
-        state.failures = 0
-        if self.sealing:
-            return []
-        committed = taken.end
-        for each in self._replicas:
-            if each.acked_end < committed:
-                committed = each.acked_end
-        return self._acknowledge(committed) if committed > self.committed else []
+        acked_ends[replica] = end
+        self._replicas[replica].failures = 0
+        committed = min(acked_ends)
+        return self._acknowledge(committed) if committed > self.committed and not self.sealing else []
 
     def _acknowledge(self, committed: int) -> list[Batch]:
         acknowledged = []
@@ -290,9 +300,9 @@ class WriterCore:
         self._first_number += len(acknowledged)
         return acknowledged
 
-    def on_failure(self, taken: Taken, error: NeveError, *, length: int | None = None) -> Verdict:
+    def on_failure(self, replica: int, taken: Taken, error: NeveError, *, length: int | None = None) -> Verdict:
         """The replica refused the segment, or nobody knows. `length`: what it says it has, after a Gap."""
-        state = self._replicas[taken.replica]
+        state = self._replicas[replica]
         verdict = judge(error)
         if self.sealing and verdict is not Verdict.STOP:
             return Verdict.NONE
@@ -305,7 +315,7 @@ class WriterCore:
             return Verdict.REPLACE
         back_to = max(taken.first_number, self._first_number)
         if verdict is Verdict.RESEND:
-            if length is None or length < state.acked_end:
+            if length is None or length < self._acked_ends[replica]:
                 return Verdict.REPLACE  # it has lost what it had answered for: its word is worth nothing
             back_to = self._number_at(length)
         state.next_number = min(state.next_number, back_to)
@@ -402,9 +412,9 @@ class WriterCore:
             offset = batch.end
             assert sum(batch.block_sizes) == batch.size_bytes == sum(map(len, batch.buffers)), batch.block_sizes
         assert offset == self.end, (offset, self.end)
-        for state in self._replicas:
+        for state, acked_end in zip(self._replicas, self._acked_ends, strict=True):
             assert state.next_number <= self._first_number + len(self._placed), state.next_number
-            assert self.sealing or state.acked_end >= self.committed, (state.acked_end, self.committed)
+            assert self.sealing or acked_end >= self.committed, (acked_end, self.committed)
         waiting = sum(item.size_bytes for item in self._queue)
         assert self.held_bytes == waiting + self.end - self.committed, (self.held_bytes, waiting)
         assert self.tail is None or self.end <= self.tail.limit_bytes, self.end

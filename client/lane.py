@@ -13,10 +13,10 @@ import random
 from typing import Protocol
 
 from neve.client.core_batch import Batch
-from neve.client.core_writer import Verdict, WriterCore
+from neve.client.core_writer import Taken, Verdict, WriterCore
 from neve.client.node_sender import Frame, NodeSender, Sent
 from neve.client.options import ClientOptions
-from neve.client.segment_codec import PlaceEncoder, encode_committed, join_segment
+from neve.client.segment_codec import PlaceEncoder, encode_committed, encode_place, join_segment
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import NeveError
@@ -49,11 +49,12 @@ class Lane:
         "_rng",
         "_tell",
         "_tell_attempts",
-        "_template",
         "node_id",
+        "ready",
         "replica",
         "resends",
         "sender",
+        "template",
         "told",
     )
 
@@ -73,7 +74,7 @@ class Lane:
         self._owner = owner
         self._core = core
         self.sender = sender
-        self._template = template.SerializeToString()
+        self.template = template.SerializeToString()
         self._places = places
         self._options = options
         self._rng = rng
@@ -85,10 +86,11 @@ class Lane:
         self._tell_attempts = 0
         self._pause: asyncio.TimerHandle | None = None
         self._closed = False
+        self.ready = True  # neither closed nor in a pause
 
     def wake(self) -> None:
         """There is something to send."""
-        if not self._closed and self._pause is None:
+        if self.ready:
             self.sender.wake(self)
 
     def tell(self) -> None:
@@ -104,6 +106,7 @@ class Lane:
 
     def close(self) -> None:
         self._closed = True
+        self.ready = False
         self.sender.forget(self)
         if self._pause is not None:
             self._pause.cancel()
@@ -113,17 +116,24 @@ class Lane:
 
     @property
     def has_more(self) -> bool:
-        return not self._closed and self._pause is None and (self._tell or self._core.has_more(self.replica))
+        return self.ready and (self._tell or self._core.has_more(self.replica))
+
+    def take_for_all(self) -> tuple[Taken, bytes] | None:
+        core = self._core
+        taken = core.take_for_all()
+        if taken is None:
+            return None
+        return taken, encode_place(taken.offset, core.committed, taken.batches[0].block_sizes)
 
     def take(self, frame: Frame, bytes_max: int) -> bool | None:
-        if self._closed or self._pause is not None:
+        if not self.ready:
             return None
         core = self._core
         taken = core.take(self.replica, bytes_max, at_least_one=not frame.parts)
         if taken is not None:
             self._tell = False
             batches = taken.batches
-            frame.add(self, taken, join_segment(self._template, self._places.encode(batches, core.committed)), batches)
+            frame.add(self, taken, join_segment(self.template, self._places.encode(batches, core.committed)), batches)
             return taken.more
         if core.full and core.is_drained:
             # Not from here: the sender is in the middle of a frame, and a roll takes lanes from it.
@@ -131,7 +141,7 @@ class Lane:
         if not self._tell or core.has_more(self.replica):
             return None
         self._tell = False
-        frame.add(self, core.committed, join_segment(self._template, encode_committed(core.committed)), ())
+        frame.add(self, core.committed, join_segment(self.template, encode_committed(core.committed)), ())
         return False
 
     # --- told by the sender ----------------------------------------------------------------------------------
@@ -150,7 +160,7 @@ class Lane:
             detail = f"it answered {result.end} for a segment that ends at {taken.end}"
             self._on_failure(taken, errors.Internal(detail=detail), length=result.length)
         else:
-            acknowledged = self._core.on_answer(taken)
+            acknowledged = self._core.on_answer(self.replica, taken)
             if acknowledged or self._core.full:
                 self._owner.on_acknowledged(acknowledged)
 
@@ -168,7 +178,7 @@ class Lane:
             else:
                 self._owner.on_told()
             return
-        verdict = self._core.on_failure(taken, error, length=length)
+        verdict = self._core.on_failure(self.replica, taken, error, length=length)
         if verdict is Verdict.RESEND:
             self.resends += 1
             self.wake()
@@ -182,9 +192,11 @@ class Lane:
         if self._pause is not None:
             return
         delay_s = self._options.append_retry_delay_s * 2 ** (failures - 1) * self._rng.uniform(0.5, 1.0)
+        self.ready = False
         self.sender.forget(self)
         self._pause = asyncio.get_running_loop().call_later(delay_s, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None
+        self.ready = True
         self.wake()

@@ -6,7 +6,9 @@ for a frame. So nothing is queued here, and what gathers while frames are in fli
 Invariants: a frame is cut at about `frame_bytes`, or on the loop's next turn: an idle writer waits for nothing, a busy
             one fills its frames; at most `frames_in_flight_max` are in flight to a node;
             segments of one lane leave in the order in which the lane gave them, and each is answered or failed once;
-            lanes take turns, so that a busy stream does not keep the others of the client waiting.
+            lanes take turns, so that a busy stream does not keep the others of the client waiting;
+            the lanes of an extent are asked once for all of them if each would give the same, as when every append is
+            awaited: what is placed and encoded for one replica is not so again for the others.
 Neighbours: lane.py implements `SegmentSource`; proto/extent_node.proto has the frame.
 """
 
@@ -19,18 +21,22 @@ from typing import Protocol
 
 from neve.client.core_batch import Batch
 from neve.client.core_writer import Taken
-from neve.client.later import Later
 from neve.client.options import ClientOptions
+from neve.client.segment_codec import join_segment
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
-from neve.proto.crc import crc32c, crc32c_shifted
+from neve.proto.blocks import JOIN_BYTES_MAX
+from neve.proto.crc import Buffer, crc32c, crc32c_bytes, crc32c_shifted
 from neve.proto.errors import Cancelled, Internal, NeveError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Channel, Reply
+from neve.rpc.wire.deadlines import Deadlines
 
 log = logging.getLogger(__name__)
 
 CRC_JOIN_BYTES_MIN = 64 << 10  # to read a smaller batch again takes less than to join its CRC to the others
+
+IDLE_BUCKETS_PER_S = 1000  # their timers, too, are one for all writers
 
 REPLY_BYTES = 1024
 REPLY_BYTES_PER_SEGMENT = 512  # with an error's words
@@ -45,12 +51,23 @@ class SegmentSource(Protocol):
     @property
     def sender(self) -> NodeSender: ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether it may be asked for segments now."""
+
+    @property
+    def template(self) -> bytes:
+        """Of its segments: all but their place."""
+
     def wake(self) -> None:
         """Say so to the sender, if there is something to send."""
 
     def take(self, frame: Frame, bytes_max: int) -> bool | None:
         """Add the next segment, of about so many bytes, to the frame: whether there is more behind it. None: there is
         nothing that fits now."""
+
+    def take_for_all(self) -> tuple[Taken, bytes] | None:
+        """The next segment, and its place, for all lanes of its extent at once, if it is small and the same for all."""
 
     @property
     def has_more(self) -> bool: ...
@@ -60,6 +77,12 @@ class SegmentSource(Protocol):
     def failed(self, taken: Sent, error: NeveError) -> None: ...
 
 
+class Idler(Protocol):
+    """Who wants to know that some time is over: it may have nothing to send, and something to tell."""
+
+    def on_idle(self) -> None: ...
+
+
 class NodeSenders:
     """The senders of one client, by address. One turn of the loop serves all that have something to send."""
 
@@ -67,10 +90,12 @@ class NodeSenders:
         self._channels = channels
         self._options = options
         self._senders: dict[str, NodeSender] = {}
+        self._woken: list[Sequence[SegmentSource]] = []  # whose lanes have something to send
+        self.filling: dict[NodeSender, None] = {}  # have a frame that may not be full
         self._due: dict[NodeSender, None] = {}
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
-        self.when_idle = Later(options.committed_idle_s)
+        self.when_idle: Deadlines[Idler] = Deadlines(self._loop, Idler.on_idle, buckets_per_s=IDLE_BUCKETS_PER_S)
 
     def to(self, address: str) -> NodeSender:
         sender = self._senders.get(address)
@@ -80,42 +105,75 @@ class NodeSenders:
 
     def schedule(self, sender: NodeSender) -> None:
         self._due[sender] = None
+        self._ask_for_a_turn()
+
+    def wake(self, lanes: Sequence[SegmentSource], *, hurry: bool) -> None:
+        """The lanes to all replicas of an extent have something to send. `hurry`: one append, whose caller awaits it
+        and has nothing more. It need not wait for the loop's next turn, unless others are likely to append in this
+        one. They are if frames are in flight, or if the last one took several appends: then a frame for all of them is
+        worth more than the turn."""
+        self._woken.append(lanes)
+        if hurry and not self._scheduled:
+            for lane in lanes:
+                if not lane.sender.is_quiet:
+                    break
+            else:
+                self._run()
+                return
+        self._ask_for_a_turn()
+
+    def _ask_for_a_turn(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
-    def wake(self, lanes: Sequence[SegmentSource], *, hurry: bool) -> None:
-        """The lanes have something to send. `hurry`: one append, whose caller awaits it and has nothing more. It need
-        not wait for the loop's next turn, unless others are likely to append in this one. They are if frames are in
-        flight, or if the last one took several appends: then a frame for all of them is worth more than the turn."""
-        if self._scheduled or not hurry:
-            for lane in lanes:
-                lane.wake()
-            return
-        for lane in lanes:
-            if not lane.sender.is_idle:
-                break
-        else:  # as below, with less ado: nobody else has anything for these nodes
-            for lane in lanes:
-                lane.sender.send_from(lane)
-            return
-        self._scheduled = True  # no turn is asked for, as yet
+    def _run(self) -> None:
+        """Lanes that have waited come first, then those that were woken; what does not fill a frame leaves at last."""
+        self._scheduled = True  # what is woken by this has its turn below
         try:
-            for lane in lanes:
-                lane.wake()
+            if self._due:
+                self._pump()
+            woken, self._woken = self._woken, []
+            for lanes in woken:
+                if not self._take_together(lanes):
+                    for lane in lanes:
+                        lane.wake()
+            if self._due:
+                self._pump()
         finally:
             self._scheduled = False
-        if all(sender.is_quiet for sender in self._due):
-            self._run()
-        else:
-            self._scheduled = True
-            self._loop.call_soon(self._run)
+        self._send_filled()
 
-    def _run(self) -> None:
-        self._scheduled = False
+    def _pump(self) -> None:
         due, self._due = list(self._due), {}
         while due:  # a frame for each in turn: all nodes begin with the first streams while the others' are framed
             due = [sender for sender in due if sender.pump()]
+
+    def _take_together(self, lanes: Sequence[SegmentSource]) -> bool:
+        """Put the next segment of all these lanes into their nodes' frames. False: one of them has something else to
+        send, or must wait for its turn, so that each has to be asked by itself."""
+        for lane in lanes:
+            if not lane.ready or lane.sender.is_behind:
+                return False
+        segment = lanes[0].take_for_all() if lanes else None
+        if segment is None:
+            return False
+        taken, place = segment
+        is_full = False
+        for lane in lanes:
+            sender = lane.sender
+            frame = sender.filling or sender.begin_frame()
+            if frame.add(lane, taken, join_segment(lane.template, place), taken.batches):
+                is_full = True
+        if is_full:  # not before all replicas have theirs: what fails at once takes lanes away
+            for lane in lanes:
+                lane.sender.send_if_full()
+        return True
+
+    def _send_filled(self) -> None:
+        filling, self.filling = self.filling, {}
+        for sender in filling:
+            sender.send_filled()
 
     def close(self) -> None:
         self.when_idle.close()
@@ -132,6 +190,7 @@ class NodeSender:
         self._options = options
         self._ready: dict[SegmentSource, None] = {}  # lanes with something to send, in turn
         self._frames: dict[Frame, None] = {}  # in flight
+        self.filling: Frame | None = None  # not sent yet: there may be more for it in this turn
         self._last_blocks = 0  # of the frame that was sent last
         self.frames_sent = 0
 
@@ -141,18 +200,23 @@ class NodeSender:
 
     @property
     def is_quiet(self) -> bool:
-        """One append at a time: none is in flight, and the last frame had but one."""
-        return not self._frames and self._last_blocks <= 1 and len(self._ready) <= 1
+        """One append at a time: none is in flight, the last frame had but one, and nobody has anything to send."""
+        return not self._frames and self._last_blocks <= 1 and not self._ready
 
     @property
-    def is_idle(self) -> bool:
-        """As quiet, and nobody has anything to send."""
-        return not self._frames and self._last_blocks <= 1 and not self._ready
+    def is_behind(self) -> bool:
+        """Lanes have to wait for their turn."""
+        return bool(self._ready) or (self.filling is None and self.is_at_most)
+
+    @property
+    def is_at_most(self) -> bool:
+        """No more frames may be in flight."""
+        return len(self._frames) >= self._options.frames_in_flight_max
 
     def wake(self, lane: SegmentSource) -> None:
         """The lane has something to send."""
         self._ready[lane] = None
-        if len(self._frames) < self._options.frames_in_flight_max:
+        if not self.is_at_most:
             self._senders.schedule(self)
 
     def forget(self, lane: SegmentSource) -> None:
@@ -160,32 +224,35 @@ class NodeSender:
         self._ready.pop(lane, None)
 
     def pump(self) -> bool:
-        """Send a frame, if there is something to send and room for it: whether there may be more."""
-        if not self._ready or len(self._frames) >= self._options.frames_in_flight_max:
+        """Fill a frame, if there is something to send and room for it, and send it if it is full: whether there may be
+        more."""
+        if not self._ready or (self.filling is None and self.is_at_most):
             return False
-        frame = Frame(self)
+        frame = self.filling or self.begin_frame()
         self._fill(frame)
         if not frame.parts:
             return False
-        self._send(frame)
+        if self._ready or frame.is_full:
+            self.send_filled()
         return bool(self._ready)
 
-    def send_from(self, lane: SegmentSource) -> None:
-        """As `wake` and `pump` of an idle sender: the lane is the only one that has something to send."""
-        frame = Frame(self)
-        if lane.take(frame, self._options.frame_bytes):
-            self._ready[lane] = None
-            self._fill(frame)
-        if frame.parts:
-            self._send(frame)
-        while self._ready and self.pump():
-            pass
+    def begin_frame(self) -> Frame:
+        """For what there is to send in this turn."""
+        self._senders.filling[self] = None
+        self.filling = frame = Frame(self, self._options)
+        return frame
 
-    def _send(self, frame: Frame) -> None:
-        self.frames_sent += 1
-        self._last_blocks = frame.blocks
-        self._frames[frame] = None
-        frame.send(self._channel, self._options.append_timeout_s)
+    def send_if_full(self) -> None:
+        if self.filling is not None and self.filling.is_full:
+            self.send_filled()
+
+    def send_filled(self) -> None:
+        frame, self.filling = self.filling, None
+        if frame is not None and frame.parts:
+            self.frames_sent += 1
+            self._last_blocks = frame.blocks
+            self._frames[frame] = None
+            frame.send(self._channel, self._options.append_timeout_s)
 
     def close(self) -> None:
         self._ready.clear()
@@ -194,10 +261,10 @@ class NodeSender:
 
     def _fill(self, frame: Frame) -> None:
         """Add what lanes have, until it is large enough."""
-        options, ready = self._options, self._ready
-        while ready and frame.size_bytes < options.frame_bytes and len(frame.parts) < options.frame_segments_max:
+        ready = self._ready
+        while ready and not frame.is_full:
             lane = next(iter(ready))
-            more = lane.take(frame, options.frame_bytes - frame.size_bytes)
+            more = lane.take(frame, frame.bytes_max - frame.size_bytes)
             if more is None:
                 if lane.has_more:
                     break  # it does not fit any more: it is the first one of the next frame
@@ -216,10 +283,22 @@ class NodeSender:
 class Frame:
     """One AppendBlock: put together by lanes, then in flight."""
 
-    __slots__ = ("_batches", "_call", "_segments", "_sender", "blocks", "parts", "size_bytes")
+    __slots__ = (
+        "_batches",
+        "_call",
+        "_segments",
+        "_segments_max",
+        "_sender",
+        "blocks",
+        "bytes_max",
+        "parts",
+        "size_bytes",
+    )
 
-    def __init__(self, sender: NodeSender) -> None:
+    def __init__(self, sender: NodeSender, options: ClientOptions) -> None:
         self._sender = sender
+        self.bytes_max = options.frame_bytes
+        self._segments_max = options.frame_segments_max
         self._call: Begun | None = None
         self._segments: list[bytes] = []
         self._batches: list[Batch] = []
@@ -227,25 +306,30 @@ class Frame:
         self.size_bytes = 0
         self.blocks = 0
 
-    def add(self, lane: SegmentSource, what: Sent, segment: bytes, batches: Sequence[Batch]) -> None:
-        """`segment` is from segment_codec.py, and `batches` are its blocks."""
-        self.parts.append((lane, what))
+    def add(self, lane: SegmentSource, what: Sent, segment: bytes, batches: Sequence[Batch]) -> bool:
+        """`segment` is from segment_codec.py, and `batches` are its blocks. Whether the frame is full now."""
+        parts = self.parts
+        parts.append((lane, what))
         self._segments.append(segment)
         for batch in batches:
             self._batches.append(batch)
             self.size_bytes += batch.size_bytes
             self.blocks += len(batch.block_sizes)
+        return self.size_bytes >= self.bytes_max or len(parts) >= self._segments_max
+
+    @property
+    def is_full(self) -> bool:
+        return self.size_bytes >= self.bytes_max or len(self.parts) >= self._segments_max
 
     def send(self, channel: Channel, timeout_s: float) -> None:
-        batches = self._batches
-        buffers = batches[0].buffers if len(batches) == 1 else [each for batch in batches for each in batch.buffers]
+        buffers, crc = attachment_of(self._batches)
         self._call = channel.begin(
             methods.EXTENT_NODE_APPEND_BLOCK,
             b"".join(self._segments),
             self._on_done,
             timeout_s=timeout_s,
             attachment=buffers,
-            attachment_crc32c=crc32c_of(batches),
+            attachment_crc32c=crc,
             reply_bytes_max=REPLY_BYTES + REPLY_BYTES_PER_SEGMENT * len(self.parts),
         )
 
@@ -266,18 +350,22 @@ class Frame:
             lane.failed(taken, failure)
 
 
-def crc32c_of(batches: Sequence[Batch]) -> int:
-    """Of all their bytes. Each batch computes its own once, for all replicas."""
-    if not batches:
-        return 0
-    crc = batches[0].crc32c
-    for batch in batches[1:]:
+def attachment_of(batches: Sequence[Batch]) -> tuple[Sequence[Buffer], int]:
+    """All their bytes, and the CRC32C of them. Each batch computes its own once, for all replicas."""
+    if len(batches) == 1:
+        return batches[0].buffers, batches[0].crc32c
+    buffers = [buffer for batch in batches for buffer in batch.buffers]
+    if buffers and max(map(len, buffers)) <= JOIN_BYTES_MAX:
+        joined = b"".join(buffers)  # as the connection would, and one CRC takes less than one for each
+        return [joined], crc32c_bytes(joined)
+    crc = 0
+    for batch in batches:
         if batch.size_bytes < CRC_JOIN_BYTES_MIN:
             for buffer in batch.buffers:
                 crc = crc32c(buffer, crc)
         else:
             crc = crc32c_shifted(crc, batch.size_bytes) ^ batch.crc32c
-    return crc
+    return buffers, crc
 
 
 def _failure_of(error: BaseException | None) -> NeveError:

@@ -43,12 +43,16 @@ class PlaceEncoder:
             sizes = batches[0].block_sizes
             if len(batches) > 1:
                 sizes = [size for batch in batches for size in batch.block_sizes]
-            encoded = pb.Segment(offset=offset, committed=committed, block_sizes=sizes).SerializeToString()
+            encoded = encode_place(offset, committed, sizes)
             if len(encoded) > PLACE_KEPT_BYTES_MAX:
                 return encoded
             self._encoded = encoded
             self._offset, self._end, self._committed = offset, end, committed
         return self._encoded
+
+
+def encode_place(offset: int, committed: int, block_sizes: Sequence[int]) -> bytes:
+    return pb.Segment(offset=offset, committed=committed, block_sizes=block_sizes).SerializeToString()
 
 
 def encode_committed(committed: int) -> bytes:

@@ -89,7 +89,7 @@ class WriterTail:
         self._prepared: sm.ExtentInfo | None = None
         self._prepare_above = 0
         self._preparing: asyncio.Task[None] | None = None
-        self._armed = False  # `_on_idle` will be called
+        self._armed = False  # `on_idle` will be called
         self._pushed_when_armed = 0
         self._told: asyncio.Future[None] | None = None
         self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
@@ -244,15 +244,21 @@ class WriterTail:
     def _arm_tell(self) -> None:
         self._armed = True
         self._pushed_when_armed = self._core.pushed_bytes
-        self._senders.when_idle.call(self._on_idle)
+        when_idle = self._senders.when_idle
+        when_idle.add(self, when_idle.now_s() + self._options.committed_idle_s)
 
-    def _on_idle(self) -> None:
+    def on_idle(self) -> None:
+        """Some time has passed since we were idle."""
         self._armed = False
-        if self._closed or self._rolling or self._core.held_bytes:
+        if self._core.held_bytes:
             return  # still busy: when it is acknowledged, we come back
         if self._core.pushed_bytes != self._pushed_when_armed:
             self._arm_tell()  # not idle for long enough
-        else:
+        else:  # after a turn of the loop: a long one may have acknowledged what its caller has not yet heard of
+            self._loop.call_soon(self._tell_if_idle)
+
+    def _tell_if_idle(self) -> None:
+        if self._core.pushed_bytes == self._pushed_when_armed and not self._closed and not self._rolling:
             self.tell()
 
     def tell(self) -> None:

@@ -195,15 +195,14 @@ def _bits_at_once(change: Any) -> None:
 def _majority(change: Any) -> None:
     """A writer acknowledges when most replicas have answered."""
 
-    def wrong(self: Any, taken: Any) -> Any:
-        state = self._replicas[taken.replica]
-        if taken.end <= state.acked_end:
+    def wrong(self: Any, replica: int, taken: Any) -> Any:
+        if taken.end <= self._acked_ends[replica]:
             return []
-        state.acked_end = taken.end
-        state.failures = 0
+        self._acked_ends[replica] = taken.end
+        self._replicas[replica].failures = 0
         if self.sealing:
             return []
-        committed = sorted(each.acked_end for each in self._replicas)[len(self._replicas) // 2]
+        committed = sorted(self._acked_ends)[len(self._replicas) // 2]
         return self._acknowledge(committed) if committed > self.committed else []
 
     change(WriterCore, "on_answer", wrong)
@@ -242,10 +241,10 @@ def _acknowledges_while_sealing(change: Any) -> None:
     """Answers of replicas count after the request for the next extent was sent."""
     on_answer = WriterCore.on_answer
 
-    def wrong(self: Any, taken: Any) -> Any:
+    def wrong(self: Any, replica: int, taken: Any) -> Any:
         sealing, self.sealing = self.sealing, False
         try:
-            return on_answer(self, taken)
+            return on_answer(self, replica, taken)
         finally:
             self.sealing = sealing
 
@@ -253,7 +252,7 @@ def _acknowledges_while_sealing(change: Any) -> None:
 
     def heard(self: Any, taken: Any, result: Any) -> None:
         if self._closed and self._core.sealing and not result.HasField("error") and not isinstance(taken, int):
-            acknowledged = self._core.on_answer(taken)
+            acknowledged = self._core.on_answer(self.replica, taken)
             if acknowledged:
                 self._owner.on_acknowledged(acknowledged)
             return

@@ -6,6 +6,7 @@ with seals at every length that rule 18 allows, and then looks at what the strea
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.client.core_batch import Batch
+from neve.client.core_batch import Batch, Run
 from neve.client.core_writer import Settlement, Tail, Taken, Verdict, WriterCore
 from neve.proto import blocks
 from neve.proto.crc import Buffer
@@ -61,9 +62,9 @@ def test_a_block_is_acknowledged_when_the_last_replica_has_answered() -> None:
     core.push(b"one", "w1")
     first, second, third = take_all(core)
     assert (first.offset, first.end) == (0, 11)
-    assert core.on_answer(first) == []
-    assert core.on_answer(third) == []
-    assert waiters_of(core.on_answer(second)) == ["w1"]
+    assert core.on_answer(0, first) == []
+    assert core.on_answer(2, third) == []
+    assert waiters_of(core.on_answer(1, second)) == ["w1"]
     assert core.committed == 11
     core.validate()
 
@@ -74,10 +75,10 @@ def test_answers_that_overtake_each_other_count_by_the_highest_end() -> None:
     early = take_all(core)
     core.push(b"two", "w2")
     late = take_all(core)
-    assert core.on_answer(late[0]) == []
-    assert core.on_answer(late[1]) == []
-    assert waiters_of(core.on_answer(late[2])) == ["w1", "w2"]
-    assert [core.on_answer(taken) for taken in early] == [[], [], []]
+    assert core.on_answer(0, late[0]) == []
+    assert core.on_answer(1, late[1]) == []
+    assert waiters_of(core.on_answer(2, late[2])) == ["w1", "w2"]
+    assert [core.on_answer(replica, taken) for replica, taken in enumerate(early)] == [[], [], []]
     core.validate()
 
 
@@ -86,8 +87,8 @@ def test_a_gap_sends_again_from_the_length_that_the_replica_has() -> None:
     for number in range(3):
         core.push(b"%d" % number, number)
         take(core, 0)
-    lost = Taken(0, 2, 0, 18, 27, [], False)
-    assert core.on_failure(lost, Gap(extent_id=1, offset=18, length=9), length=9) is Verdict.RESEND
+    lost = Taken(2, 0, 18, 27, [], False)
+    assert core.on_failure(0, lost, Gap(extent_id=1, offset=18, length=9), length=9) is Verdict.RESEND
     again = take(core, 0)
     assert (again.offset, again.end) == (9, 27)
 
@@ -95,10 +96,10 @@ def test_a_gap_sends_again_from_the_length_that_the_replica_has() -> None:
 def test_a_replica_that_has_less_than_it_answered_for_is_replaced() -> None:
     core = make_core()
     core.push(b"one", "w1")
-    core.on_answer(take(core, 0))
+    core.on_answer(0, take(core, 0))
     core.push(b"two", "w2")
     taken = take(core, 0)
-    assert core.on_failure(taken, Gap(extent_id=1, offset=11, length=0), length=0) is Verdict.REPLACE
+    assert core.on_failure(0, taken, Gap(extent_id=1, offset=11, length=0), length=0) is Verdict.REPLACE
 
 
 def test_failures_of_frames_that_are_sent_again_already_count_once() -> None:
@@ -108,7 +109,7 @@ def test_failures_of_frames_that_are_sent_again_already_count_once() -> None:
         core.push(b"%d" % number, number)
         frames.append(take(core, 0))
     lost = ConnectionLost(address="a")
-    assert [core.on_failure(frame, lost) for frame in frames] == [Verdict.RETRY] + [Verdict.NONE] * 4
+    assert [core.on_failure(0, frame, lost) for frame in frames] == [Verdict.RETRY] + [Verdict.NONE] * 4
     again = take(core, 0)
     assert (again.offset, again.end) == (0, 45)
 
@@ -119,8 +120,8 @@ def test_an_earlier_frame_that_fails_later_is_sent_again_too() -> None:
     first = take(core, 0)
     core.push(b"two", "w2")
     second = take(core, 0)
-    assert core.on_failure(second, Overloaded(what="x")) is Verdict.RETRY
-    assert core.on_failure(first, Overloaded(what="x")) is Verdict.RETRY
+    assert core.on_failure(0, second, Overloaded(what="x")) is Verdict.RETRY
+    assert core.on_failure(0, first, Overloaded(what="x")) is Verdict.RETRY
     assert take(core, 0).offset == 0
 
 
@@ -128,11 +129,11 @@ def test_a_replica_is_given_up_after_some_attempts_and_progress_counts_anew() ->
     core = make_core(attempts_max=2)
     core.push(b"one", "w1")
     timeout = DeadlineExceeded(method="m", timeout_ms=1)
-    assert core.on_failure(take(core, 0), timeout) is Verdict.RETRY
-    core.on_answer(take(core, 0))
+    assert core.on_failure(0, take(core, 0), timeout) is Verdict.RETRY
+    core.on_answer(0, take(core, 0))
     core.push(b"two", "w2")
-    assert core.on_failure(take(core, 0), timeout) is Verdict.RETRY
-    assert core.on_failure(take(core, 0), timeout) is Verdict.REPLACE
+    assert core.on_failure(0, take(core, 0), timeout) is Verdict.RETRY
+    assert core.on_failure(0, take(core, 0), timeout) is Verdict.REPLACE
 
 
 @pytest.mark.parametrize(
@@ -147,17 +148,17 @@ def test_a_replica_is_given_up_after_some_attempts_and_progress_counts_anew() ->
 def test_what_a_refusal_means(error: NeveError, verdict: Verdict) -> None:
     core = make_core()
     core.push(b"one", "w1")
-    assert core.on_failure(take(core, 0), error) is verdict
+    assert core.on_failure(0, take(core, 0), error) is verdict
 
 
 def test_nothing_is_acknowledged_between_the_request_to_seal_and_its_reply() -> None:
     core = make_core()
     core.push(b"one", "w1")
     taken = take_all(core)
-    core.on_answer(taken[0])
-    core.on_answer(taken[1])
+    core.on_answer(0, taken[0])
+    core.on_answer(1, taken[1])
     assert core.begin_seal() == 0
-    assert core.on_answer(taken[2]) == []
+    assert core.on_answer(2, taken[2]) == []
     assert core.take(0, 1000) is None
     settled = core.settle(sealed_length=11, all_took_part=True)
     assert waiters_of(settled.acknowledged) == ["w1"]
@@ -191,8 +192,8 @@ def test_what_a_seal_leaves_out_goes_first_into_the_successor() -> None:
         map(blocks.encode_block, (b"two", b"three"))
     )
     acknowledged: list[Batch] = []
-    for each in taken:
-        acknowledged += core.on_answer(each)
+    for replica, each in enumerate(taken):
+        acknowledged += core.on_answer(replica, each)
     assert waiters_of(acknowledged) == ["w2", "w3"]
     core.validate()
 
@@ -201,8 +202,8 @@ def test_what_a_seal_leaves_out_goes_first_into_the_successor() -> None:
 def test_a_seal_that_contradicts_what_we_know_is_an_error(sealed_length: int) -> None:
     core = make_core()
     core.push(b"one", "w1")
-    for taken in take_all(core):
-        core.on_answer(taken)
+    for replica, taken in enumerate(take_all(core)):
+        core.on_answer(replica, taken)
     core.push(b"two", "w2")
     take_all(core)
     core.begin_seal()
@@ -227,15 +228,15 @@ def test_a_record_larger_than_a_block_is_acknowledged_with_its_last_block() -> N
     core.push_record(b"x" * 120, "big")
     first = take_all(core)
     acknowledged: list[Batch] = []
-    for taken in first:
-        acknowledged += core.on_answer(taken)
+    for replica, taken in enumerate(first):
+        acknowledged += core.on_answer(replica, taken)
     ticket = acknowledged[0].ticket
     assert ticket is not None
     assert all(batch.ticket is ticket for batch in acknowledged)
     done = [ticket.note(batch.placed(1)) for batch in acknowledged]
     rest: list[Batch] = []
-    for more in [core.take(replica, 1000) for replica in range(3)]:
-        rest += core.on_answer(more) if more is not None else []
+    for replica, more in enumerate([core.take(replica, 1000) for replica in range(3)]):
+        rest += core.on_answer(replica, more) if more is not None else []
     done += [ticket.note(batch.placed(1)) for batch in rest]
     assert done == [False] * (len(done) - 1) + [True]
     assert len(done) == 3
@@ -250,6 +251,47 @@ def test_whoever_waits_is_told_once_when_the_writer_is_over() -> None:
     assert core.abandon() == ["big", "w1", "many"]
     assert core.abandon() == []
     assert core.held_bytes == 0
+
+
+def copy_of(core: WriterCore) -> WriterCore:
+    """Of its own, but for the bytes."""
+    kept: list[Buffer] = []
+    for item in (*core._queue, *core._placed, *(batch for each in core._confirming.values() for batch in each)):
+        kept += item.payloads if isinstance(item, Run) else item.buffers
+    return copy.deepcopy(core, {id(buffer): buffer for buffer in kept})
+
+
+def content(taken: Taken) -> tuple[object, ...]:
+    sizes = [batch.block_sizes for batch in taken.batches]
+    waiters = [batch.waiters or (batch.ticket and batch.ticket.waiter) for batch in taken.batches]
+    return (*taken[:4], taken.more, sizes, [bytes(each) for batch in taken.batches for each in batch.buffers], waiters)
+
+
+def test_replicas_that_are_not_in_step_are_asked_one_by_one() -> None:
+    core = make_core()
+    assert core.take_for_all() is None  # there is nothing
+    core.push(b"one", "w1")
+    take(core, 0)
+    assert core.take_for_all() is None  # one of them has it
+    take(core, 1), take(core, 2)
+    core.push(b"two", "w2")
+    second = core.take_for_all()
+    assert second is not None
+    core.on_failure(1, second, Overloaded(what="x"))
+    core.push(b"three", "w3")
+    assert core.take_for_all() is None  # one has to be sent again what the others have
+    assert take(core, 1).offset == 11
+
+
+def test_what_is_too_large_or_too_much_for_one_batch_is_taken_one_by_one() -> None:
+    core = make_core(run_bytes_max=100)
+    core.push(b"x" * 18, "w1")  # with its header a quarter of a frame, and one byte
+    assert core.take_for_all() is None
+    take_all(core)
+    core.push_many([b"x" * 50] * 3, 3 * 58, "w2")
+    assert core.take_for_all() is None
+    core.begin_seal()
+    assert core.take_for_all() is None
 
 
 # --- against replicas ----------------------------------------------------------------------------------------
@@ -277,7 +319,7 @@ class World:
     extents: list[tuple[int, bytes]] = field(default_factory=list)
     replicas: list[Replica] = field(default_factory=list)
     sent: list[list[Taken]] = field(default_factory=list)
-    answers: list[tuple[Taken, NeveError | None, int]] = field(default_factory=list)
+    answers: list[tuple[int, Taken, NeveError | None, int]] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     unconfirmed: list[int] = field(default_factory=list)
     next_extent: int = 1
@@ -300,29 +342,44 @@ class World:
             elif batch.ticket is not None and batch.ticket.note(batch.placed(0)):
                 self.acknowledged += batch.ticket.waiter
 
+    def take_for_all(self) -> None:
+        """What all replicas are given at once is what each would have been given by itself."""
+        twin = copy_of(self.core)
+        taken = self.core.take_for_all()
+        if taken is None:
+            return
+        assert taken.end - taken.offset <= self.core.small_bytes_max
+        for replica in range(3):
+            alone = twin.take(replica, 1, at_least_one=False)  # as small as that, it goes into any frame
+            assert alone is not None
+            assert content(alone) == content(taken)
+            self.sent[replica].append(taken)
+        assert [self.core.has_more(replica) for replica in range(3)] == [False] * 3
+        assert (twin.end, twin.full) == (self.core.end, self.core.full)
+
     def deliver(self, replica: int, *, lose: bool, twice: bool) -> None:
         if not self.sent[replica]:
             return
         taken = self.sent[replica].pop(0)
         if lose:
-            self.answers.append((taken, ConnectionLost(address="x"), 0))
+            self.answers.append((replica, taken, ConnectionLost(address="x"), 0))
             return
         body = b"".join(bytes(buffer) for batch in taken.batches for buffer in batch.buffers)
         assert len(body) == taken.end - taken.offset
         error = self.replicas[replica].append(taken.offset, body)
         if twice:
             self.replicas[replica].append(taken.offset, body)
-        self.answers.append((taken, error, len(self.replicas[replica].data)))
+        self.answers.append((replica, taken, error, len(self.replicas[replica].data)))
 
     def answer(self, index: int, *, lose: bool, limit_bytes: int) -> None:
         if not self.answers:
             return
-        taken, error, length = self.answers.pop(index % len(self.answers))
+        replica, taken, error, length = self.answers.pop(index % len(self.answers))
         if lose:
             error = DeadlineExceeded(method="m", timeout_ms=1)
         if error is None:
-            self.note(self.core.on_answer(taken), everywhere=True)
-        elif self.core.on_failure(taken, error, length=length) in (Verdict.REPLACE, Verdict.SEALED):
+            self.note(self.core.on_answer(replica, taken), everywhere=True)
+        elif self.core.on_failure(replica, taken, error, length=length) in (Verdict.REPLACE, Verdict.SEALED):
             self.roll(length_choice=0, all_took_part=True, limit_bytes=limit_bytes)
 
     def roll(self, *, length_choice: int, all_took_part: bool, limit_bytes: int) -> None:
@@ -356,6 +413,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("many"), st.lists(st.integers(0, 40), min_size=1, max_size=6)),
     st.tuples(st.just("record"), st.integers(61, 180)),
     st.tuples(st.just("take"), st.integers(0, 2), st.integers(1, 200)),
+    st.tuples(st.just("take for all")),
     st.tuples(st.just("deliver"), st.integers(0, 2), st.sampled_from(["ok", "ok", "ok", "lose", "twice"])),
     st.tuples(st.just("answer"), st.integers(0, 50), st.sampled_from([False, False, False, True])),
     st.tuples(st.just("roll"), st.integers(0, 2), st.booleans()),
@@ -393,6 +451,8 @@ def test_every_record_is_in_the_stream_once_in_order_and_the_acknowledged_ones_a
             taken = core.take(how[0], how[1])
             if taken is not None:
                 world.sent[how[0]].append(taken)
+        elif action == "take for all":
+            world.take_for_all()
         elif action == "deliver":
             world.deliver(how[0], lose=how[1] == "lose", twice=how[1] == "twice")
         elif action == "answer":

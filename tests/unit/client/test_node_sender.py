@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from neve.client.core_batch import Run
+from neve.client.core_batch import Batch, Run
+from neve.client.core_writer import Taken
 from neve.client.node_sender import Frame, NodeSender, NodeSenders, Sent
 from neve.client.options import ClientOptions
-from neve.client.segment_codec import PlaceEncoder, join_segment
+from neve.client.segment_codec import PlaceEncoder, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import NeveError
 from neve.rpc.pool import ChannelPool
@@ -50,6 +51,9 @@ class Wire:
 class Source:
     """A lane that has so many blocks to send."""
 
+    ready = True
+    template = b""
+
     def __init__(self, sender: NodeSender) -> None:
         self.sender = sender
         self.blocks = 0
@@ -66,10 +70,17 @@ class Source:
     def take(self, frame: Frame, bytes_max: int) -> bool | None:
         if not self.blocks:
             return None
-        batch = Run([b"x"] * self.blocks, 9 * self.blocks, waiters=[]).encode()
-        batch.offset, self.blocks = 0, 0
+        batch = self._batch()
         frame.add(self, 0, join_segment(b"", self._places.encode([batch], 0)), [batch])
         return False
+
+    def take_for_all(self) -> tuple[Taken, bytes] | None:
+        return None
+
+    def _batch(self) -> Batch:
+        batch = Run([b"x"] * self.blocks, 9 * self.blocks, waiters=[]).encode()
+        batch.offset, self.blocks = 0, 0
+        return batch
 
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
         self.ends.append(None)
@@ -78,10 +89,26 @@ class Source:
         self.ends.append(error)
 
 
-def make(count: int) -> tuple[Wire, NodeSenders, list[Source]]:
+class InStep(Source):
+    """One that is always where the other lanes of its extent are, if there are any."""
+
+    def take_for_all(self) -> tuple[Taken, bytes] | None:
+        if not self.blocks:
+            return None
+        batch = self._batch()
+        return Taken(0, 0, 0, batch.size_bytes, [batch], False), encode_place(0, 0, batch.block_sizes)
+
+
+@pytest.fixture(params=[Source, InStep])
+def kind(request: pytest.FixtureRequest) -> type[Source]:
+    """Frames are cut alike, however lanes are asked."""
+    return cast(type[Source], request.param)
+
+
+def make(count: int, kind: type[Source]) -> tuple[Wire, NodeSenders, list[Source]]:
     wire = Wire()
     senders = NodeSenders(cast(ChannelPool, wire), OPTIONS)
-    return wire, senders, [Source(senders.to(wire.address)) for _ in range(count)]
+    return wire, senders, [kind(senders.to(wire.address)) for _ in range(count)]
 
 
 def append(senders: NodeSenders, source: Source, *, hurry: bool = True) -> None:
@@ -89,8 +116,8 @@ def append(senders: NodeSenders, source: Source, *, hurry: bool = True) -> None:
     senders.wake([source], hurry=hurry)
 
 
-async def test_one_append_at_a_time_leaves_at_once() -> None:
-    wire, senders, (source,) = make(1)
+async def test_one_append_at_a_time_leaves_at_once(kind: type[Source]) -> None:
+    wire, senders, (source,) = make(1, kind)
     for _ in range(3):
         append(senders, source)
         assert wire.segments() == [1]
@@ -99,8 +126,8 @@ async def test_one_append_at_a_time_leaves_at_once() -> None:
     assert source.ends == [None] * 3
 
 
-async def test_an_append_that_nobody_awaits_leaves_on_the_next_turn_with_those_behind_it() -> None:
-    wire, senders, (source,) = make(1)
+async def test_an_append_that_nobody_awaits_leaves_on_the_next_turn_with_those_behind_it(kind: type[Source]) -> None:
+    wire, senders, (source,) = make(1, kind)
     for _ in range(5):
         append(senders, source, hurry=False)
     assert wire.segments() == []
@@ -108,8 +135,8 @@ async def test_an_append_that_nobody_awaits_leaves_on_the_next_turn_with_those_b
     assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [5]
 
 
-async def test_callers_that_append_in_one_turn_share_a_frame_once_they_are_known() -> None:
-    wire, senders, sources = make(3)
+async def test_callers_that_append_in_one_turn_share_a_frame_once_they_are_known(kind: type[Source]) -> None:
+    wire, senders, sources = make(3, kind)
     for source in sources:  # the first one leaves alone: nobody knew of the others
         append(senders, source)
     await asyncio.sleep(0)
@@ -124,8 +151,8 @@ async def test_callers_that_append_in_one_turn_share_a_frame_once_they_are_known
         assert wire.segments() == [3]
 
 
-async def test_no_more_frames_are_in_flight_than_may_be() -> None:
-    wire, senders, (source,) = make(1)
+async def test_no_more_frames_are_in_flight_than_may_be(kind: type[Source]) -> None:
+    wire, senders, (source,) = make(1, kind)
     for _ in range(4):
         append(senders, source)
         await asyncio.sleep(0)
@@ -164,19 +191,19 @@ async def test_an_idle_sender_cuts_the_same_frames_at_once_as_on_the_next_turn(
     assert source.blocks == blocks - sum(frames)
 
 
-async def test_an_idle_sender_of_a_lane_that_has_nothing_sends_nothing() -> None:
-    wire, senders, (source,) = make(1)
+async def test_an_idle_sender_of_a_lane_that_has_nothing_sends_nothing(kind: type[Source]) -> None:
+    wire, senders, (source,) = make(1, kind)
     senders.wake([source], hurry=True)
     assert wire.segments() == []
     append(senders, source)
     assert wire.segments() == [1]
 
 
-async def test_nodes_get_frames_in_turn() -> None:
+async def test_nodes_get_frames_in_turn(kind: type[Source]) -> None:
     """All of them begin while the rest is framed, instead of one after the other."""
     wire = Wire()
     senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frame_segments_max=2))
-    sources = [Source(senders.to(f"node:{number % 3}")) for number in range(12)]
+    sources = [kind(senders.to(f"node:{number % 3}")) for number in range(12)]
     for number, source in enumerate(sources):
         source.blocks = 1 + number % 3  # tells the node
         senders.wake([source], hurry=False)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.client.core_batch import Batch
-from neve.client.node_sender import CRC_JOIN_BYTES_MIN, crc32c_of
+from neve.client.node_sender import CRC_JOIN_BYTES_MIN, attachment_of
 from neve.client.segment_codec import PlaceEncoder, encode_committed, join_segment
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_blocks
@@ -76,7 +76,7 @@ def test_committed_alone_is_a_segment_without_a_place(owner: pb.Segment, committ
 
 @given(
     st.lists(
-        st.sampled_from([1, 100, 20_000, CRC_JOIN_BYTES_MIN, 140_000, 200_001]).flatmap(
+        st.sampled_from([1, 100, 1000, 20_000, CRC_JOIN_BYTES_MIN, 140_000, 200_001]).flatmap(
             lambda size_bytes: st.lists(st.just(size_bytes), min_size=1, max_size=3)
         ),
         max_size=4,
@@ -89,7 +89,9 @@ def test_the_checksum_of_a_frame_is_that_of_its_bytes_however_it_is_put_together
         encoded = encode_blocks([payload[:size] for payload, size in zip(payloads, sizes, strict=True)])
         batches.append(Batch(encoded.buffers, encoded.block_sizes, encoded.size_bytes, None, None, 0))
     whole = b"".join(bytes(buffer) for batch in batches for buffer in batch.buffers)
-    assert crc32c_of(batches) == crc32c(whole)
+    buffers, crc = attachment_of(batches)
+    assert b"".join(map(bytes, buffers)) == whole
+    assert crc == crc32c(whole)
     for batch in batches:
         if len(batch.block_sizes) > 1:
             for part in batch.split(1):
