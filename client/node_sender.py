@@ -159,11 +159,12 @@ class NodeSenders:
         if segment is None:
             return False
         taken, place = segment
+        batches = taken.batches
         is_full = False
         for lane in lanes:
             sender = lane.sender
             frame = sender.filling or sender.begin_frame()
-            if frame.add(lane, taken, join_segment(lane.template, place), taken.batches):
+            if frame.add(lane, taken, join_segment(lane.template, place), batches):
                 is_full = True
         if is_full:  # not before all replicas have theirs: what fails at once takes lanes away
             for lane in lanes:

@@ -94,16 +94,16 @@ class ClientConnection(Connection):
             self.channel.pump()
 
     def on_frame(self, prelude: Prelude, message: bytes, attachment: memoryview) -> None:
-        kind = prelude.kind
-        if kind == REPLY or (kind == Kind.ERROR and prelude.call_id):
+        kind, call_id = prelude.kind, prelude.call_id
+        if kind == REPLY or (kind == Kind.ERROR and call_id):
             self.answered = True
-            pending = self.calls.pop(prelude.call_id, None)
+            pending = self.calls.pop(call_id, None)
             if pending is None:
                 return  # answered after its caller gave up
             self.inflight_bytes -= pending.cost_bytes
             self._lone.ended()
             self._settle(pending, kind, message, attachment)
-            if self.channel.has_queued:
+            if self.channel.queue:
                 self.channel.pump()
         elif kind == Kind.BEAT:
             pass
@@ -193,8 +193,8 @@ class WireChannel(Channel):
         self._connection: ClientConnection | None = None
         self._retired: set[ClientConnection] = set()  # drained by the server: calls in flight may still be answered
         self._connecting: asyncio.Task[None] | None = None
-        self._deadlines: Deadlines[Pending] | None = None
-        self._queue: OrderedDict[int, Pending] = OrderedDict()  # not sent yet, oldest first
+        self.deadlines: Deadlines[Pending] | None = None
+        self.queue: OrderedDict[int, Pending] = OrderedDict()  # not sent yet, oldest first
         self._call_ids = 0
         self._failures = 0
         self._retry_s = 0.0
@@ -254,28 +254,31 @@ class WireChannel(Channel):
             timeout_s = bounded_timeout_s(method, timeout_s)
             message = request if isinstance(request, bytes) else cast(Message, request).SerializeToString()
             pending.message = message
-            buffers = pending.attachment = byte_views(attachment) if attachment else ()
-            size_bytes = pending.attachment_bytes = attachment_bytes(buffers) if attachment else 0
-            if len(message) > self._message_bytes_max or size_bytes > self._attachment_bytes_max:
+            size_bytes = 0
+            if attachment:
+                buffers = pending.attachment = byte_views(attachment)
+                size_bytes = pending.attachment_bytes = attachment_bytes(buffers)
+            message_bytes = len(message)
+            if message_bytes > self._message_bytes_max or size_bytes > self._attachment_bytes_max:
                 raise self._too_large(pending)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the call is said to its caller
             pending.end(None, error)
             return pending
         pending.attachment_crc = attachment_crc32c
-        pending.cost_bytes = PRELUDE_BYTES + len(message) + size_bytes + reply_bytes_max
-        pending.timeout_ms = int(timeout_s * 1000)
-        deadlines = self._deadlines
+        cost_bytes = pending.cost_bytes = PRELUDE_BYTES + message_bytes + size_bytes + reply_bytes_max
+        timeout_ms = pending.timeout_ms = int(timeout_s * 1000)
+        deadlines = self.deadlines
         if deadlines is None:
-            deadlines = self._deadlines = Deadlines(asyncio.get_running_loop(), self._expired)
+            deadlines = self.deadlines = Deadlines(asyncio.get_running_loop(), self._expired)
         deadline_s = pending.deadline_s = deadlines.now_s() + timeout_s
         pending.bucket = deadlines.add(pending, deadline_s)
-        self._call_ids = pending.call_id = self._call_ids + 1
+        call_id = self._call_ids = pending.call_id = self._call_ids + 1
         connection = self._connection
-        if connection is None or self._queue or not self._has_room(pending):
-            self._queue[pending.call_id] = pending
+        if connection is None or self.queue or not self._has_room(connection, cost_bytes):
+            self.queue[call_id] = pending
             self.pump()
         else:
-            connection.send_call(pending, pending.timeout_ms)
+            connection.send_call(pending, timeout_ms)
         return pending
 
     def give_up(self, pending: Pending, error: BaseException) -> None:
@@ -284,13 +287,9 @@ class WireChannel(Channel):
             return
         if pending.connection is not None:
             pending.connection.forget(pending)
-        elif self._queue.pop(pending.call_id, None) is not None:
+        elif self.queue.pop(pending.call_id, None) is not None:
             self.pump()  # it was given up while it waited for room: those behind may fit
         pending.end(None, error)
-
-    def forget_deadline(self, pending: Pending) -> None:
-        if self._deadlines is not None:
-            self._deadlines.remove(pending, pending.bucket)
 
     async def close(self) -> None:
         self._closed = True
@@ -302,25 +301,21 @@ class WireChannel(Channel):
         for connection in connections:
             connection.end(errors.ConnectionLost(address=self.address, detail="this channel was closed"))
         await asyncio.gather(*(connection.closed for connection in connections))
-        if self._deadlines is not None:
-            self._deadlines.close()
-            self._deadlines = None
+        if self.deadlines is not None:
+            self.deadlines.close()
+            self.deadlines = None
 
     # --- called by the connection ----------------------------------------------------------------------------
 
-    @property
-    def has_queued(self) -> bool:
-        return bool(self._queue)
-
     def pump(self) -> None:
         """Send what there is room for; make a connection if there is none."""
-        queue = self._queue
+        queue = self.queue
         while queue:
             call_id, pending = next(iter(queue.items()))
             if self._connection is None:
                 self._connect_soon()
                 return
-            if not self._has_room(pending):
+            if not self._has_room(self._connection, pending.cost_bytes):
                 return
             del queue[call_id]
             # By the server's limits, which may have become known since.
@@ -330,12 +325,11 @@ class WireChannel(Channel):
                 left_s = pending.deadline_s - self._connection.loop.time()
                 self._connection.send_call(pending, int(left_s * 1000))
 
-    def _has_room(self, pending: Pending) -> bool:
-        connection = self._connection
-        if connection is None or connection.write_paused or len(connection.calls) >= self._calls_max:
+    def _has_room(self, connection: ClientConnection, cost_bytes: int) -> bool:
+        if connection.write_paused or len(connection.calls) >= self._calls_max:
             return False
         inflight_bytes = connection.inflight_bytes
-        return not inflight_bytes or inflight_bytes + pending.cost_bytes <= self._inflight_bytes_max
+        return not inflight_bytes or inflight_bytes + cost_bytes <= self._inflight_bytes_max
 
     def retire(self, connection: ClientConnection) -> None:
         """The server wants no further calls on this connection; those in flight go on."""
@@ -448,7 +442,7 @@ class WireChannel(Channel):
         self.give_up(pending, error)
 
     def _fail_queued(self, error: errors.NeveError) -> None:
-        queue, self._queue = self._queue, OrderedDict()
+        queue, self.queue = self.queue, OrderedDict()
         for pending in queue.values():
             # A copy for each: one exception raised in several tasks would mix up their tracebacks.
             pending.end(None, type(error)(**error.facts()))  # type: ignore[arg-type]

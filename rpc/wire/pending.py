@@ -52,12 +52,12 @@ class Pending:
         self.on_done: OnDone[Reply[Any]] | None = on_done  # None: it has ended
         self.connection: ClientConnection | None = None  # set when it was sent
         self.bucket = 0  # of its deadline, once it has one
+        self.attachment: Sequence[Buffer] = ()
+        self.attachment_bytes = 0
         self.attachment_crc: int | None = None
         # The channel sets the others, once the call is found to be one that may be sent.
         self.call_id: int
         self.message: bytes
-        self.attachment: Sequence[Buffer]
-        self.attachment_bytes: int
         self.cost_bytes: int
         self.deadline_s: float
         self.timeout_ms: int
@@ -68,8 +68,8 @@ class Pending:
         if on_done is None:
             return
         self.on_done = None
-        if self.bucket:
-            self.channel.forget_deadline(self)
+        if self.bucket and (deadlines := self.channel.deadlines) is not None:
+            deadlines.remove(self, self.bucket)
         try:
             on_done(reply, error)
         except Exception as failure:  # noqa: BLE001 - it is told

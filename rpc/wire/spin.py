@@ -32,9 +32,9 @@ class Spinner:
         self._until_s = 0.0
         self._turning = False
 
-    def sent(self) -> None:
+    def sent(self, now_s: float) -> None:
         self._waiting += 1
-        self._until_s = self.now_s() + SPIN_S
+        self._until_s = now_s + SPIN_S
         if not self._turning:
             self._turning = True
             self._turn_soon()
@@ -66,11 +66,12 @@ class LoneCall:
         self._quick = False  # the last one was answered within SPIN_S
 
     def sent(self) -> None:
-        self.ended()
-        self._sent_s = self._spinner.now_s()
+        if self._sent_s:
+            self.ended()
+        self._sent_s = now_s = self._spinner.now_s()
         if self._quick:
             self._awake = True
-            self._spinner.sent()
+            self._spinner.sent(now_s)
 
     def ended(self) -> None:
         """Answered, given up, or lost; nothing if there was none."""

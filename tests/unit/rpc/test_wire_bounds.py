@@ -94,7 +94,7 @@ async def test_memory_is_bounded_when_a_server_stops_reading_while_a_gibibyte_is
                 await watcher
             # 16 megabytes are the callers' own, 8 are in flight; the rest of the gibibyte was never made.
             assert allocated.peak_bytes < 96 * MIB
-        assert channel._queue == {}
+        assert channel.queue == {}
 
 
 async def test_memory_is_bounded_when_a_client_stops_reading_a_gibibyte_of_replies() -> None:
@@ -279,7 +279,7 @@ async def test_cancelled_and_expired_calls_leave_nothing_behind() -> None:
             with pytest.raises(errors.DeadlineExceeded):
                 await channel.call(methods.CONFORMANCE_DO, pb.DoRequest(), timeout_s=0.001, attachment=[bytes(8 * KIB)])
         assert servicer.started == 1
-        assert channel._queue == {}
+        assert channel.queue == {}
         hang.cancel()
         await asyncio.gather(hang, return_exceptions=True)
         while servicer.running:
