@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Protocol
 
 from neve.client.core_batch import Batch
@@ -95,7 +96,8 @@ class NodeSenders:
         self._due: dict[NodeSender, None] = {}
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
-        self.when_idle: Deadlines[Idler] = Deadlines(self._loop, Idler.on_idle, buckets_per_s=IDLE_BUCKETS_PER_S)
+        tell = methodcaller("on_idle")  # of whoever it is: `Idler.on_idle` itself does nothing
+        self.when_idle: Deadlines[Idler] = Deadlines(self._loop, tell, buckets_per_s=IDLE_BUCKETS_PER_S)
 
     def to(self, address: str) -> NodeSender:
         sender = self._senders.get(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 from neve.client.types import Position
 from tests.unit.client.rig import Rig, payloads_of, read_all, run
@@ -105,5 +106,34 @@ def test_a_second_open_goes_on_in_the_same_extent_with_a_higher_token() -> None:
                 second = await writer.append(b"two")
             assert second == Position(first.extent_id, first.offset + 11)
             assert await payloads_of(neve, stream.id) == [b"one", b"two"]
+
+    run(story)
+
+
+def test_a_writer_that_appends_in_the_turn_in_which_it_seemed_idle_tells_nothing() -> None:
+    """After a long turn of the loop, its timers come before those who were acknowledged in that turn."""
+
+    async def story(rig: Rig) -> None:
+        async with rig.client() as client:
+            stream = await client.create_stream()
+            async with client.writer(stream.id) as writer:
+                await writer.append(b"first")
+                await asyncio.sleep(1)
+                assert writer._opened is not None
+                tail = writer._opened.tail
+                tells = 0
+
+                def note() -> None:
+                    nonlocal tells
+                    tells += 1
+
+                with mock.patch.object(tail, "tell", note):
+                    tail.on_idle()
+                    pending = writer.submit(b"second")
+                    await asyncio.sleep(0)
+                    await pending
+                    assert tells == 0
+                    await asyncio.sleep(1)
+                    assert tells == 1
 
     run(story)
