@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
 
-from neve.extent_node.commit_journal import JournalRounds, Run
+from neve.extent_node.commit_journal import JournalRounds, StartJournalSync
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
 from neve.extent_node.fs import Buffer
 from neve.extent_node.journal import Journal
@@ -43,9 +42,8 @@ class Committer:
         counters: Counters,
         dirty: DirtyBytes,
         *,
-        run: Run,
         start_sync: StartSync,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        start_journal_sync: StartJournalSync,
         sync_failed: Callable[[Replica, OSError], NeveError],
         journal_failed: Callable[[], None],
         wake_checkpointer: Callable[[], None],
@@ -55,14 +53,13 @@ class Committer:
         self._counters = counters
         self._dirty = dirty
         self._start_sync = start_sync
-        self._spawn = spawn
         self._sync_failed = sync_failed
         self._rounds = JournalRounds(
             journal,
             config,
             counters,
             self,
-            run=run,
+            start_sync=start_journal_sync,
             journal_failed=journal_failed,
             wake_checkpointer=wake_checkpointer,
         )
@@ -153,9 +150,8 @@ class Committer:
             elif queue.syncing is None:
                 queue.drop_pieces()
                 self._begin_sync(replica, queue, for_waiters=True)
-        if rounds.next and not rounds.running:
-            rounds.running = True
-            self._spawn(rounds.work())
+        if rounds.next:
+            rounds.start()
 
     # --- in place --------------------------------------------------------------------------------------------
 

@@ -5,25 +5,25 @@ Invariants: one round at a time; what is appended while it runs is for the next 
             an error of a round's sync goes to everyone whom the round was for: nobody is acknowledged by trying again
             (T23).
 Neighbours: `commit` decides who goes to the journal and answers who waited; `journal` has the segments.
+
+No task waits for a round: whoever carries out its sync calls back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 from neve.extent_node import core
 from neve.extent_node.commit_queue import CommitQueue
-from neve.extent_node.journal import Entry, Journal, JournalFailed
+from neve.extent_node.journal import Entry, Journal, JournalFailed, SyncTicket
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.proto.errors import DiskFailed, NeveError
 
-
-class Run(Protocol):
-    """Runs a blocking call in a thread."""
-
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+# Begins what the ticket asks for, and tells whoever is named how it ended: once, from the loop.
+StartJournalSync = Callable[[SyncTicket, Callable[[OSError | None], None]], None]
 
 
 class Waiting(Protocol):
@@ -49,7 +49,7 @@ class JournalRounds:
         counters: Counters,
         waiting: Waiting,
         *,
-        run: Run,
+        start_sync: StartJournalSync,
         journal_failed: Callable[[], None],
         wake_checkpointer: Callable[[], None],
     ) -> None:
@@ -57,13 +57,13 @@ class JournalRounds:
         self._config = config
         self._counters = counters
         self._waiting = waiting
-        self._run = run
+        self._start_sync = start_sync
         self._journal_failed = journal_failed
         self._wake_checkpointer = wake_checkpointer
         # Larger ones go in place, by choice or because no record can hold them.
         self._payload_bytes_max = min(config.in_place_bytes_min - 1, journal.payload_bytes_max)
         self.next: dict[Replica, None] = {}  # in the next round
-        self.running = False  # `work` runs, or is about to: set by who starts it
+        self.running = False  # a round is under way
 
     def may_take(self, replica: Replica, queue: CommitQueue) -> bool:
         """Whether its bytes may go through the journal, and whether they are worth it."""
@@ -75,13 +75,17 @@ class JournalRounds:
             and not self._journal.failed
         )
 
-    async def work(self) -> None:
-        """One round after the other while there is something to write."""
+    def start(self) -> None:
+        """Begin a round of whoever is in `next`, unless one runs: then they are in the one after it."""
+        if self.running:
+            return
+        self.running = True
+        begun = False
         try:
-            while self.next:
-                await self._round(self._take())
+            while self.next and not begun:
+                begun = self._begin(self._take())
         finally:
-            self.running = False
+            self.running = begun
 
     def _take(self) -> Batch:
         """The entries of the next round. What is appended from now on is for the one after it."""
@@ -117,9 +121,10 @@ class JournalRounds:
                 del self.next[replica]
         return batch
 
-    async def _round(self, batch: Batch) -> None:
+    def _begin(self, batch: Batch) -> bool:
+        """Write the records of a round and begin to sync them; False if there is nothing to wait for."""
         if not batch:
-            return
+            return False
         try:
             taken = self._journal.append([entry for _, _, entry in batch])
         except (OSError, JournalFailed):
@@ -132,31 +137,43 @@ class JournalRounds:
                 queue.drop_pieces()
                 self._waiting.look_at(replica)
             self._wake_checkpointer()
-        if taken:
-            await self._sync(batch[:taken])
-
-    async def _sync(self, batch: Batch) -> None:
-        counters = self._counters
-        counters.journal_rounds += 1
-        counters.journal_entries += len(batch)
-        size_bytes = 0
+            del batch[taken:]
+        if not taken:
+            return False
+        counters, size_bytes = self._counters, 0
         for replica, queue, entry in batch:
             size_bytes += entry.payload_bytes
             replica.state.note_journaled(entry.offset + entry.payload_bytes)
             queue.drop_pieces()
             queue.journaling = True
+        counters.journal_rounds += 1
+        counters.journal_entries += taken
         counters.journal_bytes += size_bytes
         ticket = self._journal.begin_sync()
+        self._start_sync(ticket, partial(self._on_synced, batch, ticket))
+        return True
+
+    def _on_synced(self, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
         try:
-            await self._run(self._journal.sync, ticket)
-            self._journal.finish_sync(ticket)
-        except (OSError, JournalFailed) as error:
+            self._finish(batch, ticket, error)
+        finally:
+            self.running = False
+            self.start()
+
+    def _finish(self, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
+        """Answer whoever the round was for."""
+        if error is not None:
             self._fail(batch, error)
-        else:
-            for replica, queue, entry in batch:
-                queue.journaling = False
-                replica.state.note_durable(entry.offset + entry.payload_bytes)
-                self._waiting.settle(replica)
+            return
+        try:
+            self._journal.finish_sync(ticket)
+        except JournalFailed as failed:  # by something else, while this sync ran
+            self._fail(batch, failed)
+            return
+        for replica, queue, entry in batch:
+            queue.journaling = False
+            replica.state.note_durable(entry.offset + entry.payload_bytes)
+            self._waiting.settle(replica)
         if self._journal.ready_count == 0:
             self._wake_checkpointer()
 

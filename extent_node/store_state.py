@@ -23,7 +23,7 @@ from neve.extent_node.commit import Committer
 from neve.extent_node.core import Quarantined, ReadOnly, Tombstone
 from neve.extent_node.disk import Disk, DiskState
 from neve.extent_node.fs import FileSystem
-from neve.extent_node.journal import Journal
+from neve.extent_node.journal import Journal, SyncTicket
 from neve.extent_node.kernel_sync import KernelSync
 from neve.extent_node.replica import Replica, SyncFailed
 from neve.extent_node.store_config import Counters, StoreConfig
@@ -83,9 +83,8 @@ class StoreState:
             self.config,
             self.counters,
             self.dirty,
-            run=self.run,
             start_sync=self.start_sync,
-            spawn=self.spawn,
+            start_journal_sync=self.start_journal_sync,
             sync_failed=self.sync_failed,
             journal_failed=self.journal_failed,
             wake_checkpointer=self.checkpoint_wanted.set,
@@ -111,16 +110,24 @@ class StoreState:
         """fdatasync of the replica's file, by the kernel's workers or in a thread; `on_done` is told how it ended."""
         if self._kernel_sync is None or not self._kernel_sync.begin(found.fd, on_done):
             found.pin()  # before anything else happens: a replica that is deleted meanwhile keeps its descriptor for it
-            self.spawn(self._sync_in_thread(found, self.run(found.sync_data), on_done))
+            self.spawn(self._sync_in_thread(self.run(found.sync_data), on_done, found))
+
+    def start_journal_sync(self, ticket: SyncTicket, on_done: Callable[[OSError | None], None]) -> None:
+        """The same for the journal. Several of its files are synced one after the other, which is a thread's work."""
+        fds = ticket.fds
+        if self._kernel_sync is None or len(fds) != 1 or not self._kernel_sync.begin(fds[0], on_done):
+            self.spawn(self._sync_in_thread(self.run(self.journal.sync, ticket), on_done))
 
     async def _sync_in_thread(
-        self, found: Replica, syncing: asyncio.Future[None], on_done: Callable[[OSError | None], None]
+        self, syncing: asyncio.Future[None], on_done: Callable[[OSError | None], None], found: Replica | None = None
     ) -> None:
+        """Tells how it ended. `found` was pinned for it."""
         try:
             try:
                 await syncing
             finally:
-                found.unpin()
+                if found is not None:
+                    found.unpin()
         except OSError as error:
             on_done(error)
         except Exception as error:  # a bug: nobody may take it for a success
