@@ -50,6 +50,7 @@ class Committer:
     ) -> None:
         self.journal = journal
         self._config = config
+        self._in_place_bytes_min = config.in_place_bytes_min
         self._counters = counters
         self._dirty = dirty
         self._start_sync = start_sync
@@ -77,10 +78,11 @@ class Committer:
         if queue is None:
             queue = replica.commit = CommitQueue()
         queue.add(end, call, number, offset, piece)
-        if queue.pieces_bytes >= self._config.in_place_bytes_min:
+        if queue.pieces_bytes >= self._in_place_bytes_min:
             queue.drop_pieces()  # too many for the journal: they are synced in place, and need not be kept for that
-        self._gathering[replica] = None
-        if not self._kick_scheduled:
+        if self._kick_scheduled:
+            self._gathering[replica] = None
+        else:
             self.look_at(replica)
 
     def forget(self, replica: Replica, call: AppendCall) -> None:
@@ -121,8 +123,8 @@ class Committer:
         queue.settle(replica.state.durable_end)
         if queue.waits:
             self.look_at(replica)
-        else:
-            self._drop_if_idle(replica, queue)
+        elif queue.syncing is None and not queue.journaling:  # as `_drop_if_idle` has it: this runs for every append
+            replica.commit = None
 
     # --- deciding --------------------------------------------------------------------------------------------
 

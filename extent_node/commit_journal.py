@@ -17,7 +17,8 @@ from typing import Protocol
 
 from neve.extent_node import core
 from neve.extent_node.commit_queue import CommitQueue
-from neve.extent_node.journal import Entry, Journal, JournalFailed, SyncTicket
+from neve.extent_node.journal import Journal, JournalFailed, SyncTicket
+from neve.extent_node.journal_format import Entry
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.proto.errors import DiskFailed, NeveError

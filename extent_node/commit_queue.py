@@ -63,21 +63,21 @@ class AppendCall:
             finished()
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more. The appends that have begun are finished all the same; those that wait for
+        their turn leave the line: a disk that hangs must not gather what nobody waits for any more."""
         self.given_up = True
         self._then = None
+        for line, place in self.places or ():
+            line.leave(place)
 
     async def wait(self) -> None:
-        """Cancelling this leaves the appends that have begun to themselves: they are finished all the same. Those that
-        wait for their turn leave the line: a disk that hangs must not gather what nobody waits for any more."""
+        """Cancelling this gives it up."""
         if self.pending:
             self._future = asyncio.get_running_loop().create_future()
             try:
                 await self._future
             except asyncio.CancelledError:
                 self.give_up()
-                for line, place in self.places or ():
-                    line.leave(place)
                 raise
 
 

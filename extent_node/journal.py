@@ -25,18 +25,18 @@ import uuid
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from neve.extent_node.disk import SHORT_OF_RESOURCES
-from neve.extent_node.fs import Buffer, FileSystem
+from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal_format import (
     FIRST_POSITION,
     RECORD_HEADER_BYTES,
+    Entry,
     SegmentHeader,
     crc_seed,
     encode_end,
     encode_header,
-    encode_record,
+    encode_records,
     lsn_of,
     record_bytes,
 )
@@ -59,22 +59,6 @@ log = logging.getLogger(__name__)
 
 class JournalFailed(Exception):
     """A write or sync of the journal failed earlier: it takes nothing more in this process."""
-
-
-class Entry(NamedTuple):
-    """Bytes of one extent, to be journaled. `holder` stands for the replica until its own file has them durably."""
-
-    holder: Hashable
-    disk: int
-    extent_id: int
-    incarnation: int
-    offset: int
-    payload: list[Buffer]
-    payload_bytes: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.payload_bytes
 
 
 @dataclass(slots=True)
@@ -247,34 +231,23 @@ class Journal:
 
     def _write_run(self, segment: Segment, entries: Sequence[Entry], first: int) -> int:
         """All entries from `first` on that fit in this segment, by one write."""
-        position, segment_bytes = segment.position, self.label.segment_bytes
-        buffers: list[Buffer] = []
-        needed_from = self.needed_from
-        seed, number, durable_through = self._seed, segment.number, self.durable_through
-        taken, holders = 0, segment.holders
         if first:
             entries = entries[first:]
-        for holder, disk, extent_id, incarnation, offset, payload, payload_bytes in entries:
-            end = position + record_bytes(payload_bytes)
-            if end + RECORD_HEADER_BYTES > segment_bytes:
-                break
-            buffers += encode_record(
-                payload,
-                seed=seed,
-                position=position,
-                segment_number=number,
-                durable_through=durable_through,
-                needed_from=needed_from,
-                disk=disk,
-                extent_id=extent_id,
-                incarnation=incarnation,
-                offset=offset,
-            )
-            position = end
-            taken += 1
-            # Before it is written: a segment that is kept for too long harms nobody.
-            if offset + payload_bytes > holders.get(holder, 0):
-                holders[holder] = offset + payload_bytes
+        buffers, taken, position = encode_records(
+            entries,
+            seed=self._seed,
+            position=segment.position,
+            segment_number=segment.number,
+            durable_through=self.durable_through,
+            needed_from=self.needed_from,
+            position_max=self.label.segment_bytes - RECORD_HEADER_BYTES,  # an end record must always fit behind it
+        )
+        # Before it is written: a segment that is kept for too long harms nobody.
+        holders = segment.holders
+        for holder, _, _, _, offset, _, payload_bytes in entries if taken == len(entries) else entries[:taken]:
+            end = offset + payload_bytes
+            if end > holders.get(holder, 0):
+                holders[holder] = end
         write_all(self.fs, segment.fd, b"".join(buffers), segment.position)
         segment.position = position
         self._mark_unsynced(segment)

@@ -13,12 +13,13 @@ Neighbours: `journal` writes, `journal_replay` reads.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import google_crc32c
 
-from neve.proto.crc import COPY_BYTES_MAX, Buffer, crc32c
+from neve.proto.crc import Buffer, crc32c
 
 FORMAT_VERSION = 1
 
@@ -116,34 +117,54 @@ def decode_header(data: Buffer, journal_uuid: bytes) -> SegmentHeader | None:
     return SegmentHeader(int(number), int(needed_from))
 
 
-def encode_record(
-    payload: list[Buffer],
+class Entry(NamedTuple):
+    """Bytes of one extent, to be journaled. `holder` stands for the replica until its own file has them durably."""
+
+    holder: Hashable
+    disk: int
+    extent_id: int
+    incarnation: int
+    offset: int
+    payload: list[Buffer]
+    payload_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.payload_bytes
+
+
+def encode_records(
+    entries: Iterable[Entry],
     *,
     seed: int,
     position: int,
     segment_number: int,
     durable_through: int,
     needed_from: int,
-    disk: int,
-    extent_id: int,
-    incarnation: int,
-    offset: int,
-) -> list[Buffer]:
-    """The record as buffers to write, header first, padding last."""
-    size_bytes = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
-    covered = _COVERED.pack(
-        size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset
-    )
-    crc = google_crc32c.extend(seed, covered)
-    if size_bytes <= COPY_BYTES_MAX and len(payload) == 1:  # nearly every record: one small append
-        piece = payload[0]
-        if type(piece) is not bytes:
-            piece = bytes(piece)
-        crc = google_crc32c.extend(crc, piece)
-        return [_MAGIC_AND_CRC.pack(RECORD_MAGIC, crc), covered, piece, _PADDING[size_bytes % ALIGN_BYTES]]
-    for piece in payload:
-        crc = crc32c(piece, crc)
-    return [_MAGIC_AND_CRC.pack(RECORD_MAGIC, crc), covered, *payload, _PADDING[size_bytes % ALIGN_BYTES]]
+    position_max: int,
+) -> tuple[list[Buffer], int, int]:
+    """Records of as many entries, from the first one on, as end at `position_max` or before: the buffers to write from
+    `position` on, how many entries they are of, and where they end. One call for all: this runs for every append."""
+    buffers: list[Buffer] = []
+    taken = 0
+    pack, pack_head, extend, paddings = _COVERED.pack, _MAGIC_AND_CRC.pack, google_crc32c.extend, _PADDING
+    for _, disk, extent_id, incarnation, offset, payload, size_bytes in entries:
+        end = position + RECORD_HEADER_BYTES + -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES  # as `record_bytes` has it
+        if end > position_max:
+            break
+        covered = pack(
+            size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset
+        )
+        crc = extend(seed, covered)
+        if len(payload) == 1 and type(piece := payload[0]) is bytes:  # nearly every record: one small append
+            buffers += (pack_head(RECORD_MAGIC, extend(crc, piece)), covered, piece, paddings[size_bytes % ALIGN_BYTES])
+        else:
+            for piece in payload:
+                crc = crc32c(piece, crc)
+            buffers += (pack_head(RECORD_MAGIC, crc), covered, *payload, paddings[size_bytes % ALIGN_BYTES])
+        position = end
+        taken += 1
+    return buffers, taken, position
 
 
 def encode_end(*, seed: int, position: int, segment_number: int, durable_through: int, needed_from: int) -> bytes:

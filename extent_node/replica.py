@@ -35,31 +35,27 @@ class SyncFailed(OSError):
 class TurnLock:
     """A lock in the order of asking. `try_acquire` and `enqueue` do not await, so that order is the caller's."""
 
-    __slots__ = ("_held", "_waiters")
+    __slots__ = ("_waiters", "held")
 
     def __init__(self) -> None:
-        self._held = False
+        self.held = False  # for others to see, not to set
         self._waiters: deque[asyncio.Future[None]] | None = None  # most replicas never have one
-
-    @property
-    def is_free(self) -> bool:
-        return not self._held
 
     @property
     def waiting(self) -> int:
         return len(self._waiters) if self._waiters else 0
 
     def try_acquire(self) -> bool:
-        if self._held:
+        if self.held:
             return False
-        self._held = True
+        self.held = True
         return True
 
     def enqueue(self) -> asyncio.Future[None]:
         """A place in the line; the lock is the caller's when it is done. It must then be released, come what may."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not self._held:
-            self._held = True
+        if not self.held:
+            self.held = True
             future.set_result(None)
             return future
         if self._waiters is None:
@@ -73,13 +69,13 @@ class TurnLock:
             self._waiters.remove(place)
 
     def release(self) -> None:
-        assert self._held
+        assert self.held
         while self._waiters:
             future = self._waiters.popleft()
             if not future.done():
                 future.set_result(None)
                 return
-        self._held = False
+        self.held = False
 
 
 class Replica:
@@ -175,9 +171,9 @@ class Replica:
 
     def write(self, body: Buffer) -> None:
         """Append `body` to the file; OSError leaves the replica as it was, or read-only. Does not note the length."""
-        fs, fd, offset, left = self.disk.fs, self.fd, self.state.length, body
+        offset, left = self.state.length, body
         try:
-            while (written := fs.pwrite(fd, [left], offset)) < len(left):
+            while (written := self.disk.fs.pwrite(self.fd, [left], offset)) < len(left):
                 if written <= 0:
                     raise OSError(errno.EIO, "a write made no progress")
                 offset += written

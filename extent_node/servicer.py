@@ -103,7 +103,7 @@ class ExtentNodeServicer:
     def append_block_now(
         self, request: pb.AppendBlockRequest, attachment: memoryview
     ) -> pb.AppendBlockReply | Timed[pb.AppendBlockReply] | None:
-        """`append_block` for the commonest frame, of one segment: see `rpc.service.now`."""
+        """`append_block` without a task, as nearly always: see `rpc.service.now`."""
         if request.HasField("payload_crc32c"):
             return None
         begun = self._store.append_now(request.segments, attachment)

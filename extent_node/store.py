@@ -28,7 +28,7 @@ from neve.extent_node.disk import DiskState, short_id
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.kernel_sync import KernelSync
 from neve.extent_node.replica import Replica
-from neve.extent_node.store_append import WhenDurable
+from neve.extent_node.store_append import Begun
 from neve.extent_node.store_audit import Audit, audit
 from neve.extent_node.store_checkpoint import run_checkpointer, run_housekeeping
 from neve.extent_node.store_config import Counters, DiskConfig, StoreConfig
@@ -118,10 +118,8 @@ class Store:
         self._state.check_running()
         return await self._state.order(store_control.create(self._state, request))
 
-    def append_now(
-        self, segments: Sequence[pb.Segment], attachment: memoryview
-    ) -> pb.AppendBlockReply | WhenDurable | None:
-        """The answer, or what it comes from, if no task is needed for it; else None, and `append` does it."""
+    def append_now(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Begun | None:
+        """The answer, or what it comes from; None if that takes a wait, and `append` does it."""
         return store_append.append_now(self._state, segments, attachment)
 
     def append(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Awaitable[pb.AppendBlockReply]:

@@ -1,8 +1,8 @@
 """Append: writes segments to their replicas and waits until each may be answered (rules 4, 5, 9, 10).
 
 The common case runs without an await up to the durability: decide, write to the page cache, note. A segment that needs
-more (a higher token, a comparison, `unsynced`, a replica in use) gets its turn in the replica's line and a task. One
-that is alone in its frame needs none, and is answered at once, or by whoever finds it durable (`append_now`).
+more (a higher token, a comparison, `unsynced`, a replica in use) gets its turn in the replica's line and a task. The
+call has none: it is answered at once, or by whoever settles the last of its segments (`WhenDurable`).
 
 Invariants: segments of one extent are carried out in the order in which they came, over all calls;
             what was written stays written: a caller that gives up takes back nothing (rule 6);
@@ -20,11 +20,13 @@ from typing import Any
 from neve.extent_node import blocks, core
 from neve.extent_node.commit_queue import AppendCall
 from neve.extent_node.disk import DiskState
+from neve.extent_node.fs import Buffer
 from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.store_state import StoreState
 from neve.extent_node.store_verify import ensure_verified
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.crc import COPY_BYTES_MAX
 from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Overloaded, ReplicaMissing
 from neve.rpc.service import Answer
 
@@ -33,13 +35,13 @@ _WRITABLE = DiskState.WRITABLE  # a look at a member of an enumeration costs mor
 
 
 class WhenDurable(Answer[pb.AppendBlockReply]):
-    """The answer to one segment that is written: it comes when that is durable, or cannot become so."""
+    """The answer to segments of which some are not settled: it comes when all are durable, or cannot become so."""
 
     __slots__ = ("_call", "_extent_ids", "_store")
 
-    def __init__(self, store: StoreState, extent_id: int, call: AppendCall) -> None:
+    def __init__(self, store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
         self._store = store
-        self._extent_ids = (extent_id,)
+        self._extent_ids = extent_ids
         self._call = call
 
     def then(self, on_done: Callable[[pb.AppendBlockReply | None, BaseException | None], None]) -> None:
@@ -47,32 +49,47 @@ class WhenDurable(Answer[pb.AppendBlockReply]):
 
     def abandon(self) -> None:
         self._call.give_up()
-        _give_up(self._store, self._extent_ids, self._call)
+        _forget(self._store, self._extent_ids, self._call)
 
     def __await__(self) -> Generator[Any, Any, pb.AppendBlockReply]:
         return _finish(self._store, self._extent_ids, self._call).__await__()
 
 
-def append_now(
-    store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview
-) -> pb.AppendBlockReply | WhenDurable | None:
-    """The answer to one segment that needs no task, as most writers' frames have it: at once without sync, later with
-    it. None, and nothing has happened, if it takes more. What is decided and done is as in `append`, with fewer
-    objects."""
-    if len(segments) != 1 or store.dirty.must_wait or store.stopping:
+Begun = pb.AppendBlockReply | WhenDurable
+
+
+def append_now(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> Begun | None:
+    """The answer, or what it comes from. None, and nothing has happened, if it is not to be had without a wait."""
+    if store.dirty.must_wait or store.stopping:
         return None
-    segment = segments[0]
+    if len(segments) == 1 and (begun := _append_one(store, segments[0], attachment)) is not None:
+        return begun
+    return _append_all(store, segments, attachment)
+
+
+async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> pb.AppendBlockReply:
+    """One result for each segment, in their order. The attachment must not change until this returns."""
+    store.check_running()
+    if store.dirty.must_wait:
+        await store.dirty.wait_for_room()
+    begun = _append_all(store, segments, attachment)
+    return begun if isinstance(begun, pb.AppendBlockReply) else await begun
+
+
+def _append_one(store: StoreState, segment: pb.Segment, attachment: memoryview) -> Begun | None:
+    """As `_append_all`, for a segment that is alone in its frame and needs no task, as most writers' frames have it.
+    None, and nothing has happened, if it takes more. What is decided and done is the same, with fewer objects."""
     found = store.replicas.get(segment.extent_id)
-    if found is None or not found.verified or not found.lock.is_free or found.disk.state is not _WRITABLE:
+    if found is None or not found.verified or found.lock.held or found.disk.state is not _WRITABLE:
         return None
     decision = core.decide_append(found.state, segment, attachment)
     if type(decision) is not core.Append or decision.mark_unsynced or decision.skip_bytes:
         return None
     error: NeveError | None = None
     if decision.durable_to:
-        call = AppendCall(1)
+        call, extent_ids = AppendCall(1), (found.extent_id,)
         error = call.errors[0] = _carry_out(store, found, decision, attachment, call, 0)
-        return WhenDurable(store, found.extent_id, call) if error is None else _reply(store, [found.extent_id], call)
+        return WhenDurable(store, extent_ids, call) if error is None else _reply(store, extent_ids, call)
     if decision.write_bytes:
         error = _write(store, found, attachment)
     if error is not None:
@@ -89,18 +106,15 @@ def _failed(error: NeveError) -> AppendCall:
     return call
 
 
-async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> pb.AppendBlockReply:
-    """One result for each segment, in their order. The attachment must not change until this returns."""
+def _append_all(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> Begun:
+    """Begin each segment, in their order; each that needs more than that has a task of its own."""
     segments = segments[:]  # a list: protobuf's own sequences are slow to go over
     bodies = _split(segments, attachment)
-    store.check_running()
-    if store.dirty.must_wait:
-        await store.dirty.wait_for_room()
     call = AppendCall(len(segments))
     extent_ids = [segment.extent_id for segment in segments]
     for number, extent_id in enumerate(extent_ids):
         _begin(store, extent_id, segments[number], bodies[number], call, number)
-    return await _finish(store, extent_ids, call)
+    return WhenDurable(store, extent_ids, call) if call.pending else _reply(store, extent_ids, call)
 
 
 async def _finish(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb.AppendBlockReply:
@@ -109,18 +123,23 @@ async def _finish(store: StoreState, extent_ids: Sequence[int], call: AppendCall
         try:
             await call.wait()
         except asyncio.CancelledError:
-            _give_up(store, extent_ids, call)
+            _forget(store, extent_ids, call)
             raise
     return _reply(store, extent_ids, call)
 
 
-def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memoryview]:
-    """Each segment's bytes. If they do not add up, nothing can be told apart and nothing is written."""
-    bodies = []
+def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffer]:
+    """Each segment's bytes. If they do not add up, nothing can be told apart and nothing is written.
+
+    Small ones are copied, once: checksum and journal want `bytes`, and who waits long pins no large buffer.
+    """
+    bodies: list[Buffer] = []
     start = 0
     for segment in segments:
-        end = start + blocks.sum_sizes(segment.block_sizes)
-        bodies.append(attachment[start:end])
+        sizes = segment.block_sizes
+        end = start + (sizes[0] if len(sizes) == 1 else blocks.sum_sizes(sizes))
+        body = attachment[start:end]
+        bodies.append(bytes(body) if end - start <= COPY_BYTES_MAX else body)
         start = end
     if start != len(attachment):
         detail = f"they add up to {start} bytes, and {len(attachment)} bytes came"
@@ -128,7 +147,7 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[memor
     return bodies
 
 
-def _give_up(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
+def _forget(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
     for extent_id in extent_ids:
         found = store.replicas.get(extent_id)
         if found is not None:
@@ -149,16 +168,14 @@ def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb
     return reply
 
 
-def _begin(
-    store: StoreState, extent_id: int, segment: pb.Segment, body: memoryview, call: AppendCall, number: int
-) -> None:
+def _begin(store: StoreState, extent_id: int, segment: pb.Segment, body: Buffer, call: AppendCall, number: int) -> None:
     """Carry the segment out as far as that needs no waiting; the rest goes on in a task, in the replica's line."""
     found = store.replicas.get(extent_id)
     if found is None:
         missing = core.present(store.existing(extent_id), wanted=_ANY, extent_id=extent_id)
         call.errors[number] = missing if isinstance(missing, NeveError) else ReplicaMissing(extent_id=extent_id)
         return
-    if found.verified and found.lock.is_free:
+    if found.verified and not found.lock.held:
         if found.disk.state is not _WRITABLE or found.state.read_only is not None:
             found.follow_disk()
         decision = core.decide_append(found.state, segment, body)
@@ -183,47 +200,56 @@ def _begin(
 
 
 def _carry_out(
-    store: StoreState, found: Replica, decision: core.Append, body: memoryview, call: AppendCall, number: int
+    store: StoreState, found: Replica, decision: core.Append, body: Buffer, call: AppendCall, number: int
 ) -> NeveError | None:
     """Write and note, on the loop. If the answer must wait for durability, the call is told to expect it."""
-    piece: memoryview | None = None
-    if decision.write_bytes:
-        piece = body[decision.skip_bytes :] if decision.skip_bytes else body
-        error = _write(store, found, piece)
-        if error is not None:
-            return error
+    offset, skip_bytes, write_bytes, end, _, _, durable_to = decision
+    piece: Buffer | None = None
+    if write_bytes:
+        piece = body[skip_bytes:] if skip_bytes else body
+        try:  # as `_write`, without the call
+            if found.fd == NO_FD:
+                found.open()
+            found.write(piece)
+        except OSError as error:
+            return _write_failed(store, found, error)
     _note(store, found, decision)
-    call.ends[number] = decision.end
-    if decision.durable_to:
+    call.ends[number] = end
+    if durable_to:
         call.pending += 1
-        store.committer.wait_durable(found, decision.durable_to, call, number, decision.write_offset, piece)
+        store.committer.wait_durable(found, durable_to, call, number, offset, piece)
     return None
 
 
-def _write(store: StoreState, found: Replica, body: memoryview) -> NeveError | None:
+def _write(store: StoreState, found: Replica, body: Buffer) -> NeveError | None:
     try:
         if found.fd == NO_FD:
             found.open()
         found.write(body)
     except OSError as error:
-        store.counters.write_failures += 1
-        return store.disk_error(found.disk, found.extent_id, error)
+        return _write_failed(store, found, error)
     return None
 
 
+def _write_failed(store: StoreState, found: Replica, error: OSError) -> NeveError:
+    store.counters.write_failures += 1
+    return store.disk_error(found.disk, found.extent_id, error)
+
+
 def _note(store: StoreState, found: Replica, decision: core.Append) -> None:
-    state = found.state
-    if decision.write_bytes:
-        state.note_appended(decision.write_offset + decision.write_bytes)
+    state, (offset, _, write_bytes, _, committed, _, _) = found.state, decision
+    if write_bytes:
+        end = offset + write_bytes
+        state.note_appended(end)
         counters = store.counters
         counters.appends += 1
-        counters.appended_bytes += decision.write_bytes
-        store.dirty.add(found, decision.write_bytes)
+        counters.appended_bytes += write_bytes
+        store.dirty.add(found, write_bytes)
         step = store.config.preallocate_bytes
-        if step and state.length + step // 2 > found.allocated_bytes:
+        if step and end + step // 2 > found.allocated_bytes:
             _preallocate(store, found, step)
-    if decision.committed > state.committed:
-        state.note_committed(decision.committed)
+    if committed > state.committed:
+        state.note_committed(committed)
         if found.followers:
             found.wake_followers()
 
@@ -233,7 +259,7 @@ async def _append_in_turn(
     found: Replica,
     place: asyncio.Future[None],
     segment: pb.Segment,
-    body: memoryview,
+    body: Buffer,
     call: AppendCall,
     number: int,
 ) -> None:
@@ -258,7 +284,7 @@ async def _append_in_turn(
         call.settle(number, None)
 
 
-async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: memoryview) -> core.Append:
+async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: Buffer) -> core.Append:
     """Step by step until the segment is written and, if it rests on the page cache, `unsynced` is durable."""
     await ensure_verified(store, found)  # raises if it is gone
     compared: core.Compared | None = None

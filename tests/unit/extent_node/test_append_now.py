@@ -1,4 +1,5 @@
-"""A segment that needs no task is answered as the long way would answer it, and leaves the replica as that would."""
+"""A segment that needs no task is answered as the long way would answer it, and leaves the replica as that would; many
+segments in a frame as each of them alone."""
 
 from __future__ import annotations
 
@@ -50,15 +51,13 @@ async def carry_out(store: Store, steps: list[Step], *, at_once: bool) -> list[O
         message, body = rig.segment(1, offset, blocks, no_sync=step.no_sync, token=step.token, committed=committed)
         rig._name_replica(store, message)
         attachment = memoryview(body + step.extra)
-        begun = store.append_now([message], attachment) if at_once else None
-        if isinstance(begun, pb.AppendBlockReply):
-            results = [result.SerializeToString() for result in begun.results]
-        else:
-            try:
-                reply = await (begun if begun is not None else store.append([message], attachment))
-                results = [result.SerializeToString() for result in reply.results]
-            except Exception as error:  # noqa: BLE001 - compared
-                results = [repr(error).encode()]
+        try:
+            begun = store.append_now([message], attachment) if at_once else store.append([message], attachment)
+            assert begun is not None
+            reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
+            results = [result.SerializeToString() for result in reply.results]
+        except Exception as error:  # noqa: BLE001 - compared
+            results = [repr(error).encode()]
         counted = (store.counters.appends, store.counters.appended_bytes, store.counters.append_refusals)
         known = (state.length, state.durable_end, state.committed, state.token, state.unsynced)
         outcomes.append((results, (*known, *counted, store._state.dirty.bytes_now)))
@@ -72,6 +71,84 @@ def test_the_short_way_is_the_long_one(steps: list[Step]) -> None:
     assert short.run(lambda store: carry_out(store, steps, at_once=True)) == long.run(
         lambda store: carry_out(store, steps, at_once=False)
     )
+
+
+EXTENTS = (1, 2, 3)
+
+Frame = list[tuple[int, Step]]  # extent, append
+
+
+async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool) -> list[object]:
+    """Outcomes of frames, or of the same segments one after the other."""
+    for extent_id in EXTENTS:
+        await rig.create(store, extent_id)
+    replicas = store._state.replicas
+    outcomes: list[object] = []
+    for frame_number, frame in enumerate(frames):
+        lengths = {extent_id: replicas[extent_id].state.length for extent_id in EXTENTS}
+        segments, bodies = [], []
+        for number, (extent_id, step) in enumerate(frame):
+            blocks = [rig.block_of(f"{frame_number} {number}", size_bytes) for size_bytes in step.sizes]
+            offset = max(lengths[extent_id] + step.at, 0)
+            committed = max(lengths[extent_id] - step.told, 0)
+            message, body = rig.segment(
+                extent_id, offset, blocks, no_sync=step.no_sync, token=step.token, committed=committed
+            )
+            rig._name_replica(store, message)
+            segments.append(message)
+            bodies.append(body)
+            lengths[extent_id] = max(lengths[extent_id], offset + len(body))
+        alone = [([message], body) for message, body in zip(segments, bodies, strict=True)]
+        groups = [(segments, b"".join(bodies))] if together else alone
+        for group, attachment in groups:
+            begun = store.append_now(group, memoryview(attachment))
+            assert begun is not None
+            reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
+            outcomes += [(result.end, result.error.SerializeToString()) for result in reply.results]
+    for extent_id in EXTENTS:
+        found, state = replicas[extent_id], replicas[extent_id].state
+        outcomes.append((state.length, state.durable_end, state.committed, state.token, state.unsynced))
+        outcomes.append(found.read(0, state.length) if state.length else b"")
+    counters = store.counters
+    outcomes.append((counters.appends, counters.appended_bytes, counters.append_refusals))
+    return outcomes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.sampled_from(EXTENTS), STEPS), max_size=5), max_size=4))
+def test_segments_of_one_frame_are_taken_as_one_after_the_other(frames: list[Frame]) -> None:
+    together, alone = rig.Machine(), rig.Machine()
+    assert together.run(lambda store: carry_out_frames(store, frames, together=True)) == alone.run(
+        lambda store: carry_out_frames(store, frames, together=False)
+    )
+
+
+def test_a_frame_that_is_given_up_leaves_no_line_and_no_answer() -> None:
+    async def work(store: Store) -> None:
+        for extent_id in EXTENTS:
+            await rig.create(store, extent_id)
+        await rig.append(store, 1, 0, rig.block_of("first"))
+        held = store._state.replicas[2]
+        assert held.lock.try_acquire()  # somebody else's turn, for as long as it takes
+        segments, bodies = [], []
+        for extent_id, offset in ((1, store._state.replicas[1].state.length), (2, 0)):
+            message, body = rig.segment(extent_id, offset, [rig.block_of(f"of {extent_id}")])
+            rig._name_replica(store, message)
+            segments.append(message)
+            bodies.append(body)
+        answer = store.append_now(segments, memoryview(b"".join(bodies)))
+        assert isinstance(answer, WhenDurable)
+        told: list[object] = []
+        answer.then(lambda reply, error: told.append((reply, error)))
+        assert held.lock.waiting == 1
+        answer.abandon()
+        assert held.lock.waiting == 0
+        held.lock.release()
+        await asyncio.sleep(0.1)
+        assert (told, held.state.length) == ([], 0)
+        await rig.append(store, 2, 0, rig.block_of("another"))
+
+    rig.Machine().run(work)
 
 
 def test_a_synced_segment_is_answered_by_whoever_finds_it_durable() -> None:

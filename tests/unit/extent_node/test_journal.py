@@ -7,12 +7,13 @@ import uuid
 
 import pytest
 
-from neve.extent_node.journal import Entry, Journal, JournalFailed, Segment
+from neve.extent_node.journal import Journal, JournalFailed, Segment
 from neve.extent_node.journal_format import (
     FIRST_POSITION,
     RECORD_HEADER_BYTES,
+    Entry,
     decode_record,
-    encode_record,
+    encode_records,
     record_bytes,
     scan_segment,
 )
@@ -79,9 +80,11 @@ def test_what_was_synced_survives_a_power_cut_and_the_rest_is_no_hole() -> None:
 
 
 def test_a_record_binds_its_place_and_its_journal() -> None:
-    fields = {"durable_through": 0, "needed_from": 0, "disk": 1, "extent_id": 2, "incarnation": 3, "offset": 4}
-    buffers = encode_record([b"payload"], seed=9, position=4096, segment_number=1, **fields)
+    appended = Entry("holder", 1, 2, 3, 4, [b"payload"], 7)
+    place = {"position": 4096, "segment_number": 1, "durable_through": 0, "needed_from": 0}
+    buffers, taken, end = encode_records([appended], seed=9, **place, position_max=9999)
     record = b"".join(buffers)
+    assert (taken, end) == (1, 4096 + len(record))
     assert len(record) == record_bytes(7)
     assert decode_record(bytes(4096) + record, 4096, 9) is not None
     assert decode_record(bytes(4096) + record, 4096, 8) is None  # another journal's seed

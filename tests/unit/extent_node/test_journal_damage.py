@@ -13,10 +13,11 @@ from neve.extent_node.journal_damage import Damage, find_damage
 from neve.extent_node.journal_format import (
     FIRST_POSITION,
     RECORD_HEADER_BYTES,
+    Entry,
     Record,
     crc_seed,
     encode_end,
-    encode_record,
+    encode_records,
     walk_records,
 )
 from neve.extent_node.store import Store
@@ -34,20 +35,16 @@ def segment_of(*sizes: int, number: int = NUMBER, end: bool = False) -> tuple[by
     rng = random.Random(sum(sizes))
     data = bytearray(FIRST_POSITION)
     for extent_id, size_bytes in enumerate(sizes, start=1):
-        data += b"".join(
-            encode_record(
-                [rng.randbytes(size_bytes)],
-                seed=SEED,
-                position=len(data),
-                segment_number=number,
-                durable_through=0,
-                needed_from=0,
-                disk=1,
-                extent_id=extent_id,
-                incarnation=extent_id + 100,
-                offset=0,
-            )
+        buffers, _, _ = encode_records(
+            [Entry("holder", 1, extent_id, extent_id + 100, 0, [rng.randbytes(size_bytes)], size_bytes)],
+            seed=SEED,
+            position=len(data),
+            segment_number=number,
+            durable_through=0,
+            needed_from=0,
+            position_max=1 << 30,
         )
+        data += b"".join(buffers)
     if end:
         data += encode_end(seed=SEED, position=len(data), segment_number=number, durable_through=0, needed_from=0)
     whole = bytes(data) + bytes(4096)

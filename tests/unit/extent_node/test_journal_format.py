@@ -9,12 +9,13 @@ from pathlib import Path
 from neve.extent_node.blocks import encode_block
 from neve.extent_node.journal_format import (
     FIRST_POSITION,
+    Entry,
     SegmentHeader,
     crc_seed,
     decode_header,
     encode_end,
     encode_header,
-    encode_record,
+    encode_records,
     lsn_of,
     scan_segment,
     walk_records,
@@ -44,20 +45,27 @@ def test_the_header_of_the_example_is_that_segments() -> None:
 
 
 def test_the_records_of_the_example_are_one_append_and_the_end() -> None:
-    made = encode_record(
-        [encode_block(b"snow")],
+    block = encode_block(b"snow")
+    appended = Entry(
+        holder="replica",
+        disk=int.from_bytes(bytes.fromhex("c0ffee0000004000"), "little"),
+        extent_id=0x1FF,
+        incarnation=0x0123456789ABCDEF,
+        offset=35,
+        payload=[block],
+        payload_bytes=len(block),
+    )
+    place = FIRST_POSITION + len(RECORD)
+    made, taken, end_position = encode_records(
+        [appended],
         seed=SEED,
         position=FIRST_POSITION,
         segment_number=7,
         durable_through=lsn_of(6, 0x13F0),
         needed_from=lsn_of(5, 0),
-        disk=int.from_bytes(bytes.fromhex("c0ffee0000004000"), "little"),
-        extent_id=0x1FF,
-        incarnation=0x0123456789ABCDEF,
-        offset=35,
+        position_max=place,
     )
-    assert b"".join(made) == RECORD
-    place = FIRST_POSITION + len(RECORD)
+    assert (b"".join(made), taken, end_position) == (RECORD, 1, place)
     promise = lsn_of(7, place)
     end = encode_end(seed=SEED, position=place, segment_number=7, durable_through=promise, needed_from=lsn_of(5, 0))
     assert end == END

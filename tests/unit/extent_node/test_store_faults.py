@@ -896,7 +896,7 @@ def test_a_replica_that_is_deleted_while_others_wait_for_it_is_missing_to_them()
         await create(store, 1)
         await append(store, 1, 0, A)
         deleting = asyncio.ensure_future(delete(store, 1))
-        while store._state.replicas[1].lock.is_free:
+        while not store._state.replicas[1].lock.held:
             await asyncio.sleep(0)
         late = [append(store, 1, len(A), B), seal(store, 1, len(A)), append(store, 1, 0, A, no_sync=True)]
         assert await asyncio.gather(*(error_of(work) for work in late)) == [ReplicaMissing] * 3

@@ -16,12 +16,13 @@ from neve.extent_node import store_replay
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
 from neve.extent_node.servicer import AUDITS_MAX, LIST_LIMIT_MAX, LIST_REPLICA_BYTES, ExtentNodeServicer
 from neve.extent_node.store import Store
+from neve.extent_node.store_append import WhenDurable
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
 from neve.extent_node.store_start import ShortOfResources
 from neve.extent_node.threads import Threads
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import DiskFailed, Overloaded, ReplicaMissing, ShuttingDown
+from neve.proto.errors import DiskFailed, InvalidArgument, Overloaded, ReplicaMissing, ShuttingDown
 from tests.unit.extent_node.store_rig import (
     TOKEN,
     Machine,
@@ -584,19 +585,30 @@ def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
         await create(store, 1)
 
         def now(message: pb.Segment, body: bytes) -> pb.AppendBlockReply | None:
+            """The answer, unless it comes later."""
             begun = store.append_now([message], memoryview(body))
-            assert begun is None or isinstance(begun, pb.AppendBlockReply)
-            return begun
+            assert begun is not None
+            return begun if isinstance(begun, pb.AppendBlockReply) else None
 
-        assert now(*segment(1, 0, [A], no_sync=True)) is None  # a higher token, and `unsynced`: both are fsynced first
-        await append(store, 1, 0, A, no_sync=True)
+        async def later(message: pb.Segment, body: bytes) -> pb.SegmentResult:
+            begun = store.append_now([message], memoryview(body))
+            assert isinstance(begun, WhenDurable)
+            (result,) = (await begun).results
+            return result
+
+        # A higher token, and `unsynced`: both are fsynced first.
+        assert (await later(*segment(1, 0, [A], no_sync=True))).end == len(A)
+        assert store._state.replicas[1].state.unsynced
         end, length = len(A), len(A + B)
-        assert now(*segment(1, 0, [A], no_sync=True)) is None  # a retry is compared
-        assert now(*segment(9, 0, [A], no_sync=True)) is None
-        assert now(*segment(1, end + 1, [B], no_sync=True)) is None
-        assert store.append_now([], memoryview(b"")) is None
+        assert (await later(*segment(1, 0, [A], no_sync=True))).end == len(A)  # a retry is compared
+        for refused in (segment(9, 0, [A], no_sync=True), segment(1, end + 1, [B], no_sync=True)):
+            reply = now(*refused)
+            assert reply is not None
+            assert reply.results[0].HasField("error")
+        assert store.append_now([], memoryview(b"")) == pb.AppendBlockReply()
         message, body = segment(1, end, [B], no_sync=True)
-        assert now(message, body + b"x") is None
+        with pytest.raises(InvalidArgument):
+            now(message, body + b"x")
         assert store._state.replicas[1].state.length == len(A)
         reply = now(message, body)
         assert reply is not None
@@ -610,6 +622,6 @@ def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
         assert failed is not None
         assert failed.results[0].error.code == DiskFailed.code
         store._state.stopping = True
-        assert now(*segment(1, length, [C], no_sync=True)) is None
+        assert store.append_now([message], memoryview(body)) is None
 
     machine.run(work)
