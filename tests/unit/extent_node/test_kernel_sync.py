@@ -34,13 +34,19 @@ def descriptor(tmp_path: Path) -> int:
 class Failing(KernelSync):
     """The kernel's answers are turned into failed writes."""
 
+    failing = True
+
     def _call(self, number: int, *arguments: object) -> int:
         result = super()._call(number, *arguments)
-        if number == self._numbers.getevents:
+        if number == self._numbers.getevents and self.failing:
             for event in range(result):
                 order_id, order, *_ = module._EVENT.unpack_from(self._events, module._EVENT.size * event)
                 module._EVENT.pack_into(self._events, module._EVENT.size * event, order_id, order, -errno.EIO, 0)
         return result
+
+
+class FailingWhenTold(Failing):
+    failing = False
 
 
 class Watched(KernelSync):
@@ -202,3 +208,40 @@ async def test_a_thread_syncs_what_the_kernel_does_not_take(tmp_path: Path) -> N
         assert (await rig.append(store, 1, 0, block)).end == len(block)
         assert kernel.begun == 1
         assert store._state.replicas[1].state.durable_end == len(block)
+
+
+async def begun_on_two(store: Store) -> list[tuple[int, int, bytes]]:
+    """A second extent; both have a token and a block. Extent, offset and block of what is appended to each next."""
+    await rig.create(store, 2)
+    await rig.raise_token(store, 2, rig.TOKEN)
+    appends = []
+    for extent_id in (1, 2):
+        first = rig.block_of(f"first of {extent_id}")
+        await rig.append(store, extent_id, 0, first)
+        appends.append((extent_id, len(first), rig.block_of(f"second of {extent_id}")))
+    return appends
+
+
+async def test_a_round_of_the_journal_is_synced_by_the_kernel(tmp_path: Path) -> None:
+    kernel = made(Watched)
+    async with store_with(tmp_path, kernel) as store:
+        appends = await begun_on_two(store)
+        rounds, begun = store.counters.journal_rounds, kernel.begun
+        results = await rig.append_all(store, *(rig.segment(extent, at, [block]) for extent, at, block in appends))
+        assert (store.counters.journal_rounds - rounds, kernel.begun - begun) == (1, 1)
+        for (extent_id, offset, block), result in zip(appends, results, strict=True):
+            assert result.end == offset + len(block)
+            assert store._state.replicas[extent_id].state.durable_end == result.end
+
+
+async def test_t23_a_round_whose_sync_fails_in_the_kernel_acknowledges_nobody(tmp_path: Path) -> None:
+    kernel = made(FailingWhenTold)
+    async with store_with(tmp_path, kernel) as store:
+        appends = await begun_on_two(store)
+        kernel.failing = True
+        results = await rig.append_all(store, *(rig.segment(extent, at, [block]) for extent, at, block in appends))
+        kernel.failing = False
+        assert [result.error.code for result in results] == [DiskFailed.code] * 2
+        assert store.journal_failed
+        for extent_id, offset, block in appends:  # the files themselves are as good as before
+            assert (await rig.append(store, extent_id, offset, block)).end == offset + len(block)
