@@ -113,13 +113,13 @@ class SimNetwork:
         drop_probability: float | None = None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """Conditions from `source` to `target`, this way only. `on_lost` is told of each frame that chance loses."""
+        """Conditions from `source` to `target`, this way only; what is not given stays as it is. `on_lost` belongs to
+        the probability: it is told of each frame that chance loses."""
         link = self.link(source, target)
-        link.on_chance = on_lost
         if delay is not None:
             link.delay = delay
         if drop_probability is not None:
-            link.drop_probability = drop_probability
+            link.drop_probability, link.on_chance = drop_probability, on_lost
         self.note(f"set_link {source}>{target} drop={link.drop_probability}")
 
     def slow(self, source: str, target: str, *, factor: float) -> None:

@@ -310,6 +310,21 @@ async def test_a_lossy_link_loses_some_connections_and_callers_get_through_in_th
     assert answered > 3
 
 
+@pytest.mark.sim(seed=5)
+async def test_another_delay_of_a_lossy_link_leaves_its_losses_and_whoever_counts_them() -> None:
+    world = World()
+    lost: list[None] = []
+    world.network.set_link("client", "server", drop_probability=1.0, on_lost=lambda: lost.append(None))
+    world.network.set_link("client", "server", delay=fixed_delay(0.001))
+    assert isinstance(await failure(start(do(world.channel(), timeout_s=5))), errors.TransportError)
+    assert lost
+    counted = len(lost)
+    world.network.set_link("client", "server", drop_probability=0.0)
+    await asyncio.sleep(DEAD_PEER_S)
+    await do(world.channel(), text="after", timeout_s=5)
+    assert len(lost) == counted
+
+
 # --- pauses and crashes --------------------------------------------------------------------------------------
 
 
