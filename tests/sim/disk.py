@@ -126,6 +126,10 @@ class SimFileSystem:
         """Damage one bit of a file, on the medium and in the cache."""
         self._tree.file(path).flip(byte, bit)
 
+    def flip_xattr(self, path: str, name: str, rng: random.Random) -> str:
+        """The same, of a value of one of its attributes: this one, or any if it has none by that name. Which."""
+        return self._tree.file(path).flip_xattr(name, rng)
+
     def spoil(self, path: str, byte: int) -> None:
         """The page with this byte cannot be read any more: EIO, and short reads before it."""
         self._tree.file(path).bad_pages.add(byte // nodes.PAGE_BYTES)
@@ -136,6 +140,7 @@ class SimFileSystem:
         folder.entries.clear()
         folder.durable_entries.clear()
         self._names.forget(folder)
+        self._mounts[clean(path)] = self._mounts.get(clean(path), 0) + 1
 
     def set_capacity(self, path: str, capacity_bytes: int) -> None:
         """The folder is a disk of this size."""

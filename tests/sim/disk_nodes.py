@@ -101,6 +101,16 @@ class File:
         if offset < len(self.durable_content):
             self.durable_content[offset] ^= 1 << bit
 
+    def flip_xattr(self, name: str, rng: random.Random) -> str:
+        """The same, of an attribute: this one, or another if there is none by that name."""
+        name = name if name in self.xattrs else rng.choice(sorted(self.xattrs))
+        value = bytearray(self.xattrs[name])
+        value[rng.randrange(len(value))] ^= 1 << rng.randrange(8)
+        if self.durable_xattrs.get(name) == self.xattrs[name]:
+            self.durable_xattrs[name] = bytes(value)
+        self.xattrs[name] = bytes(value)
+        return name
+
     def cut_power(self, rng: random.Random, mode: PowerCutMode) -> None:
         if mode == "random":
             self._write_some(rng)

@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 ERRORS = frozenset({"disk errors"})
-FLIPS = frozenset({"bits flipped"})
+IN_TAIL = frozenset({"bits flipped in a tail"})
+IN_JOURNAL = frozenset({"bits flipped in a journal"})
+IN_LABEL = frozenset({"bits flipped in a label"})
+FLIPS = IN_TAIL | {"bits flipped"}
+DAMAGE = FLIPS | IN_JOURNAL | IN_LABEL  # nodes lose power by it, too
 FULL = frozenset({"disk full"})
 SWAPS = frozenset({"disks swapped"})
-WIPES = frozenset({"disks wiped"})
+WIPES = frozenset({"disks wiped", "one disk wiped"})
 POWER = frozenset(
     {
         "disk remounted",
@@ -41,35 +45,38 @@ LEADING = frozenset(
         "watches interrupted",
     }
 )
-VICTIMS = ERRORS | FLIPS | WIPES  # what befalls one node of a story at most
+VICTIMS = ERRORS | DAMAGE | WIPES  # what befalls one node of a story at most
 ANY: frozenset[str] = frozenset()
 
 EXPLAINED: Mapping[str, frozenset[str]] = {
-    "bad_replica_found": ERRORS | FLIPS | WIPES | SWAPS | POWER,
+    "bad_replica_found": ERRORS | DAMAGE | WIPES | SWAPS | POWER,
+    "boot_label_damaged": IN_LABEL,
     "boot_label_not_written": ERRORS | FULL,
     "copy_failed": ANY,  # whatever keeps its sources from being read
-    "disk_gone": ERRORS | WIPES | SWAPS,
+    "disk_gone": ERRORS | IN_LABEL | WIPES | SWAPS,
     "disk_offline": ERRORS,
-    "disk_refused": ERRORS | SWAPS,
+    "disk_refused": ERRORS | IN_LABEL | WIPES | SWAPS,
     "housekeeping_failed": ERRORS | FULL,
+    "journal_changed": IN_LABEL,
     "journal_failed": ERRORS | FULL,
-    "journal_hole": ERRORS,
+    "journal_hole": ERRORS | IN_JOURNAL,
     "journal_label_not_written": ERRORS | FULL,
-    "journal_record_damaged": ERRORS,
-    "journal_records_kept": ERRORS | SWAPS,
+    "journal_record_damaged": ERRORS | IN_JOURNAL,
+    "journal_records_kept": ERRORS | IN_LABEL | SWAPS | WIPES,
     "journal_slot_bad": ERRORS,
     "journal_unreadable": ERRORS,
     "load_failed": LEADING,
     "node_dead": ANY,  # whatever keeps a node from being heard
+    "replay_refused": IN_JOURNAL | IN_TAIL,
     "replay_stalled": ERRORS | FULL,
-    "replica_damaged": ERRORS | FLIPS | POWER,  # bytes that were not synced, and what stands in their place
+    "replica_damaged": ERRORS | DAMAGE | POWER,  # bytes that were not synced, and what stands in their place
     "replica_doubt_not_stored": ERRORS | FULL,
     "replica_file_gone": ERRORS | WIPES | SWAPS,
     "replica_not_moved": ERRORS | FULL,
     "replica_quarantined": ERRORS | FLIPS,
     "replica_sync_failed": ERRORS,
-    "replica_twice": ERRORS | SWAPS,  # made anew on another disk while its own was away
-    "replica_unreadable": ERRORS,
+    "replica_twice": ERRORS | IN_LABEL | SWAPS,  # made anew on another disk while its own was away
+    "replica_unreadable": ERRORS | IN_TAIL,
     "scrub_not_quarantined": ERRORS | FULL,
 }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copyreg
+import dataclasses
 import functools
 import io
 import pickle
@@ -45,6 +46,7 @@ from tests.sim.processes import Clock, Process, ProcessFileSystem
 
 CLUSTER = "test"
 PORT = 3501
+JOURNAL = "/journal"
 JOURNAL_SEGMENT_BYTES = 64 << 10
 WALL_EPOCH_MS = 1_700_000_000_000  # what a node's clock says at virtual second 0
 HEARTBEAT_S = 1.0
@@ -52,8 +54,13 @@ DRAIN_S = 5.0
 REPORT_INTERVAL_S = 10.0
 
 
-def disk_uuid(node_id: int, number: int = 0) -> str:
-    return str(uuid.UUID(int=node_id << 64 | number << 112 | 1))  # the first eight bytes tell disks apart
+def disk_uuid(node_id: int, number: int = 0, *, making: int = 0) -> str:
+    """`making`: how often the disk was replaced. The first eight bytes tell disks apart."""
+    return str(uuid.UUID(int=node_id << 64 | number << 112 | making << 104 | 1))
+
+
+def _journal_uuid(node_id: int, *, making: int = 0) -> uuid.UUID:
+    return uuid.UUID(int=node_id << 64 | making << 32 | 0xFFFF)
 
 
 @functools.cache
@@ -62,10 +69,10 @@ def _formatted(node_id: int, disks: int) -> SimFileSystem:
     fs = SimFileSystem(random.Random(node_id))
     journal_uuid = format_journal(
         fs,
-        "/journal",
+        JOURNAL,
         cluster=CLUSTER,
         node_id=node_id,
-        journal_uuid=uuid.UUID(int=node_id << 64 | 0xFFFF),
+        journal_uuid=_journal_uuid(node_id),
         segment_bytes=JOURNAL_SEGMENT_BYTES,
     )
     for number in range(disks):
@@ -117,6 +124,9 @@ class SimNode:
         self.address = f"{self.host}:{PORT}"
         self.fs = _new_disks(node_id, disks)
         self.fs.rng.seed(network.rng.getrandbits(64))
+        self.journal_uuid = _journal_uuid(node_id)
+        self.given_up: list[str] = []  # disks that were lost: what the journal has of them is not kept
+        self._makings = 0  # of disks and journals in the place of others
         self.process: Process | None = None
         self.serving = False  # it has started, and all that its journal had is in its files
         self.lost_cache = False  # it lost power once, or a disk was remounted
@@ -137,7 +147,7 @@ class SimNode:
             cluster=CLUSTER,
             node_id=node_id,
             disks=tuple(DiskConfig(f"/disk{number}", disk_uuid(node_id, number)) for number in range(disks)),
-            journal_folder="/journal",
+            journal_folder=JOURNAL,
             **settings,
         )
 
@@ -159,7 +169,7 @@ class SimNode:
         rng = random.Random(self._rng.getrandbits(64))
         fs = cast(FileSystem, ProcessFileSystem(self.fs, process))
         self.store = Store(self._config, fs, pool=None, rng=rng, wall_clock_ms=self.wall_ms)
-        await self.store.start()
+        await self.store.start(give_up_disks=self.given_up)
         channels = self._channels = ChannelPool(
             lambda address: self._network.channel(self.host, address, cluster=CLUSTER)
         )
@@ -274,6 +284,39 @@ class SimNode:
         """The disks are replaced by empty ones, formatted as new disks of this node. The process must not run."""
         assert self.process is None
         self.fs = _new_disks(self.node_id, len(self._config.disks))
+
+    def replace_disk(self, number: int) -> None:
+        """The folder, which is empty, is made a new disk, with an uuid of its own. The process must not run."""
+        assert self.process is None
+        self._makings += 1
+        disks = [*self._config.disks]
+        self.given_up.append(disks[number].expected_uuid)
+        disks[number] = DiskConfig(f"/disk{number}", disk_uuid(self.node_id, number, making=self._makings))
+        format_disk(
+            self.fs,
+            disks[number].folder,
+            cluster=CLUSTER,
+            node_id=self.node_id,
+            disk_uuid=uuid.UUID(disks[number].expected_uuid),
+            journal_uuid=str(self.journal_uuid),
+        )
+        self._config = dataclasses.replace(self._config, disks=tuple(disks))
+
+    def renew_journal(self) -> None:
+        """Another one in place of one that is lost, as `--format-journal` makes it. The process must not run."""
+        assert self.process is None
+        self._makings += 1
+        self.journal_uuid = _journal_uuid(self.node_id, making=self._makings)
+        self.fs.wipe(JOURNAL)
+        format_journal(
+            self.fs,
+            JOURNAL,
+            cluster=CLUSTER,
+            node_id=self.node_id,
+            journal_uuid=self.journal_uuid,
+            segment_bytes=JOURNAL_SEGMENT_BYTES,
+            in_use=True,
+        )
 
     def extent_path(self, extent_id: int, disk: int = 0) -> str:
         return f"/disk{disk}/extents/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"

@@ -42,8 +42,10 @@ from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of
 from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
 from tests.sim.troubles_clocks import ClockTroubles
+from tests.sim.troubles_damage import DamageTroubles
 from tests.sim.troubles_nodes import FORGETTING, NodeTroubles
 from tests.sim.troubles_tails import TailTroubles
+from tests.sim.troubles_victim import VictimTroubles
 from tests.sim.uses import Users
 from tests.sim.worlds import World
 
@@ -98,6 +100,8 @@ class Story:
         self.world = world(self, seed)
         self.parts: list[Part] = [
             NodeTroubles(self),
+            VictimTroubles(self),
+            DamageTroubles(self),
             TailTroubles(self),
             ManagerTroubles(self),
             ClockTroubles(self),

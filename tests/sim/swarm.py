@@ -16,11 +16,22 @@ from dataclasses import dataclass, replace
 
 EVENTS_MIN, EVENTS_MAX = 8, 24
 EVENTS_SHORT = (6, 14)
-LOSING = {"bits flipped": "damage", "disk errors": "errors", "disks wiped": "wipe", "node vanishes": "vanish"}
+LOSING = {
+    "bits flipped": "damage",
+    "disk errors": "errors",
+    "disks wiped": "wipe",
+    "node vanishes": "vanish",
+    "bits flipped in a journal": "damage",
+    "bits flipped in a label": "damage",
+    "bits flipped in a tail": "damage",
+    "one disk wiped": "wipe",
+}
 """What few stories may have, and what these lose by it."""
 LOSING_WEIGHT = 6.0
 ROUND = 16  # so many stories, one after the other, come to every kind that is dealt
-SYNCED = frozenset({"disks wiped", "node vanishes", "power cut everywhere"})  # what only stories may have that sync
+SYNCED = frozenset(
+    {"disks wiped", "node vanishes", "one disk wiped", "power cut everywhere"}
+)  # what only stories may have that sync
 OWNED = frozenset(  # what there must be users of streams for
     {
         "client killed",
@@ -71,7 +82,7 @@ class Shape:
         return cls(
             managers=rng.choice((2, 2, 3)),
             nodes=rng.choice((4, 4, 5)),
-            disks=rng.choice((1, 1, 2)),
+            disks=max(rng.choice((1, 1, 2)), random.Random(f"disks {seed}").choice((1, 2)) if loses == "wipe" else 1),
             streams=rng.choice((1, 1, 2)),
             writers=rng.choice((1, 1, 2) if short else (1, 2, 3)),
             readers=rng.choice((0, 1, 1) if short else (1, 1, 2)),
@@ -104,6 +115,7 @@ def allowing(shape: Shape, kinds: Sequence[str]) -> Shape:
         sync=shape.sync or not SYNCED.isdisjoint(kinds),
         mixed=shape.mixed and not loses,
         loses=loses,
+        disks=max(shape.disks, 1 + ("one disk wiped" in kinds)),
         streams=max(shape.streams, not OWNED.isdisjoint(kinds)),
     )
 

@@ -1,9 +1,8 @@
-"""What may befall nodes and their disks in a story.
+"""What may befall nodes and their disks in a story, any of them.
 
-Invariants: what the guarantees allow, and no more: bytes are lost or damaged on one node (the victim) at most; without
-            sync only that one loses power; a disk that fails comes back, or is replaced by an empty one;
-            the node that vanishes is the victim, for good.
-Neighbours: troubles.py has the rest.
+Invariants: what the guarantees allow, and no more: here nobody loses what was synced; without sync one node alone (the
+            victim) loses power.
+Neighbours: troubles_victim.py has what takes bytes that were synced, troubles.py the rest.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from neve.extent_node.store_start import NoUsableDisk
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from tests.sim.client import Killed
-from tests.sim.disk import SYNCS
 from tests.sim.disk_nodes import PowerCutMode
 from tests.sim.node import SimNode
 from tests.sim.troubles import SKEWS_MS, Kind, Scene
 
 POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
-DISK_ERRORS = "disk errors"
 FORGETTING = (
     "node killed",
     "power cut",
@@ -31,26 +28,11 @@ FORGETTING = (
     "power cut everywhere",
     "disk remounted",
     "disks wiped",
+    "one disk wiped",
     "owner dies, replica loses power",
 )
 SOON_S = (0.01, 0.1, 0.4)  # before a writer gives a node up
 NODES_MAX = 6
-EXTENT = ".ext"
-OFTEN_S = (0.5, 2.0, 8.0)  # how long disks fail,
-RARELY_S = (4.0, 10.0)  # and if it is some calls alone: until one is made
-READS = frozenset({"pread", "map"})
-WRITES = frozenset({"pwrite"})
-DATA_SYNCS = frozenset({"fdatasync"})  # those of appends
-# Of a folder, or of its extents alone; syncs of those most of all: what is not durable after them is found out by the
-# next power cut (T23).
-FAILING = (
-    (READS, ""),
-    (WRITES, ""),
-    (SYNCS, ""),
-    (SYNCS, EXTENT),
-    *((DATA_SYNCS, EXTENT),) * 6,
-    (READS | WRITES | SYNCS, ""),
-)
 
 
 async def start_node(scene: Scene, node: SimNode) -> None:
@@ -86,10 +68,22 @@ def drain_node(scene: Scene, node_id: int) -> None:
     scene.say(f"node {node_id} is drained for {length_s:.2f} s")
 
 
+def running_nodes(scene: Scene) -> list[SimNode]:
+    return [node for node in scene.cluster.nodes.values() if node.process is not None and not node.process.paused]
+
+
+def go_down(scene: Scene, node: SimNode, how: str) -> None:
+    """It does not run, and is started again after a while."""
+
+    async def restart() -> None:
+        await start_node(scene, node)
+
+    scene.say(f"{node.host}: {how} for {scene.for_a_while(restart):.2f} s")
+
+
 class NodeTroubles:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._lost = False  # the victim's disks were wiped, or it is gone
         self._joined = 0
 
     def kinds(self) -> Sequence[Kind]:
@@ -109,31 +103,19 @@ class NodeTroubles:
         ]
         if shape.sync:
             kinds.append(Kind("power cut everywhere", self._cut_all_power, sharp=True))
-        if shape.loses == "wipe":
-            kinds.append(Kind("disks wiped", self._wipe, sharp=True))
-        elif shape.loses == "damage":
-            kinds.append(Kind("bits flipped", self._flip))
-        elif shape.loses == "vanish":
-            kinds.append(Kind("node vanishes", self._vanish))
-        elif shape.loses == "errors":
-            kinds.append(Kind(DISK_ERRORS, self._fail_disk, sharp=True, armed=True))
         return kinds
 
     # --- processes and power ---------------------------------------------------------------------------------
 
     def _running(self) -> list[SimNode]:
-        nodes = self._scene.cluster.nodes.values()
-        return [node for node in nodes if node.process is not None and not node.process.paused]
+        return running_nodes(self._scene)
 
     def _one(self, *, may_lose_cache: bool = False) -> SimNode | None:
         running = [node for node in self._running() if not may_lose_cache or self._may_lose_cache(node)]
         return self._scene.pick(running, lambda node: node.host) if running else None
 
     def _down(self, node: SimNode, how: str) -> None:
-        async def restart() -> None:
-            await self._start(node)
-
-        self._scene.say(f"{node.host}: {how} for {self._scene.for_a_while(restart):.2f} s")
+        go_down(self._scene, node, how)
 
     async def _start(self, node: SimNode) -> None:
         await start_node(self._scene, node)
@@ -220,16 +202,6 @@ class NodeTroubles:
     def _folder(self, node: SimNode) -> str:
         return self._scene.rng.choice([f"/disk{number}" for number in range(node.disks)])
 
-    def _used_folders(self, node: SimNode) -> list[str]:
-        """The disks on which it has replicas that are written now, as far as anybody knows."""
-        extents = self._scene.cluster.stored_state().extents.values()
-        tails = [extent.extent_id for extent in extents if extent.seal is None and node.node_id in extent.node_ids]
-        return [
-            f"/disk{number}"
-            for number in range(node.disks)
-            if any(node.fs.stat(node.extent_path(extent_id, number)) is not None for extent_id in tails)
-        ]
-
     def _remount(self) -> bool:
         """The device went and came back in the same boot, and its node was killed over it."""
         node = self._one(may_lose_cache=True)
@@ -299,97 +271,7 @@ class NodeTroubles:
         self._scene.say(f"{folder} of {one.host} and {other.host} are swapped for {length_s:.2f} s")
         return True
 
-    def _wipe(self) -> bool:
-        node = self._scene.cluster.nodes[self._scene.victim]
-        if self._lost or node.repairs or node not in self._running() or self._is_needed():
-            return False
-        self._lost = True
-        self._scene.cluster.unreliable.add(node.node_id)
-        node.kill()
-        node.wipe()
-        self._down(node, "lost its disks")
-        return True
-
-    def _is_needed(self) -> bool:
-        """Whether others may need what the victim has: when it alone answered, a seal may keep what only it holds."""
-        return any(
-            extent.seal is not None and not extent.all_confirmed and self._scene.victim in extent.node_ids
-            for extent in self._scene.cluster.stored_state().extents.values()
-        )
-
-    def _flip(self) -> bool:
-        scene = self._scene
-        node = scene.cluster.nodes[scene.victim]
-        extents = scene.cluster.stored_state().extents
-        held = [e for e in extents.values() if e.all_confirmed and scene.cluster.bytes_on(scene.victim, e.extent_id)]
-        if not held or node.repairs:  # with another node's disk in it, that one would be hit
-            return False
-        scene.cluster.unreliable.add(scene.victim)
-        scene.cluster.wire.damaged.add(node.host)
-        extent_id = scene.rng.choice(held).extent_id
-        for number in range(node.disks):
-            path = node.extent_path(extent_id, number)
-            if node.fs.stat(path) is not None:
-                size_bytes = len(node.fs.content(path))
-                node.fs.flip(path, scene.rng.randrange(size_bytes), scene.rng.randrange(8))
-                scene.say(f"a bit flips in extent {extent_id} on {node.host}")
-        return True
-
-    def _fail_disk(self) -> bool:
-        """EIO from a folder of the victim: its reads, its writes or its syncs, some of them or all for a while."""
-        node = self._scene.cluster.nodes[self._scene.victim]
-        if node.repairs or node not in self._running() or self._is_needed():
-            return False
-        calls, files = self._scene.rng.choice(FAILING)
-        used = self._used_folders(node) if files else [self._folder(node), "/journal"]
-        if not used:
-            return False
-        folder = self._scene.rng.choice(used)
-        times = self._scene.rng.choice((1, 3, None))
-        cold = self._scene.rng.random() < 0.5
-        self._scene.cluster.unreliable.add(node.node_id)
-        process, wire = node.process, self._scene.cluster.wire
-
-        def fails(call: str, path: str) -> bool:
-            if call not in calls or not path.startswith(folder + "/") or not path.endswith(files):
-                return False
-            if call in SYNCS and path.endswith(EXTENT):  # opened under its own name, or when it was made aside
-                extent_id = int(path.rpartition("/")[2].removesuffix(EXTENT).partition("-")[0], 16)
-                wire.sync_failed(node.host, extent_id, lives=lambda: node.process is process)
-            self._scene.hit(DISK_ERRORS)
-            return True
-
-        fault = node.fs.fail(errno.EIO, match=fails, times=times)
-
-        async def replug() -> None:
-            """A disk that failed is used again after a restart only, of the process or of the machine."""
-            if replug in node.repairs:
-                node.repairs.remove(replug)
-            fault.clear()
-            if cold:
-                node.power_cut(self._scene.rng.choice(POWER_CUT_MODES))
-            else:
-                node.kill()
-            await self._start(node)
-
-        node.repairs.append(replug)
-        length_s = self._scene.for_a_while(replug, lengths_s=RARELY_S if files else OFTEN_S)
-        what = "/".join(sorted(calls))
-        where = f"{folder}{'/*' + files if files else ''} of {node.host}"
-        self._scene.say(f"{where} fails {what}, {times or 'all'} times, for {length_s:.2f} s")
-        return True
-
     # --- membership ------------------------------------------------------------------------------------------
-
-    def _vanish(self) -> bool:
-        node = self._scene.cluster.nodes[self._scene.victim]
-        if self._lost or node.repairs or node not in self._running() or self._is_needed():
-            return False
-        self._lost = True
-        node.kill()
-        node.gone = True
-        self._scene.say(f"{node.host} is gone for ever")
-        return True
 
     def _join(self) -> bool:
         cluster = self._scene.cluster

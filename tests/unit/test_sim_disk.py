@@ -484,6 +484,22 @@ def test_a_flipped_bit_is_seen_at_once_in_mappings_too_and_survives() -> None:
     assert fs.content("/f") == b"d`ta"
 
 
+def test_a_flipped_bit_of_an_attribute_is_as_durable_as_the_attribute() -> None:
+    fs = SimFileSystem()
+    fd = new_file(fs, data=b"data")
+    fs.set_xattr(fd, "user.one", b"one")
+    fs.fsync(fd)
+    fs.set_xattr(fd, "user.two", b"two")
+    assert fs.flip_xattr("/f", "user.two", random.Random(1)) == "user.two"
+    assert fs.flip_xattr("/f", "user.none", random.Random(1)) in ("user.one", "user.two")
+    assert fs.flip_xattr("/f", "user.one", random.Random(2)) == "user.one"
+    seen = fs.get_xattr(fd, "user.one")
+    assert seen not in (None, b"one")
+    fs.power_cut()
+    fd = fs.open("/f")
+    assert (fs.get_xattr(fd, "user.one"), fs.get_xattr(fd, "user.two")) == (seen, None)
+
+
 def test_a_mapped_file_can_still_grow_and_shrink() -> None:
     fs = SimFileSystem()
     fd = new_file(fs, data=b"data")
@@ -500,7 +516,9 @@ def test_a_wiped_folder_is_empty_for_ever() -> None:
     fs.fsync_dir("/")
     new_file(fs, "/d/f", b"data")
     fs.close(fs.open("/d/g", create=True))
+    mounted = fs.mount_id("/d")
     fs.wipe("/d")
+    assert fs.mount_id("/d") != mounted
     assert names(fs, "/d") == set()
     fs.fsync_dir("/d")
     fs.power_cut("random")

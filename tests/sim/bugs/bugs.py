@@ -104,7 +104,12 @@ def _change_lengths(change: Any, wrong: Callable[..., Any]) -> None:
     change(seal_tail, "usual_length", lambda answers, acknowledged_end: None)
 
 
-@bug("an error is length 0", origin="T1, rule 18", suits=lambda shape: shape.loses == "wipe", needs=("disks wiped",))
+@bug(
+    "an error is length 0",
+    origin="T1, rule 18",
+    suits=lambda shape: shape.loses == "wipe",
+    needs=("disks wiped", "one disk wiped"),
+)
 def _error_is_zero(change: Any) -> None:
     """A replica that is missing counts as one with 0 bytes."""
     choose = core_seal.choose_length

@@ -16,6 +16,7 @@ QUICK = (
     "truncation takes one extent more",
     "a late append cuts",
     "fences do not last",
+    "damage in a tail is a torn write",
     "a sealed replica keeps its descriptor",
     "a lease's renewal outlives it",
     "an extent goes with values in it",
