@@ -56,7 +56,7 @@ class Follower(Generic[S]):
         self._watched = watched
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._waiting: list[tuple[Callable[[S], bool], asyncio.Future[None]]] = []
+        self._waiting: dict[asyncio.Future[None], Callable[[S], bool]] = {}
         self.state: S | None = None  # None until the first listing is complete
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class Follower(Generic[S]):
         """The state, once this holds; `MetaUnavailable` if it does not in time. `what` is for people."""
         while self.state is None or not holds(self.state):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((holds, waiter))
+            self._waiting[waiter] = holds
             try:
                 async with asyncio.timeout_at(deadline_s):
                     await waiter
@@ -98,6 +98,8 @@ class Follower(Generic[S]):
                 known = self.state.revision if self.state is not None else 0
                 detail = f"this manager has heard of revision {known}, {what} is wanted"
                 raise MetaUnavailable(detail=detail) from None
+            finally:  # not by the next change alone: while a watch is down there is none, and callers ask on and on
+                self._waiting.pop(waiter, None)
             if self._task is None and self.state is None:
                 raise MetaUnavailable(detail="this manager has stopped following: ask again")
         return self.state
@@ -161,12 +163,7 @@ class Follower(Generic[S]):
 
     def _wake(self) -> None:
         """Those whose time has come; all of them when there is no state to wait for."""
-        state, waiting = self.state, self._waiting
-        self._waiting = []
-        for holds, waiter in waiting:
-            if waiter.done():
-                continue
-            if state is None or holds(state):
+        state = self.state
+        for waiter, holds in [*self._waiting.items()]:
+            if not waiter.done() and (state is None or holds(state)):
                 waiter.set_result(None)
-            else:
-                self._waiting.append((holds, waiter))

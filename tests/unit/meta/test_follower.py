@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from neve.meta.follower import Follower
 from neve.meta.memory import MemoryStore
 from neve.meta.store import Watch, WatchItem
 from neve.meta.txn import KeyRange, KeyValue, Put
+from neve.proto.errors import MetaUnavailable
 
 KEYS = KeyRange.prefix(b"/a/")
 
@@ -70,5 +73,26 @@ async def test_a_revision_that_cannot_be_read_is_not_shown_by_half() -> None:
         mended = await store.put(b"/a/2", b"3")
         state = await follower.at(mended, deadline_s=asyncio.get_running_loop().time() + 10)
         assert state.known == {b"/a/1": 2, b"/a/2": 3}
+    finally:
+        await follower.stop()
+
+
+async def test_who_has_waited_in_vain_leaves_nothing_behind() -> None:
+    """While a watch is down nothing changes, and whoever asks for what is newer asks again and again."""
+    store = MemoryStore().client()
+    await store.put(b"/a/1", b"1")
+    follower: Follower[Numbers] = Follower(store, Numbers, ranges=[KEYS], watched=KEYS)
+    follower.start()
+    loop = asyncio.get_running_loop()
+    try:
+        await follower.at(1, deadline_s=loop.time() + 10)
+        with pytest.raises(MetaUnavailable):
+            await follower.at(1000, deadline_s=loop.time() + 0.001)
+        given_up = asyncio.ensure_future(follower.at(1000, deadline_s=loop.time() + 10))
+        await asyncio.sleep(0.001)
+        assert len(follower._waiting) == 1
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert not follower._waiting
     finally:
         await follower.stop()
