@@ -33,9 +33,11 @@ class OpenExtents:
         self._ctx = ctx
         self._recovery = recovery
         self._problems = problems
+        self._held_up: dict[int, None] = {}  # extents that could not be sealed when that was tried last
 
     async def run_once(self, now_s: float) -> None:
         trouble = self._recovery.trouble(now_s)
+        self._forget_well(trouble)
         chosen = await self._chosen(trouble, now_s)
         await asyncio.gather(*(self._seal(extent_id, now_s) for extent_id in chosen))
 
@@ -51,6 +53,15 @@ class OpenExtents:
                 if len(chosen) == AT_A_TIME:
                     break
         return chosen
+
+    def _forget_well(self, trouble: Trouble) -> None:
+        """Those that somebody else has sealed, or that have all their replicas again."""
+        state = self._ctx.state
+        for extent_id in [*self._held_up]:
+            extent = state.extents.get(extent_id)
+            if extent is None or extent.seal is not None or core_recovery.worst_loss(extent, trouble) is None:
+                del self._held_up[extent_id]
+                self._problems.solved(extent_id)
 
     def _in_trouble(self, trouble: Trouble) -> list[int]:
         """Open extents that may have lost a replica, without a look at all the others."""
@@ -78,5 +89,7 @@ class OpenExtents:
             raise
         except NeveError as error:
             self._problems.note(extent_id, f"open, and cannot be sealed: {error}", now_s)
+            self._held_up[extent_id] = None
             return
+        self._held_up.pop(extent_id, None)
         self._problems.solved(extent_id)

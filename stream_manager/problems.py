@@ -45,6 +45,10 @@ class Problems:
         problem = self._problems.get(extent_id)
         return problem is None or now_s >= problem.retry_s
 
+    def overdue(self, now_s: float) -> list[int]:
+        """Extents whose time to try again has come; nobody may have had to."""
+        return [extent_id for extent_id, problem in self._problems.items() if now_s >= problem.retry_s]
+
     def solved(self, extent_id: int) -> None:
         self._problems.pop(extent_id, None)
 

@@ -70,6 +70,7 @@ class Recovery(StateListener):
             *(self._guard(task.extent_id, self._follow(task, trouble, budget, now_s)) for task in tasks)
         )
         await self._begin_new(now_s)
+        self._forget_solved(now_s)
 
     # --- what is wrong ---------------------------------------------------------------------------------------
 
@@ -105,6 +106,20 @@ class Recovery(StateListener):
         for key in [key for key in self._bad_while_open if key[0] not in opened]:
             del self._bad_while_open[key]
             self.bad.pop(key, None)
+
+    def _forget_solved(self, now_s: float) -> None:
+        """What held an extent up may be over by somebody else's doing: its owner has sealed it, a disk is back."""
+        if not (overdue := self.problems.overdue(now_s)):
+            return
+        state, trouble = self._ctx.state, self.trouble(now_s)
+        for extent_id in overdue:
+            extent = state.extents.get(extent_id)
+            if extent is None or (
+                extent.all_confirmed
+                and extent_id not in state.tasks
+                and core_recovery.worst_loss(extent, trouble) is None
+            ):
+                self.problems.solved(extent_id)
 
     def on_replicas(self, old: Extent, new: Extent | None) -> None:
         """What is known of replicas that are not listed any more is of no use."""

@@ -504,6 +504,42 @@ async def test_an_extent_whose_replicas_are_all_gone_is_named_and_recovered_when
 
 
 @simulated
+async def test_what_held_an_extent_up_is_forgotten_when_its_nodes_are_back() -> None:
+    """Nothing is left to do for it, so that nobody else would take the words away."""
+    async with Rig() as rig:
+        await rig.start_nodes(1, 2, 3, 4)
+        extent = await rig.sealed_stream(nodes=(1, 2, 3))
+        for node_id in (1, 2, 3):
+            rig.nodes[node_id].kill()
+        await rig.until(lambda: "no confirmed replica is in reach" in rig.part.problems.text(extent.extent_id))
+        for node_id in (1, 2, 3):
+            await rig.nodes[node_id].start()
+        await rig.until(lambda: not rig.part.problems.text(extent.extent_id))
+        assert not rig.ctx.state.tasks
+
+
+@simulated
+async def test_an_open_extent_that_could_not_be_sealed_is_held_up_no_longer_when_its_owner_has_sealed_it() -> None:
+    async with Rig() as rig:
+        await rig.start_nodes(1, 2, 3, 4)
+        streams = [await rig.make_stream(nodes=(1, 2, 3)) for _ in range(2)]
+        sealed, back = (rig.tail(stream_id).extent_id for stream_id in streams)
+        fence = rig.ctx.nodes.fence
+
+        async def missing(*arguments: Any, **named: Any) -> en.LengthAnswer:
+            return en.LengthAnswer(kind=en.LengthAnswer.NEVER_EXISTED)
+
+        rig.ctx.nodes.fence = missing  # type: ignore[method-assign]
+        rig.nodes[3].kill()
+        await rig.until(lambda: all("cannot be sealed" in rig.part.problems.text(each) for each in (sealed, back)))
+        rig.ctx.nodes.fence = fence  # type: ignore[method-assign]
+        await rig.seal(streams[0])
+        await rig.nodes[3].start()
+        await rig.until(lambda: not any(rig.part.problems.text(each) for each in (sealed, back)))
+        assert not rig.part.open_extents._held_up
+
+
+@simulated
 async def test_a_disk_that_goes_offline_is_recovered_elsewhere_though_its_node_lives() -> None:
     async with Rig() as rig:
         await rig.start_nodes(1, 2, 3, 4)
