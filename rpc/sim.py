@@ -62,6 +62,7 @@ class SimNetwork:
         self._delay = delay
         self._links: dict[tuple[str, str], Link] = {}
         self._paused: dict[str, None] = {}
+        self._gone: dict[str, None] = {}  # hosts whose processes are gone, and have left callbacks behind
         self._servers: dict[str, SimServer] = {}
         self._connections: dict[Connection, None] = {}  # in the order in which they were made
         self._connections_made = 0
@@ -79,6 +80,7 @@ class SimNetwork:
         host_of(address)
         if address in self._servers:
             raise OSError(f"{address} is in use")
+        self._gone.pop(host_of(address), None)
         server = SimServer(
             self,
             address,
@@ -100,6 +102,7 @@ class SimNetwork:
         token: str = "",
     ) -> SimChannel:
         host_of(address)
+        self._gone.pop(from_host, None)
         return SimChannel(self, client_host=from_host, address=address, cluster=cluster, limits=limits, token=token)
 
     # --- trouble, and its end --------------------------------------------------------------------------------
@@ -181,15 +184,19 @@ class SimNetwork:
         for connection in self._connections_of(host):
             connection.update(resumed_host=host)
 
-    def crash(self, host: str) -> None:
-        """The host's servers crash, and the connections that it made as a client end. It is not paused any more."""
+    def crash(self, host: str, *, gone: bool = False) -> None:
+        """The host's servers crash, and the connections that it made as a client end. It is not paused any more.
+        `gone`: so is who used these connections, and neither hears of it nor makes others, until somebody serves there
+        or makes a channel: a dead process has no last word."""
         self.note(f"crash {host}")
+        if gone:
+            self._gone[host] = None
         for server in [*self._servers.values()]:
             if host_of(server.address) == host:
                 server.crash()
         for connection in self._connections_of(host):
             if connection.client_host == host:
-                connection.cut()
+                connection.cut(told=not gone)
         if self.is_paused(host):
             self.resume(host)
 
@@ -225,6 +232,8 @@ class SimNetwork:
             dead_peer_s=limits.dead_peer_s,
         )
         self._connections[connection] = None
+        if client_host in self._gone:
+            connection.void()
         return connection
 
     def forget(self, connection: Connection) -> None:

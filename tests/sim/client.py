@@ -112,7 +112,7 @@ class SimClient:
             return
         self.meta.disconnect()
         self.process.kill()
-        self._network.crash(self.name)
+        self._network.crash(self.name, gone=True)
 
     def pause(self, *, buffered: bool = False) -> None:
         """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""

@@ -127,7 +127,7 @@ class SimManager:
         process, self.process = self.process, None
         self.store.disconnect()
         process.kill()
-        self._network.crash(self.host)
+        self._network.crash(self.host, gone=True)
 
     def pause(self) -> None:
         """SIGSTOP. What it has sent to the metadata store still arrives there."""

@@ -335,4 +335,4 @@ class SimNode:
         process, self.process = self.process, None
         self.serving = False
         process.kill()
-        self._network.crash(self.host)
+        self._network.crash(self.host, gone=True)

@@ -129,7 +129,7 @@ class SimProcess:
         self.up = False
         self.store.disconnect()
         process.kill()
-        self._cluster.network.crash(self.host)
+        self._cluster.network.crash(self.host, gone=True)
 
     def pause(self, *, buffered: bool = False) -> None:
         """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""

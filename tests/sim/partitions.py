@@ -97,7 +97,7 @@ class SimKeyValue:
     def kill(self) -> None:
         if self.running:
             self.process.kill()
-            self._network.crash(self.name)
+            self._network.crash(self.name, gone=True)
 
     def pause(self, *, buffered: bool = False) -> None:
         """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""

@@ -325,6 +325,25 @@ async def test_another_delay_of_a_lossy_link_leaves_its_losses_and_whoever_count
     assert len(lost) == counted
 
 
+@pytest.mark.sim(seed=1)
+async def test_a_process_that_is_gone_neither_hears_of_its_end_nor_makes_connections() -> None:
+    world = World()
+    channel = world.channel()
+    await do(channel, text="before")
+    call = start(do(channel, text="unheard", timeout_s=1.0))
+    await asyncio.sleep(0)
+    world.network.crash("client", gone=True)
+    assert isinstance(await failure(call), errors.DeadlineExceeded)
+    other = SimChannel(
+        world.network, client_host="client", address=channel.address, cluster="test", limits=channel.limits, token=""
+    )
+    assert isinstance(await failure(start(do(other, text="a last word", timeout_s=1.0))), errors.NeveError)
+    assert "a last word" not in world.servicer.executed
+    assert not world.network.connected()
+    await do(world.channel(), text="another process", timeout_s=1.0)
+    assert world.servicer.executed[-1] == "another process"
+
+
 # --- pauses and crashes --------------------------------------------------------------------------------------
 
 
