@@ -168,6 +168,10 @@ class SimNetwork:
         """Who has a connection to whom, the oldest first; each pair once."""
         return list(dict.fromkeys((each.client_host, host_of(each.address)) for each in self._connections))
 
+    def held_by(self, host: str) -> list[str]:
+        """The addresses to which this host has connections, as a client, that it has not closed."""
+        return [each.address for each in self._connections if each.client_host == host and each.is_held]
+
     def pause(self, host: str) -> None:
         """As SIGSTOP would: nothing is delivered to the host, and nothing that it sends leaves.
 

@@ -119,6 +119,11 @@ class Connection:
         self._down.send(_END)
         self._forget_if_over()
 
+    @property
+    def is_held(self) -> bool:
+        """The client has not hung up, nor heard that it is over."""
+        return self._client is not None
+
     def touches(self, host: str) -> bool:
         return host in (self._up.source, self._up.target)
 

@@ -97,7 +97,7 @@ class SimClient:
     async def close(self) -> None:
         if self.running:
             await self.run(self.neve.close())
-            self.left = await self.process.left()
+            self.left = [*await self.process.left(), *self._network.held_by(self.name)]
             self.process.stopped = not self.process.killed
             self.kill()
 

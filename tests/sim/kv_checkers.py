@@ -16,8 +16,10 @@ from neve.meta.lock import lock_key
 from neve.meta.txn import KeyRange
 from tests.history.history import RecordingClient
 from tests.history.linearizable import assert_linearizable
+from tests.sim import held
 from tests.sim.cluster import ROOT
 from tests.sim.kv_uses import HOT_KEYS, TWINS, KeyValueUsers
+from tests.sim.leaks import counts_of
 from tests.sim.partitions import PartitionCluster
 
 REST_S = 60.0
@@ -64,6 +66,7 @@ def check_left_over(partitions: PartitionCluster) -> None:
         memory = server.around.memory
         assert not memory.used_bytes, f"{server.host} has {memory.used_bytes} bytes in memtables"
         assert not memory.shares, f"{server.host} has stopped, and partitions share its memory"
+    check_memory(partitions)
     etcd = partitions.sim.etcd
     locks = etcd.key_space.read(KeyRange.prefix(lock_key(ROOT, "partition/"))).kvs
     assert not locks, f"nobody serves, and there are locks: {[kv.key for kv in locks]}"
@@ -77,3 +80,19 @@ def check_left_over(partitions: PartitionCluster) -> None:
     assert linked <= streams.keys(), f"streams of regions are gone: {sorted(linked - streams.keys())}"
     orphans = sorted(streams.keys() - linked - partitions.sim.ledger.streams.keys())
     assert not orphans, f"no region has these streams, and nobody will delete them: {orphans}"
+
+
+def check_memory(partitions: PartitionCluster) -> None:
+    """Of servers and managers that have stopped, and of clients that are closed."""
+    counts, found = counts_of(partitions.sim), []
+    for server in partitions.servers.values():
+        served = (server.host_, server.around, server.registration, server.door, server.streams, server._channels)
+        found += [f"{server.host} holds {what}" for what in held.too_much(held.STOPPED_SERVER, counts, *served)]
+    for manager in partitions.managers.values():
+        managed = (manager.manager, manager.door, manager.streams, manager._channels)
+        found += [f"{manager.host} holds {what}" for what in held.too_much(held.STOPPED_MANAGER, counts, *managed)]
+    for client in partitions.clients:
+        if client.process.stopped:
+            assert not client.left, f"{client.name} is closed, and has left: {client.left}"
+            found += [f"{client.name} holds {what}" for what in held.too_much(held.KEY_VALUE, counts, client.kv)]
+    assert not found, found

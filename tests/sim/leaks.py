@@ -1,21 +1,26 @@
-"""What nobody needs any more and is still there: descriptors, tasks, locks, files.
+"""What nobody needs any more and is still there: descriptors, tasks, locks, files, memory, connections.
 
     left_over            while everything runs, and nobody asks for anything: locks, unfinished files, files that no
-                         record gives a node, and descriptors of its disks that nothing in its memory accounts for
-    stop_and_look        everything is told to stop, as by SIGTERM: no task and no descriptor may be left
+                         record gives a node, descriptors of its disks that nothing in its memory accounts for, whatever
+                         else it holds in memory beyond its bounds, connections of processes that have ended
+    stop_and_look        everything is told to stop, as by SIGTERM: no task, no descriptor and no connection may be left
 
 Invariants: it looks, and has nothing repaired; whatever is left for good is a leak, and fails the story.
-Neighbours: checkers.py calls the first at the end of every story, stories.py the other after that.
+Neighbours: checkers.py calls the first at the end of every story, stories.py the other after that; held.py has the
+            bounds of what is in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import gc
 
 from neve.extent_node.disk import EXTENTS, TMP
 from neve.extent_node.replica import NO_FD
 from neve.meta.lock import lock_key
+from neve.stream_manager import records
+from tests.sim import held
 from tests.sim.cluster import ROOT, SimCluster
 from tests.sim.manager import SimManager
 from tests.sim.node import SimNode
@@ -38,7 +43,52 @@ def left_over(cluster: SimCluster) -> list[str]:
             for extent_id in _extents_on(node)
             if extent_id not in extents or node.node_id not in extents[extent_id].node_ids
         ]
+    return found or [*held_in_memory(cluster), *unused_connections(cluster)]
+
+
+# --- memory and connections ----------------------------------------------------------------------------------
+
+
+def held_in_memory(cluster: SimCluster) -> list[str]:
+    """Of nodes, managers, and clients that are closed: what there is of which no more than so much may be."""
+    counts, found = counts_of(cluster), []
+    for node in cluster.nodes.values():
+        if node.running:
+            roots = (node.store, node.copier, node.registrar, node.server, node._channels)
+            found += [f"{node.host} holds {what}" for what in held.too_much(held.NODE, counts, *roots)]
+    for manager in cluster.managers.values():
+        if manager.running:
+            many = held.too_much(held.MANAGER, counts, manager.manager, manager._server, manager._channels)
+            found += [f"{manager.host} holds {what}" for what in many]
+    for client in cluster.clients.values():
+        if client.process.stopped:
+            found += [f"{client.name} holds {what}" for what in held.too_much(held.CLIENT, counts, client.neve)]
     return found
+
+
+def counts_of(cluster: SimCluster) -> held.Counts:
+    state = cluster.stored_state()
+    made = cluster.etcd.made_with_ids()
+    replayed = [kv for kv in cluster.etcd.all_keys() if kv.key.startswith(ROOT + records.REPLAY)]
+    return held.Counts(
+        hosts=held.LANES * (len(cluster.nodes) + len(cluster.managers) + len(cluster.clients)),
+        nodes=len(cluster.nodes),
+        disks=sum(len(node.disks) for node in state.nodes.values()),
+        streams=made["stream"],
+        extents=len(cluster.wire.extents_ordered | cluster.etcd.linked.keys()),
+        calls=len(replayed),
+    )
+
+
+def unused_connections(cluster: SimCluster) -> list[str]:
+    """Those of processes that have ended, on either side, and those that a process has beside the ones it uses."""
+    found = collections.Counter((each.client_host, each.address) for each in cluster.network._connections)
+    ended = {name for name, client in cluster.clients.items() if not client.running}
+    return [
+        f"{count} connections from {host} to {address}"
+        for (host, address), count in found.items()
+        if host in ended or count > held.LANES
+    ]
 
 
 def _extents_on(node: SimNode) -> list[int]:
@@ -71,15 +121,16 @@ def unexplained_descriptors(node: SimNode) -> list[str]:
 async def stop_and_look(cluster: SimCluster) -> None:
     """All at once, in a cluster that is in order and that nobody uses."""
     for name, client in cluster.clients.items():
-        assert not client.left, f"{name} is closed, and its tasks are not over: {client.left}"
+        assert not client.left, f"{name} is closed, and has left: {client.left}"
     nodes = [node for node in cluster.nodes.values() if node.running]
     processes: list[SimManager | SimNode] = [manager for manager in cluster.managers.values() if manager.running]
     processes += nodes
     async with asyncio.timeout(STOP_S):
         await asyncio.gather(*(process.stop() for process in processes))
     for process in processes:
-        assert not process.left, f"{process.host} has stopped, and its tasks are not over: {process.left}"
+        assert not process.left, f"{process.host} has stopped, and has left: {process.left}"
     for node in nodes:
         assert not node.left_open, f"{node.host} has stopped, and has open: {node.left_open}"
+    await cluster.until(lambda: not cluster.network._connections, "all connections are closed", limit_s=STOP_S)
     gc.collect()  # exceptions that nobody has looked at are told of when they are collected
     cluster.check_no_bugs()

@@ -49,7 +49,7 @@ class SimManager:
         self.process: Process | None = None
         self.skew_ms = 0  # how wrong its clock is
         self.clock = Clock()
-        self.left: list[str] = []  # tasks that were not over when it had stopped
+        self.left: list[str] = []  # tasks that were not over when it had stopped, and to whom it was connected
         self.store: MemoryClient
         self.manager: Manager
         self._network = network
@@ -108,7 +108,7 @@ class SimManager:
         assert process is not None
         await process.spawn(self._stop())
         if self.process is process:
-            self.left = await process.left()
+            self.left = [*await process.left(), *self._network.held_by(self.host)]
             process.stopped = True
             if self.process is process:
                 self.kill()

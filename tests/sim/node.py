@@ -133,7 +133,7 @@ class SimNode:
         self.gone = False  # for ever
         self.skew_ms = 0  # how wrong its clock is
         self.clock = Clock()
-        self.left: list[str] = []  # tasks that were not over when it had stopped
+        self.left: list[str] = []  # tasks that were not over when it had stopped, and to whom it was connected
         self.left_open: list[str] = []  # files that it had open then
         self.repairs: list[Callable[[], Coroutine[Any, Any, None]]] = []  # what must be done before all is well again
         self._network = network
@@ -232,6 +232,7 @@ class SimNode:
         await process.run(self._stop())
         if self.process is process:
             self.left, self.left_open = await process.left(), [*self.fs.opened().values()]
+            self.left += self._network.held_by(self.host)
             process.stopped = True
             if self.process is process:
                 self.kill()

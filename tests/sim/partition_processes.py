@@ -60,6 +60,7 @@ class SimProcess:
         self.store: MemoryClient
         self.streams: Client
         self.door: SimServer
+        self._channels: ChannelPool
         self.up = False  # it runs, and has started
         self.left: list[str] = []  # tasks that were not over when it had stopped
         self._cluster = cluster
@@ -111,7 +112,7 @@ class SimProcess:
         assert process is not None
         await process.run(self._stop())
         if self.process is process:
-            self.left = process.tasks()
+            self.left = [*process.tasks(), *self._cluster.network.held_by(self.host)]
             self.kill()
 
     async def _stop(self) -> None:
@@ -157,7 +158,8 @@ class SimPartitionManager(SimProcess):
 
     async def _start(self, rng: random.Random) -> None:
         await self.streams.open()
-        self.manager = Manager(self._config, self.store, streams=self.streams, channels=self.channels(), rng=rng)
+        channels = self._channels = self.channels()
+        self.manager = Manager(self._config, self.store, streams=self.streams, channels=channels, rng=rng)
         servicer = PartitionManagerServicer(self.manager, ManagerMetrics(CollectorRegistry()))
         service = Service(methods.PARTITION_MANAGER, servicer)
         self.door = self._cluster.network.serve(self.address, [service], cluster=CLUSTER)
@@ -167,6 +169,7 @@ class SimPartitionManager(SimProcess):
         await self.manager.stop()
         await self.door.stop(DRAIN_S)
         await self.streams.close()
+        await self._channels.close()
 
 
 class SimPartitionServer(SimProcess):
@@ -196,10 +199,11 @@ class SimPartitionServer(SimProcess):
         )
         service = Service(methods.PARTITION_SERVER, servicer)
         self.door = self._cluster.network.serve(self.address, [service], cluster=CLUSTER)
+        channels = self._channels = self.channels()
         self.registration = Registration(
             config,
             self.streams,
-            ManagerLink(self.channels(), config.partition_managers, options=CLIENT_OPTIONS, rng=rng),
+            ManagerLink(channels, config.partition_managers, options=CLIENT_OPTIONS, rng=rng),
             wire_address=self.address,
             grpc_address="",
             loads=lambda: loads_of(self.host_),
@@ -218,6 +222,7 @@ class SimPartitionServer(SimProcess):
         await self.host_.stop()
         await self.door.stop(DRAIN_S)
         await self.streams.close()
+        await self._channels.close()
 
     def serving(self) -> list[int]:
         """Which partitions it serves, by its own word."""

@@ -275,6 +275,7 @@ class PartitionWorld(World):
             f"{self.users.scans} scans, version {partitions.map.version} of the map"
         )
         await kv_checkers.check_at_rest(partitions)
+        await partitions.hang_up()
         for process in self._processes():
             await process.stop()
         kv_checkers.check_left_over(partitions)

@@ -77,6 +77,7 @@ class SimKeyValue:
     def __init__(self, cluster: PartitionCluster, name: str, options: KeyValueOptions) -> None:
         self.name = name
         self.process = Process(name)
+        self.left: list[str] = []  # tasks that were not over when it was closed
         network, limits = cluster.sim.network, options.limits
         self._network = network
         self.kv = KeyValueClient(
@@ -93,6 +94,12 @@ class SimKeyValue:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         return await self.process.run(work)
+
+    async def close(self) -> None:
+        await self.run(self.kv.close())
+        self.left = [*await self.process.left(), *self._network.held_by(self.name)]
+        self.process.stopped = not self.process.killed
+        self.kill()
 
     def kill(self) -> None:
         if self.running:
@@ -134,6 +141,7 @@ class PartitionCluster:
         self.watcher = RegionWatcher(ROOT)
         sim.etcd.on_changed.append(self._look_at_map)
         self._names = itertools.count(1)
+        self._pools: dict[str, ChannelPool] = {}
         self._operator = ManagerLink(
             self._channels("operator"),
             self.manager_addresses,
@@ -142,8 +150,21 @@ class PartitionCluster:
         )
 
     def _channels(self, name: str) -> ChannelPool:
-        network = self.sim.network
-        return ChannelPool(lambda address: network.channel(name, address, cluster=CLUSTER, limits=OPTIONS.limits))
+        """One for each name: whoever is called so uses it until all is over."""
+        if name not in self._pools:
+            network, limits = self.sim.network, OPTIONS.limits
+            self._pools[name] = ChannelPool(
+                lambda address: network.channel(name, address, cluster=CLUSTER, limits=limits)
+            )
+        return self._pools[name]
+
+    async def hang_up(self) -> None:
+        """Operators and clients ask for nothing any more."""
+        for client in self.clients:
+            if client.running:
+                await client.close()
+        for pool in self._pools.values():
+            await pool.close()
 
     def add_server(self, number: int) -> SimPartitionServer:
         self.servers[number] = SimPartitionServer(
@@ -179,6 +200,8 @@ class PartitionCluster:
     def _look_at_map(self) -> None:
         try:
             self.watcher.catch_up(self.sim.etcd.key_space)
+            for partition_id in self.watcher.partition_ids:  # of the same counter
+                self.sim.etcd.claim(partition_id, "partition", self.sim.etcd.key_space.revision)
         except (AssertionError, MapBroken) as error:  # whoever wrote it shall not notice
             self.sim.violations.append(f"revision {self.sim.etcd.key_space.revision}: {error} (T52)")
 

@@ -1,5 +1,5 @@
-"""Looks at every revision of the region map: it covers all keys once, whatever changes it (T52), and no call changes it
-twice (T19, T50).
+"""Looks at every revision of the region map: it covers all keys once, whatever changes it (T52), no call changes it
+twice (T19, T50), and no partition's id is used again.
 
 The same in the simulation and on a real etcd, where a watch tells of revisions: whoever reads the metadata store sees
 nothing else. A simulated store tells of each as it is made: not even a compaction comes between.
@@ -26,6 +26,7 @@ class RegionWatcher:
         self.state = RegionsState(root)
         self.maps: list[RegionMap] = []
         self.revisions = 0
+        self.partition_ids: set[int] = set()  # that there are or were
 
     async def run(self, store: MetaStore) -> None:
         async with store.watch(self._span, start_revision=1) as watch:
@@ -64,4 +65,13 @@ class RegionWatcher:
                 assert now.version == self.maps[-1].version + 1, "the map's version counts its changes"
             calls = [(made.call.client_id, made.call.call_id) for made in now.replayed]
             assert len(set(calls)) == len(calls), f"a call has changed the map twice: {calls}"
+            self._look_at_ids(now)
             self.maps.append(now)
+
+    def _look_at_ids(self, now: RegionMap) -> None:
+        """A partition keeps its id, and its id is nobody else's, ever."""
+        ids = {region.partition_id for region in now.regions}
+        before = {region.partition_id for region in self.maps[-1].regions} if self.maps else set()
+        again = (ids - before) & self.partition_ids
+        assert not again, f"ids of partitions that are gone are used again: {sorted(again)}"
+        self.partition_ids |= ids

@@ -6,6 +6,7 @@ The world is a story's, used for some seconds without any trouble; then one thin
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable
 
@@ -14,6 +15,9 @@ import pytest
 from neve.extent_node.disk import TMP
 from neve.meta import keys
 from neve.meta.lock import lock_key
+from neve.proto import extent_node_pb2 as en
+from neve.proto import methods
+from neve.stream_manager.nodes_part import ClusterNodes
 from tests.history.history import Kind, Outcome
 from tests.sim import checkers, stories
 from tests.sim.cluster import ROOT, SimCluster, run_story
@@ -29,6 +33,7 @@ def _suits(setup: Setup) -> bool:
 
 SEED = next(seed for seed in itertools.count(1) if _suits(Setup.of(seed)))
 USED_S = 3.0
+GONE_ID = 1_000_000
 LEFT_S = 40.0  # far more than it takes when there was no trouble
 
 Spoil = Callable[[PartitionWorld], Awaitable[None]]
@@ -95,6 +100,15 @@ async def an_overlap_in_the_map(world: PartitionWorld) -> None:
     await _move_start(world, b"a")
 
 
+@spoils("ids of partitions that are gone are used again")
+async def an_id_that_comes_back(world: PartitionWorld) -> None:
+    watcher, last = world.partitions.watcher, world.partitions.map
+    watcher.partition_ids.add(GONE_ID)
+    region = type(last.regions[0]).FromString(last.regions[0].SerializeToString())
+    region.partition_id = GONE_ID
+    watcher._look_at_ids(dataclasses.replace(last, regions=(region, *last.regions[1:])))
+
+
 # --- what is left over ----------------------------------------------------------------------------------------
 
 
@@ -132,6 +146,35 @@ async def a_stream(world: PartitionWorld) -> None:
 async def a_file(world: PartitionWorld) -> None:
     node = world.scene.cluster.nodes[1]
     node.fs.close(node.fs.open(f"/disk0/{TMP}/copy", create=True))
+
+
+@spoils("node1 holds 1 StoreState.creating")
+async def an_entry_in_a_nodes_memory(world: PartitionWorld) -> None:
+    node = world.scene.cluster.nodes[1]
+    node.store._state.creating[7] = asyncio.get_running_loop().create_future()
+
+
+@spoils("manager. holds 1 Problems._problems")
+async def an_entry_in_the_leaders_memory(world: PartitionWorld) -> None:
+    part = world.scene.cluster.term.part
+    assert isinstance(part, ClusterNodes)
+    part.problems.note(7, "that nobody solves", 1e12)
+
+
+@spoils("holds 1 Registration.forgotten")
+async def an_entry_in_a_servers_memory(world: PartitionWorld) -> None:
+    a_server(world).registration.forgotten = [1]  # type: ignore[attr-defined]
+
+
+@spoils("not within .* nothing is left over.*1 connections from careless")
+async def a_connection(world: PartitionWorld) -> None:
+    cluster = world.scene.cluster
+    client = await cluster.client("careless")
+    network = cluster.network
+    client.kill()
+    await network.channel("careless", cluster.nodes[1].address, cluster="test").call(
+        methods.EXTENT_NODE_NODE_INFO, en.NodeInfoRequest(), timeout_s=5.0
+    )
 
 
 @pytest.mark.parametrize("name", SPOILS)

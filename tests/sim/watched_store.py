@@ -14,6 +14,7 @@ Neighbours: cluster.py uses it and fails when there are violations; checkers.py 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from neve.meta.lock import lock_key
@@ -192,8 +193,12 @@ class WatchedStore(MemoryStore):
 
     # --- ids -------------------------------------------------------------------------------------------------
 
-    def _claim(self, number: int, what: str, revision: int) -> None:
-        """One counter gives out the ids of streams, extents and tasks."""
+    def made_with_ids(self) -> Counter[str]:
+        """How many streams, extents and tasks there have been."""
+        return Counter(self._made.values())
+
+    def claim(self, number: int, what: str, revision: int) -> None:
+        """One counter gives out the ids of streams, extents, tasks and partitions."""
         if self._made.setdefault(number, what) != what:
             self.violations.append(f"revision {revision}: the id of {what} {number} is a {self._made[number]}'s")
 
@@ -219,13 +224,13 @@ class WatchedStore(MemoryStore):
         before = self._lists.get(op.key)
         if before is None and stream.stream_id in self._made:
             self.violations.append(f"revision {revision}: the id of stream {stream.stream_id} was used before")
-        self._claim(stream.stream_id, "stream", revision)
+        self.claim(stream.stream_id, "stream", revision)
         known = frozenset(before or ())
         for extent_id in stream.extent_ids:
             if extent_id not in known:
                 if extent_id in self.linked and not self.is_listed(extent_id) and extent_id not in self._leaving:
                     self.violations.append(f"revision {revision}: the id of extent {extent_id} was used before")
-                self._claim(extent_id, "extent", revision)
+                self.claim(extent_id, "extent", revision)
                 self.linked.setdefault(extent_id, revision)
                 self.on_linked(extent_id)
         if len({*stream.extent_ids}) != len(stream.extent_ids):

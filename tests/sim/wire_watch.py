@@ -72,6 +72,7 @@ class WireWatch:
     def __init__(self, etcd: WatchedStore, hosts: dict[str, str]) -> None:
         self.violations: list[str] = []
         self.listeners: dict[Listener, None] = {}
+        self.extents_ordered: set[int] = set()  # that nodes were asked to make, or to delete
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
         self._etcd = etcd
@@ -114,7 +115,9 @@ class WireWatch:
             listener(ALL_METHODS[frame.method_id].name, kind, pipe.source, pipe.target)
 
     def _begun(self, pipe: Pipe, frame: Frame) -> None:
-        if frame.method_id == methods.EXTENT_NODE_DELETE_EXTENT.method_id:
+        if frame.method_id == methods.EXTENT_NODE_CREATE_EXTENT.method_id:
+            self.extents_ordered.add(pb.CreateExtentRequest.FromString(frame.message).extent_id)
+        elif frame.method_id == methods.EXTENT_NODE_DELETE_EXTENT.method_id:
             self._on_delete(pb.DeleteExtentRequest.FromString(frame.message))
         if frame.method_id not in self._judges:
             return
@@ -220,6 +223,7 @@ class WireWatch:
 
     def _on_delete(self, request: pb.DeleteExtentRequest) -> None:
         extent_id, node_id = request.extent_id, request.replica.node_id
+        self.extents_ordered.add(extent_id)
         if not self._etcd.is_listed(extent_id):
             self._deleted.add(extent_id)
         elif node_id in self._etcd.nodes_of[extent_id]:

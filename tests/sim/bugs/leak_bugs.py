@@ -1,4 +1,5 @@
-"""Deliberate bugs that lose nothing and leave something behind: descriptors, and tasks of processes that have stopped.
+"""Deliberate bugs that lose nothing and leave something behind: descriptors, tasks of processes that have stopped,
+memory, connections.
 
 Invariants: as in bugs.py: nothing outside of a bug's context is changed.
 Neighbours: bugs.py has what a bug is, leaks.py finds these, hunt.py plays stories.
@@ -12,7 +13,9 @@ from typing import Any
 from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.store_files import SealedFiles
 from neve.meta.lease import Lease
+from neve.rpc.pool import ChannelPool
 from neve.stream_manager.leader import Term
+from neve.stream_manager.problems import Problems
 from tests.sim.bugs.bugs import bug
 
 LATE_S = 3600.0
@@ -62,3 +65,33 @@ def _renews_on(change: Any) -> None:
             self.lost.set(reason)
 
     change(Lease, "_lose", wrong)
+
+
+@bug("a replica that was looked at stays pinned", origin="leaks")
+def _stays_pinned(change: Any) -> None:
+    """A read that fails does not give its descriptor back."""
+    unpin = Replica.unpin
+    reads = [0]
+
+    def wrong(self: Any) -> None:
+        reads[0] += 1
+        if reads[0] % 50:
+            unpin(self)
+
+    change(Replica, "unpin", wrong)
+
+
+@bug("what was in the way is never forgotten", origin="leaks", needs=("node killed", "power cut everywhere"))
+def _keeps_problems(change: Any) -> None:
+    """The leader keeps what held an extent up after it is over."""
+    change(Problems, "solved", lambda self, extent_id: None)
+
+
+@bug("a pool forgets its channels", origin="leaks")
+def _open_channels(change: Any) -> None:
+    """Who closes all channels of a process closes none."""
+
+    async def wrong(self: Any) -> None:
+        self._channels.clear()
+
+    change(ChannelPool, "close", wrong)

@@ -19,6 +19,8 @@ QUICK = (
     "damage in a tail is a torn write",
     "a sealed replica keeps its descriptor",
     "a lease's renewal outlives it",
+    "a pool forgets its channels",
+    "a replica that was looked at stays pinned",
     "an extent goes with values in it",
     "a put is answered before it is in the log",
     "a split loses what was in memory",

@@ -1,0 +1,189 @@
+"""How much a process may hold in memory when nobody asks for anything: whatever is not named here must be empty.
+
+Each name has what bounds it: nodes, streams, extents, hosts, remembered calls, or a number. Nothing may grow with the
+number of calls, retries or failures: a table with an entry for each of those is a leak, and is found by a story.
+
+    too_much(NODE, counts, node.store, ...)      what there is too much of, in words
+
+Invariants: what is new in the product must be empty at the end of a story, or be named here with its bound.
+Neighbours: memory.py finds what there is; leaks.py counts what a cluster has, and asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.sim.memory import held_by
+
+Bounds = Mapping[str, str | int]  # by name: a field of Counts, or how many
+LANES = 2  # connections from one process to another: calls, and the bytes of copies
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of a cluster, since it began."""
+
+    hosts: int  # connections that a process may have: LANES for each process that runs
+    nodes: int
+    disks: int  # that metadata knows
+    streams: int
+    extents: int  # that were ordered made, whether or not they became a part of a stream
+    calls: int  # whose answers are stored
+
+    def bound(self, what: str | int) -> int:
+        return what if isinstance(what, int) else int(getattr(self, what))
+
+
+# Attributes that count what is under way, or say that something is: 0, or False.
+NUMBERS = (
+    "Batcher._in_flight",
+    "Batcher._pumping",
+    "Batcher._queued_items",
+    "Budget.used_bytes",
+    "Candidate.copies",
+    "Committer._kick_scheduled",
+    "Committer._syncing",
+    "HeardTable.recording",
+    "JournalRounds.running",
+    "LeaderContext.seals_in_flight",
+    "NodeSenders._scheduled",
+    "Pipeline.in_flight",
+    "Reader._followers",
+    "Replica.closing",
+    "Replica.pins",
+    "SealedFile.pins",
+    "Share.used_bytes",
+    "StoreState._orders",
+    "TurnLock._held",
+    "_Session.in_flight_bytes",
+)
+
+CONNECTED: Bounds = {"ChannelPool._channels": "hosts", "SimServer._sessions": "hosts", "SimServer.routes": 100}
+
+NODE: Bounds = {
+    **CONNECTED,
+    "Copier._tasks": "extents",  # and no more than FINISHED_MAX
+    "DirtyBytes._counted": "extents",  # until the next checkpoint
+    "Journal._filled": 8,
+    "Journal._ready": 8,
+    "Journal._set_aside": 8,
+    "Segment.holders": "extents",
+    "Segment.stranded": 8,
+    "SealedFiles._open": "extents",  # how many is looked at with their descriptors
+    "Store._daemons": 3,
+    "Store._ids_sorted": "extents",
+    "StoreState._tasks": 3,
+    "StoreState.disks": 8,
+    "StoreState.quarantined": "extents",
+    "StoreState.refused": 8,
+    "StoreState.refused_disks": 8,
+    "StoreState.replicas": "extents",
+    "StoreState.tombstones": "extents",
+    "WireManagerLink._managers": 8,
+    "_Task.used": 8,  # sources of a copy
+    "_Task.reported": 8,
+}
+
+FOLLOWING: Bounds = {
+    "HeldLeases._leases": 1,
+    "Latch._callbacks": 8,
+    "Manager._tasks": 3,
+    "MemoryClient.watches": 8,
+    "Roster._candidates": 8,
+    "State._dead": "nodes",
+    "State._extent_order": "extents",
+    "State._extents_on": "nodes",
+    "State._extents_on[]": "extents",
+    "State._stream_order": "streams",
+    "State._streams_of": "extents",
+    "State._streams_of[]": "streams",
+    "State.extents": "extents",
+    "State.names": "streams",
+    "State.nodes": "nodes",
+    "State.open_extents": "streams",
+    "State.streams": "streams",
+    "StateFollower._ranges": 16,
+}
+
+MANAGER: Bounds = {
+    **CONNECTED,
+    **FOLLOWING,
+    "Allocator._prepared": "streams",
+    "Allocator._prepared_ids": "streams",
+    "AtHand.claims": 1,
+    "BadReplicas._recent": "extents",
+    "Batcher._lanes": 8,
+    "Collector._odd": "nodes",
+    "Collector._odd[]": "extents",
+    "Condemned._numbers": "extents",
+    "Ensembles._chosen": 16,
+    "Ensembles._chosen[]": 24,  # choices ahead
+    "Ensembles._chosen[][]": 8,
+    "FailureHistory._failures": "nodes",
+    "NodeStatus.copies": "extents",
+    "NodeStatus.disks": 8,
+    "NodeStatus.gone_disks_since_s": 8,
+    "OwnerChecks._seen": "streams",
+    "Places._around": "disks",
+    "Registry._candidates": "nodes",
+    "Registry._changed": "nodes",
+    "Registry._statuses": "nodes",
+    "Registry._up_until_s": "nodes",
+    "ReplayCache._by_client": "calls",
+    "ReplayCache._by_client[]": "calls",
+    "ReplayCache._in_streams": "extents",
+    "Rolls._at_hand": "streams",
+    "State._hearing": 8,
+    "State._on_extent": 8,
+    "State._on_stream": 8,
+    "State.listeners": 8,
+    "TermTasks._tasks": 16,
+}
+
+# Closed: what is left goes with it. Senders and what was heard of nodes and extents are not let go one by one.
+CLIENT: Bounds = {
+    "Catalog._extents": "extents",
+    "ManagerLink._managers": 8,
+    "NodeHistory._failed_s": "nodes",
+    "NodeSenders._senders": "nodes",
+    "SourceHistory._nodes": "nodes",
+    "SourceHistory._orders": "extents",
+    "SourceHistory._orders[][]": 8,
+    "SourceHistory.tail_s": 8,
+}
+
+_REGIONS: Bounds = {
+    "Follower._ranges": 16,
+    "PartitionManagerConfig.stream_managers": 8,
+    "PartitionServerConfig.partition_managers": 8,
+    "PartitionServerConfig.stream_managers": 8,
+    "RegionMap._by_id": "streams",
+    "RegionMap._starts": "streams",
+    "RegionMap.regions": "streams",
+}
+
+# Stopped: the same, of the partition layer's processes.
+STOPPED_SERVER: Bounds = {
+    **CLIENT,
+    **_REGIONS,
+    "Block._columns": 16,
+    "Block.keys": 1000,
+    "BlockCache._blocks": 10_000,  # bounded by its bytes
+    "Host._regions": "streams",
+    "Host._starts": "streams",
+    "SimServer.routes": 100,
+}
+STOPPED_MANAGER: Bounds = {**CLIENT, **_REGIONS, "Manager._tasks": 2, "Roster._candidates": 8, "SimServer.routes": 100}
+KEY_VALUE: Bounds = {
+    **_REGIONS,
+    "Dispatcher._puts": 8,  # servers
+    "Dispatcher._reads": 8,
+    "Dispatcher._writes": 8,
+    "ManagerLink._managers": 8,
+}
+
+
+def too_much(bounds: Bounds, counts: Counts, *roots: object) -> list[str]:
+    held = held_by(*roots, numbers=NUMBERS)
+    return [f"{size} {name}" for name, size in sorted(held.items()) if size > counts.bound(bounds.get(name, 0))]

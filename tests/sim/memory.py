@@ -1,0 +1,87 @@
+"""What a process holds in memory: every list, dict, set and queue that is reached from its own objects, by name.
+
+    held_by(node.store, node.copier)      {"StoreState.replicas": 7, "TurnLock._waiters": 0, ...}
+
+Invariants: it looks at whatever there is: what somebody adds tomorrow is looked at tomorrow, without a word here;
+            what several processes share (the network, the metadata store) is nobody's own, and is not entered;
+            it changes nothing.
+Neighbours: held.py says how much of it there may be.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, cast
+
+from neve.meta.memory import MemoryStore
+from neve.rpc.sim import SimNetwork
+from neve.rpc.sim_connection import Connection
+
+PRODUCT = "neve."
+SHARED = (SimNetwork, Connection, MemoryStore)
+CONTAINERS = (dict, list, set, frozenset, collections.deque)
+
+
+def held_by(*roots: object, numbers: Iterable[str] = ()) -> dict[str, int]:
+    """How long the longest of each name is. A name is a class and its attribute, with [] for what lies inside of it.
+    `numbers`: attributes that count something, as theirs."""
+    counted = frozenset(numbers)
+    sizes: dict[str, int] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, int):
+            if name in counted:
+                sizes[name] = max(sizes.get(name, 0), abs(int(value)))
+        elif id(value) in seen:
+            continue
+        elif isinstance(value, CONTAINERS):
+            seen.add(id(value))
+            sizes[name] = max(sizes.get(name, 0), _size(value))
+            waiting += ((name + "[]", inner) for inner in _inside(value))
+        elif isinstance(value, tuple):
+            seen.add(id(value))
+            waiting += ((name + "[]", inner) for inner in value)
+        elif _is_own(_kind(value)):
+            seen.add(id(value))
+            kind = type(value).__name__
+            waiting += ((f"{kind}.{attribute}", inner) for attribute, inner in _attributes(value))
+    return sizes
+
+
+def _size(value: Any) -> int:
+    return sum(map(abs, value.values())) if isinstance(value, collections.Counter) else len(value)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.keys()
+        yield from value.values()
+    else:
+        yield from value
+
+
+def _kind(value: object) -> Hashable:
+    return cast(Hashable, type(value))
+
+
+@functools.cache
+def _is_own(kind: Hashable) -> bool:
+    assert isinstance(kind, type)
+    return kind.__module__.startswith(PRODUCT) and not issubclass(kind, (*SHARED, type, BaseException))
+
+
+@functools.cache
+def _slots(kind: Hashable) -> tuple[str, ...]:
+    assert isinstance(kind, type)
+    return tuple(name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name != "__weakref__")
+
+
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
+    for name in _slots(_kind(value)):
+        if (found := getattr(value, name, None)) is not None:
+            yield name, found
+    yield from getattr(value, "__dict__", {}).items()
