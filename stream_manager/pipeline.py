@@ -88,10 +88,13 @@ class Execution(Answer[Any]):
 
     def answer(self, reply: Any, error: BaseException | None) -> None:
         self.done, self.reply, self.error = True, reply, error
-        if self._on_done is not None:
-            self._on_done(reply, error)
-        if self._others is not None:
-            for on_done in self._others:
+        on_done, others = self._on_done, self._others
+        # Let go of them: they know the call that knows this, and what goes round is left to the garbage collector.
+        self._on_done = self._others = None
+        if on_done is not None:
+            on_done(reply, error)
+        if others is not None:
+            for on_done in others:
                 on_done(reply, error)
 
     def __await__(self) -> Generator[Any, Any, Any]:
