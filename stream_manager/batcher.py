@@ -101,12 +101,13 @@ class _Batch:
 
 
 class _Lane:
-    __slots__ = ("key", "revision", "task")
+    __slots__ = ("held_up", "key", "revision", "task")
 
     def __init__(self, key: bytes, revision: int) -> None:
         self.key = key
         self.revision = revision  # of its key, as our last batch or an earlier leader left it; 0: absent
         self.task: asyncio.Task[None] | None = None
+        self.held_up = False  # its batch is sent again and again
 
 
 class Batcher:
@@ -129,7 +130,7 @@ class Batcher:
         self._on_deposed = on_deposed
         self._queue: deque[_Pending] = deque()
         self._queued_items = 0
-        self._in_flight = 0
+        self._in_flight = 0  # batches, without those that are held up
         self._number = 0
         self._loop = asyncio.get_running_loop()
         self._ended: NotLeader | None = None
@@ -190,8 +191,8 @@ class Batcher:
 
     # --- forming batches -------------------------------------------------------------------------------------
 
-    def _pump(self, *, answered: bool = False) -> None:
-        """Start batches. While some are in flight, wait for more to come, until one is answered or a batch is full:
+    def _pump(self) -> None:
+        """Start batches. While some are in flight, wait for more to come, until all are answered or a batch is full:
         fewer, larger transactions."""
         self._pumping = False
         for lane in self._lanes:
@@ -199,9 +200,8 @@ class Batcher:
                 return
             if lane.task is not None:
                 continue
-            if self._in_flight and not answered and self._queued_items < ITEMS_MAX:
+            if self._in_flight and self._queued_items < ITEMS_MAX:
                 return
-            answered = False
             self._in_flight += 1
             lane.task = asyncio.get_running_loop().create_task(self._carry(lane, self._take_batch()))
 
@@ -252,8 +252,11 @@ class Batcher:
             self._on_deposed(f"a batch failed: {error!r}")
         finally:
             lane.task = None
-            self._in_flight -= 1
-            self._pump(answered=True)
+            if lane.held_up:
+                lane.held_up = False
+            else:
+                self._in_flight -= 1
+            self._pump()
 
     async def _settle(self, lane: _Lane, batch: _Batch) -> None:
         """Send the batch until its outcome is known, and tell everybody."""
@@ -317,6 +320,10 @@ class Batcher:
                 applied = await self._void(lane, number, mark) if in_doubt else None
                 return applied or _reason(batch, result)
             self.counters.repeated += 1
+            if not lane.held_up:  # others do not wait for it
+                lane.held_up = True
+                self._in_flight -= 1
+                self._pump()
             await backoff.pause()
 
     async def _void(self, lane: _Lane, number: int, mark: bytes) -> int | None:

@@ -88,6 +88,26 @@ class Rig:
         return kvs[0].version if kvs else 0
 
 
+class Sendings:
+    """Holds every transaction back until the test lets it be answered."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.sizes: list[int] = []  # how many nodes each puts
+        self._gates: list[asyncio.Event] = []
+        self._txn = rig.store.txn
+        rig.store.txn = self._held  # type: ignore[method-assign]
+
+    async def _held(self, compares: Any, success: Any, failure: Any = ()) -> Any:
+        self.sizes.append(sum(isinstance(op, Put) and op.key.startswith(ROOT + b"nodes/") for op in success))
+        gate = asyncio.Event()
+        self._gates.append(gate)
+        await gate.wait()
+        return await self._txn(compares, success, failure)
+
+    def answer(self, index: int) -> None:
+        self._gates[index].set()
+
+
 async def outcome(work: Awaitable[int]) -> int | NeveError:
     try:
         return await work
@@ -112,6 +132,56 @@ async def test_a_batch_never_has_more_operations_than_etcd_takes() -> None:
     await asyncio.gather(*(rig.batcher.commit(rig.node(number)) for number in range(1, count + 1)))
     assert len(rig.stored()) == count
     assert rig.batcher.counters.batches == 4
+
+
+@pytest.mark.sim(seed=1)
+async def test_what_comes_while_batches_are_in_flight_gathers_until_all_are_answered_or_a_batch_is_full() -> None:
+    rig = await Rig.make(lanes=3)
+    sendings = Sendings(rig)
+    first = asyncio.ensure_future(rig.batcher.commit(rig.node(1)))
+    await asyncio.sleep(0.001)
+    full = [asyncio.ensure_future(rig.batcher.commit(rig.node(2 + number))) for number in range(ITEMS_MAX)]
+    late = [asyncio.ensure_future(rig.batcher.commit(rig.node(900)))]
+    await asyncio.sleep(0.1)
+    assert sendings.sizes == [1, ITEMS_MAX]
+    sendings.answer(0)
+    await first
+    late.append(asyncio.ensure_future(rig.batcher.commit(rig.node(901))))
+    await asyncio.sleep(0.1)
+    assert sendings.sizes == [1, ITEMS_MAX]
+    sendings.answer(1)
+    await asyncio.gather(*full)
+    await asyncio.sleep(0.1)
+    assert sendings.sizes == [1, ITEMS_MAX, 2]
+    sendings.answer(2)
+    await asyncio.gather(*late)
+    assert rig.state.nodes == rig.stored()
+
+
+@pytest.mark.sim(seed=1)
+async def test_nobody_waits_for_a_transaction_whose_outcome_is_in_doubt() -> None:
+    rig = await Rig.make(lanes=2)
+    original = rig.store.txn
+    in_doubt = True
+
+    async def txn(compares: Any, success: Any, failure: Any = ()) -> Any:
+        if in_doubt and any(isinstance(op, Put) and op.key == ROOT + b"nodes/%016x" % 1 for op in success):
+            raise MaybeApplied(detail="nobody knows")
+        return await original(compares, success, failure)
+
+    rig.store.txn = txn  # type: ignore[method-assign]
+    first = asyncio.ensure_future(rig.batcher.commit(rig.node(1)))
+    await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        for number in range(2, 6):
+            await rig.batcher.commit(rig.node(number))
+    assert not first.done()
+    in_doubt = False
+    await first
+    assert rig.state.nodes == rig.stored()
+    before = rig.batcher.counters.batches
+    await asyncio.gather(*(rig.batcher.commit(rig.node(number, rack="r")) for number in range(1, 6)))
+    assert rig.batcher.counters.batches == before + 1  # and all is counted as before
 
 
 @pytest.mark.sim(seed=1)
