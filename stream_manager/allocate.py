@@ -12,6 +12,7 @@ Neighbours: seal_tail.py does the sealing, roll.py the usual one; make_extent.py
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import NamedTuple
 
@@ -37,10 +38,11 @@ from neve.stream_manager.roll import Rolls
 from neve.stream_manager.seal_tail import (
     SealOrder,
     commit_seal,
-    decide_length,
     fence_replicas,
+    length_told,
     link_tail,
     met_conflict,
+    whom_to_ask,
 )
 from neve.stream_manager.state import StateListener
 
@@ -126,30 +128,37 @@ class Allocator(StateListener):
             deadline_s = link_before_s(ctx)
             successor = await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
         end = request.acknowledged_end if request.HasField("acknowledged_end") else None
-        length, all_took_part, conflict = await decide_length(ctx, tail, owner, end)
-        done = None
+        token = owner.token
+        # What `decide_length` does, without a coroutine of its own.
+        asked = whom_to_ask(ctx, tail)
+        answered = await ctx.nodes.fence_all(tail, asked, token=token)
+        told = length_told(ctx, tail, asked, answered, end, token=token, lock=stream.lock)
+        length, all_took_part, conflict = told
+        rolling = None
         if all_took_part and not conflict and end is not None:
-            done = await self.rolls.commit(
-                stream,
-                tail,
-                successor,
-                mutation,
-                token=owner.token,
-                length=length,
-                link_before_s=deadline_s,
+            rolling = self.rolls.begin(
+                stream, tail, successor, mutation, token=token, length=length, link_before_s=deadline_s
             )
-        if done is None:
-            ids = (tail.extent_id, successor.extent_id)
+        if rolling is not None:
+            hand, changes = rolling
+            try:
+                await ctx.commit(changes)
+            finally:
+                self.rolls.end(hand)
+            done = self.rolls.answer(hand)
+        else:
             order = SealOrder(
                 owner=owner,
                 acknowledged_end=end,
                 successor=successor,
                 link_before_s=deadline_s,
                 conflict=conflict,
-                stream_call=lambda: mutation.stream_call((stream.stream_id,), ids),
+                stream_call=functools.partial(
+                    mutation.stream_call, (stream.stream_id,), (tail.extent_id, successor.extent_id)
+                ),
             )
-            stream, sealed = await commit_seal(ctx, stream, tail, order, length=length, all_took_part=all_took_part)
-            done = alloc_reply(ctx.state, stream, sealed, ctx.state.extents[successor.extent_id])
+            linked, sealed = await commit_seal(ctx, stream, tail, order, length=length, all_took_part=all_took_part)
+            done = alloc_reply(ctx.state, linked, sealed, ctx.state.extents[successor.extent_id])
         if self._prepared:
             self._forget(stream.stream_id)
         return done

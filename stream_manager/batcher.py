@@ -137,16 +137,13 @@ class Batcher:
         self._pumping = False
         self.counters = Counters()
 
-    async def commit(self, changes: Ready) -> int:
-        """See `context.Commit`."""
-        return await self._enqueue(changes)
-
     def submit(self, changes: Ready, on_done: OnDone) -> None:
         """The same without waiting: `on_done`, which must not raise, is called once, later. Raises if it is refused."""
-        pending = self._enqueue(changes)
+        pending = self.commit(changes)
         pending.go_on = lambda: on_done(pending.value or 0, cast("NeveError | None", pending.error))
 
-    def _enqueue(self, changes: Ready) -> _Pending:
+    def commit(self, changes: Ready) -> Prompt[int]:
+        """See `context.Commit`. To be awaited at once."""
         if self._ended is not None:
             raise self._fresh_end()
         if not changes.size_bytes:

@@ -196,16 +196,18 @@ def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
     asked_at = ctx.condemned.number
     replicas = _to_ask(ctx, extent)
     asked = ctx.nodes.begin_seals(extent, replicas)
-    confirmed = _confirmed_at_once(extent, replicas, asked)
-    if confirmed is None or not extent.all_took_part:  # its writer waits for what is not acknowledged (16)
+    digests = _confirmed_at_once(extent, replicas, asked) if extent.all_took_part else None
+    if digests is None:  # or its writer waits for what is not acknowledged (16)
         ctx.seals_in_flight += 1
         ctx.spawn(_first_round(ctx, extent, list(zip(replicas, asked, strict=True)), asked_at), name="seal")
         return
-    left_over = ctx.heard.add(extent.stream_id, _new(Heard, (extent_id, confirmed, asked_at, ctx.clock())))
+    table = ctx.heard
+    heard = _new(Heard, (extent_id, extent.replicas, digests, asked_at, ctx.clock()))
+    left_over = table.add(extent.stream_id, heard)
     if left_over is not None:
         _record_behind(ctx, left_over)
-    if not ctx.heard.recording:
-        ctx.heard.recording = True
+    if not table.recording:
+        table.recording = True
         ctx.spawn(_record_heard(ctx), name="confirmations")
 
 
@@ -223,7 +225,7 @@ async def _first_round(ctx: LeaderContext, extent: Extent, begun: Begun, asked_a
 
 def _confirmed_at_once(
     extent: Extent, replicas: Sequence[ReplicaAt], asked: Sequence[Asked[en.SealExtentReply]]
-) -> dict[ReplicaAt, bytes] | None:
+) -> list[bytes] | None:
     """The digests, if every replica has confirmed already: the shortest way, without a task."""
     assert extent.seal is not None, extent
     if len(replicas) != len(extent.replicas):
@@ -240,7 +242,17 @@ def _confirmed_at_once(
         if seal.length != length:
             return None
         digests.append(seal.digest)
-    return dict(zip(replicas, digests, strict=True))
+    return digests
+
+
+def agreed_digest(ctx: LeaderContext, extent: Extent, heard: Heard) -> bytes | None:
+    """What all its replicas have confirmed, if nothing else is new about it; None: it is `believed`'s to say."""
+    seal, digests = extent.seal, heard.digests
+    if seal is None or seal.digest or extent.confirmed or heard.replicas is not extent.replicas:
+        return None
+    if ctx.condemned.number != heard.asked_at or digests.count(digests[0]) != len(digests):
+        return None
+    return digests[0]
 
 
 # --- what was heard and waits for its stream's next write -------------------------------------------------------

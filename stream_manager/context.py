@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -186,7 +186,7 @@ class NodesPart(Placement, Protocol):
 
 
 class Commit(Protocol):
-    def __call__(self, changes: Ready) -> Coroutine[Any, Any, int]:
+    def __call__(self, changes: Ready) -> Awaitable[int]:
         """Write in one transaction, apply to the state, return the revision.
 
         `VersionConflict`: a record is not what it was; `NotOwner`: the lock is not held with that token; `NotLeader`:

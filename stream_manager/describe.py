@@ -49,6 +49,49 @@ def joined_alloc_reply(
     return _new(Encoded, (sm.StreamAllocExtentReply, b"".join(parts)))
 
 
+def rolled_reply(
+    stem: bytes,
+    version: int,
+    mod_revision: int,
+    ids: bytes,
+    rest: bytes,
+    sealed: bytes,
+    opened: bytes,
+) -> Encoded[sm.StreamAllocExtentReply]:
+    """The same of a usual roll, of a stream that is not sealed: `stem` and `rest` are what `new_stem` and
+    `rest_of_info` gave for it."""
+    size = len(ids)
+    stream = b"".join(
+        (
+            stem,
+            b"\x40",
+            SMALL[version] if version <= SMALL_MAX else varint(version),
+            b"\x48",
+            VARINTS[mod_revision],
+            b"\x22",
+            SMALL[size] if size <= SMALL_MAX else varint(size),
+            ids,
+            rest,
+        )
+    )
+    size = len(stream)
+    reply = b"".join(
+        (
+            b"\x0a",
+            SMALL[size] if size <= SMALL_MAX else varint(size),
+            stream,
+            b"\x12",
+            SMALL[len(sealed)],
+            sealed,
+            b"\x1a",
+            SMALL[len(opened)],
+            opened,
+            b"\x20\x01",
+        )
+    )
+    return _new(Encoded, (sm.StreamAllocExtentReply, reply))
+
+
 def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded[sm.CreateStreamReply]:
     """Nothing of it is kept: a new stream may not be asked about for long."""
     ids = b"".join([varint(extent_id) for extent_id in stream.extent_ids])
@@ -87,11 +130,15 @@ def joined_stream_info(stream: Stream, stem: bytes, ids: bytes) -> bytes:
         parts += (b"\x22", SMALL[len(ids)] if len(ids) <= SMALL_MAX else varint(len(ids)), ids)
     if sealed:
         parts.append(b"\x28\x01")
-    if truncated_before:
-        parts += (b"\x58", varint(truncated_before))
-    if after_hole:
-        parts += (b"\x62", sized(b"".join(map(varint, after_hole))))
+    if truncated_before or after_hole:
+        parts.append(rest_of_info(stream))
     return b"".join(parts)
+
+
+def rest_of_info(stream: Stream) -> bytes:
+    """The end of its description, which no roll changes."""
+    rest = b"\x58" + varint(stream.truncated_before) if stream.truncated_before else b""
+    return rest + b"\x62" + sized(b"".join(map(varint, stream.after_hole))) if stream.after_hole else rest
 
 
 def stream_stem(stream: Stream) -> bytes:

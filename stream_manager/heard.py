@@ -23,9 +23,14 @@ HEARD_MAX = 10_000
 
 class Heard(NamedTuple):
     extent_id: int
-    confirmed: dict[ReplicaAt, bytes]  # with their digests
+    replicas: tuple[ReplicaAt, ...]  # all of the extent's
+    digests: list[bytes]  # theirs, in the same order
     asked_at: int  # the last condemnation before they were asked
     heard_s: float  # by the loop's clock
+
+    @property
+    def confirmed(self) -> dict[ReplicaAt, bytes]:
+        return dict(zip(self.replicas, self.digests, strict=True))
 
 
 class HeardTable:

@@ -73,6 +73,7 @@ _policies: dict[Policy, bytes] = {}
 _labels: dict[Labels, tuple[bytes, ...]] = {}
 
 _CALL = struct.Struct("<BQBQBIBIBQBQBQ")  # tag and value of each field of a `StreamCall`
+_LINKED_BY = b"\x72" + SMALL[_CALL.size]
 _INCARNATION = struct.Struct("<Q")
 
 K = TypeVar("K")
@@ -156,6 +157,14 @@ def sealed_record(body: bytes, eversion: int, seal: bytes) -> bytes:
     """The same of one that was just sealed, and all its replicas took part. `seal`: what `encoded_seal` gave."""
     version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
     return b"".join((body, b"\x18", version, b"\x2a", SMALL[len(seal)], seal, b"\x38\x01"))
+
+
+def confirmed_record(body: bytes, eversion: int, seal: bytes, digest: bytes, confirmed: tuple[int, ...]) -> bytes:
+    """The same of one that was sealed so, when all its replicas have confirmed this digest."""
+    seal += b"\x1a" + SMALL[len(digest)] + digest
+    version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
+    nodes = _confirmed.get(confirmed) or keep(_confirmed, confirmed, _packed_nodes(confirmed))
+    return b"".join((body, b"\x18", version, b"\x2a", SMALL[len(seal)], seal, nodes, b"\x38\x01"))
 
 
 def _packed_nodes(node_ids: tuple[int, ...]) -> bytes:
@@ -272,10 +281,51 @@ def stream_record(
     for encoded in young:
         parts += (b"\x62", SMALL[len(encoded)], encoded)
     if linked_by is not None:
-        parts += (b"\x72", SMALL[_CALL.size], _encode_call(linked_by))
+        parts += (_LINKED_BY, _encode_call(linked_by))
     if after_hole:
         parts += (b"\x7a", sized(b"".join(map(varint, after_hole))))
     return b"".join(parts)
+
+
+def rolled_stream(
+    before_ids: bytes,
+    ids: bytes,
+    between: bytes,
+    version: int,
+    sealed: bytes,
+    opened: bytes,
+    linked_by: StreamCall | None,
+    behind: bytes,
+) -> bytes:
+    """The same of a stream that is not sealed after a usual roll: with two young extents, and with what `fixed_parts`
+    gave for it between and behind what changes. `before_ids` is its stem."""
+    size = len(ids)
+    return b"".join(
+        (
+            before_ids,
+            b"\x48",
+            SMALL[version] if version <= SMALL_MAX else varint(version),
+            b"\x2a",
+            SMALL[size] if size <= SMALL_MAX else varint(size),
+            ids,
+            between,
+            b"\x62",
+            SMALL[len(sealed)],
+            sealed,
+            b"\x62",
+            SMALL[len(opened)],
+            opened,
+            _LINKED_BY + _encode_call(linked_by) if linked_by is not None else b"",
+            behind,
+        )
+    )
+
+
+def fixed_parts(stream: Stream) -> tuple[bytes, bytes]:
+    """What no roll changes of a stream's record, before its young extents and at the end of it."""
+    between = b"\x58" + varint(stream.truncated_before) if stream.truncated_before else b""
+    behind = b"\x7a" + sized(b"".join(map(varint, stream.after_hole))) if stream.after_hole else b""
+    return between, behind
 
 
 def _encode_call(call: StreamCall) -> bytes:

@@ -116,9 +116,9 @@ class Stream(NamedTuple):
     def rolled(self, extent_id: int, call: StreamCall | None, mod_revision: int) -> Stream:
         """The next version, with one more extent, as committed at this revision, by that call; None: whoever has linked
         it is not remembered."""
-        _, _, _, ids, _, _, _, version, _, _, _, made_by, linked_by, after_hole = self
-        by = (made_by, call or linked_by, after_hole)
-        return _new(Stream, (*self[:3], (*ids, extent_id), *self[4:7], version + 1, *self[8:10], mod_revision, *by))
+        number, name, lock, ids, sealed, policy, labels, version, created, before, _, made_by, linked_by, holes = self
+        what = (number, name, lock, (*ids, extent_id), sealed, policy, labels, version + 1, created, before)
+        return _new(Stream, (*what, mod_revision, made_by, call or linked_by, holes))
 
     def with_list(self, extent_ids: tuple[int, ...], *others: Stream, truncated_before: int | None = None) -> Stream:
         """The next version with a list that is put together from this stream's, with holes, and from others'."""
@@ -181,11 +181,13 @@ class Extent(NamedTuple):
     def sealed_at(self, length: int, *, all_took_part: bool, conflict: bool = False) -> Extent:
         """As the transaction of rule 19 writes it: nobody has confirmed yet."""
         assert self.seal is None, self
-        extent_id, eversion, replicas, extent_bytes_max, created_ms, stream_id, *_ = self
+        extent_id, eversion, replicas, size, created, stream_id, *_ = self
         eversion += 1
         seal = _new(ExtentSeal, (length, eversion, b""))
-        made_of = (extent_id, eversion, replicas, extent_bytes_max, created_ms, stream_id)
-        return _new(Extent, (*made_of, seal, (), all_took_part, 0, conflict))
+        return _new(
+            Extent,
+            (extent_id, eversion, replicas, size, created, stream_id, seal, (), all_took_part, 0, conflict),
+        )
 
     def at(self, mod_revision: int) -> Extent:
         """As committed at this revision."""
@@ -207,7 +209,8 @@ class Extent(NamedTuple):
         assert seal is not None, self
         length, eversion, digest_before = seal
         assert not digest_before, self
-        confirmed = shared(tuple([replica[0] for replica in self.replicas]))
+        node_ids = tuple([replica[0] for replica in self.replicas])
+        confirmed = _shared_values.get(node_ids) or shared(node_ids)
         return _new(Extent, (*self[:6], _new(ExtentSeal, (length, eversion, digest)), confirmed, *self[8:]))
 
     def with_confirmed(self, node_ids: tuple[int, ...] | list[int], digest: bytes) -> Extent:
@@ -229,8 +232,10 @@ def new_extent(
     stream_id: int,
 ) -> Extent:
     """One that was just made: open, and young."""
-    made_of = (extent_id, eversion, replicas, extent_bytes_max, created_ms, stream_id)
-    return _new(Extent, (*made_of, None, (), False, 0, False))
+    return _new(
+        Extent,
+        (extent_id, eversion, replicas, extent_bytes_max, created_ms, stream_id, None, (), False, 0, False),
+    )
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ from __future__ import annotations
 from neve.meta.lock import lock_key
 from neve.meta.txn import ITEM_BYTES
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.fields import varint
+from neve.proto.fields import SMALL, varint
 from neve.rpc.service import Encoded
 from neve.stream_manager import describe
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
 from neve.stream_manager.changes import YOUNG_WINDOW, OwnerClaim, Ready, Rolled
-from neve.stream_manager.confirm import believed, heard_end, seal_behind
+from neve.stream_manager.confirm import agreed_digest, believed, heard_end, seal_behind
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.heard import Heard
 from neve.stream_manager.locks import EXTENT_LOCK, Key
@@ -35,12 +35,19 @@ _new = tuple.__new__  # as in records.py
 
 
 class AtHand:
-    """Of one stream: parts of its record and of its description, as bytes."""
+    """Of one stream: parts of its record and of its description, as bytes; and its roll, while one is under way."""
 
     __slots__ = (
+        "before",
         "before_body",
+        "before_seal",
+        "behind",
+        "between",
         "claims",
+        "heard",
+        "held",
         "ids",
+        "info_rest",
         "info_stem",
         "lock_key",
         "next_body",
@@ -54,7 +61,9 @@ class AtHand:
         "stream",
         "stream_key",
         "stream_number",
+        "successor",
         "tail_body",
+        "tail_id",
         "tail_info",
         "tail_nodes",
     )
@@ -67,14 +76,22 @@ class AtHand:
         self.claims: dict[bytes, OwnerClaim] = {self.lock_key: OwnerClaim(stream.lock, 0)}
         self.size_bytes = 3 * ITEM_BYTES + 2 * len(self.stream_key) + len(self.lock_key)  # of a roll without its record
         self.stem = codec.new_stem(stream)
+        self.between, self.behind = codec.fixed_parts(stream)
         self.info_stem = describe.new_stem(stream)
+        self.info_rest = describe.rest_of_info(stream)
         self.ids = codec.packed_ids(stream)
         self.others = stream.extent_ids[-YOUNG_WINDOW:-1]  # those beside the tail that may be young
         self.before_body = b""  # of the extent before the tail; empty: not at hand
+        self.before_seal = b""  # its seal, as it was before anybody had confirmed
+        self.tail_id = tail.extent_id
         self.tail_body = codec.new_body(tail)
         self.tail_info = b""
         self.tail_nodes: object = None  # `State.nodes_as_of` when `tail_info` was made; None: it was not
         # Of the roll that is under way: the stream's lock is held.
+        self.successor: Extent
+        self.before: Extent | None  # the tail's predecessor, if it is young
+        self.heard: Heard | None  # of that one
+        self.held: tuple[Key, ...] = ()
         self.seal = b""  # the tail's
         self.next_ids = b""
         self.next_body = b""
@@ -91,7 +108,7 @@ class Rolls:
         self._places = Places(ctx.state)
         self.count = 0  # transactions that were made here
 
-    async def commit(
+    def begin(
         self,
         stream: Stream,
         tail: Extent,
@@ -101,9 +118,10 @@ class Rolls:
         token: int,
         length: int,
         link_before_s: float,
-    ) -> Encoded[sm.StreamAllocExtentReply] | None:
-        """The answer, once it is committed; None: it is not usual, and nothing was done. The caller holds the stream's
-        lock; every replica of `tail` has answered the fence, and none says that anything is wrong with it."""
+    ) -> tuple[AtHand, Ready] | None:
+        """What is to be committed; then comes `end`, whatever became of that, and, if it was done, `answer`. None: it
+        is not usual, and nothing was done. The caller holds the stream's lock; every replica of `tail` has answered the
+        fence, and none says that anything is wrong with it."""
         ctx = self._ctx
         tail_id, stream_id, successor_id = tail.extent_id, tail.stream_id, successor.extent_id
         extents = ctx.state.extents
@@ -122,63 +140,67 @@ class Rolls:
                 if heard is None or extent_id != heard.extent_id:
                     return None
                 before = other
-        held: tuple[Key, ...] = ((EXTENT_LOCK, tail_id),)
+        waiters, tail_lock = ctx.locks.waiters, (EXTENT_LOCK, tail_id)
+        if tail_lock in waiters:  # somebody holds it
+            return None
         if before is not None:
-            held = ((EXTENT_LOCK, tail_id), (EXTENT_LOCK, before.extent_id))
+            before_lock = (EXTENT_LOCK, before.extent_id)
+            if before_lock in waiters:
+                return None
+            waiters[before_lock] = None
+            held: tuple[Key, ...] = (tail_lock, before_lock)
         elif heard is not None:
             return None
-        if not ctx.locks.try_take_all(held):
-            return None
+        else:
+            held = (tail_lock,)
+        waiters[tail_lock] = None
         ctx.linking[successor_id] = None
         ctx.heard.take(stream_id)
+        hand.successor, hand.before, hand.heard, hand.held = successor, before, heard, held
         try:
-            await ctx.commit(self._changes(hand, tail, before, heard, successor, mutation, token, length))
-        finally:
-            del ctx.linking[successor_id]
-            ctx.locks.release_all(held)
-            if heard is not None:
-                heard_end(ctx, heard)
-        self.count += 1
-        seal_behind(ctx, tail_id)
-        return self._answer(hand, tail_id, successor)
+            return hand, self._changes(hand, tail, mutation, token, length)
+        except BaseException:
+            self.end(hand)
+            raise
 
-    def _changes(
-        self,
-        hand: AtHand,
-        tail: Extent,
-        before: Extent | None,
-        heard: Heard | None,
-        successor: Extent,
-        mutation: Mutation,
-        token: int,
-        length: int,
-    ) -> Ready:
+    def end(self, hand: AtHand) -> None:
+        ctx = self._ctx
+        del ctx.linking[hand.successor.extent_id]
+        ctx.locks.release_all(hand.held)
+        if hand.heard is not None:
+            heard_end(ctx, hand.heard)
+
+    def _changes(self, hand: AtHand, tail: Extent, mutation: Mutation, token: int, length: int) -> Ready:
         """What `commit_seal` records by the methods of `Changes`, one by one."""
-        stream, stream_key, lock_name = hand.stream, hand.stream_key, hand.lock_key
+        stream, stream_key, lock_name, successor = hand.stream, hand.stream_key, hand.lock_key, hand.successor
         claim = hand.claims[lock_name]
         if claim.token != token:
             hand.claims = {lock_name: OwnerClaim(claim.lock, token)}
         successor_id = successor.extent_id
         number = varint(successor_id)
         ids = hand.next_ids = hand.ids + number
-        hand.next_body, hand.next_info, hand.next_nodes = self._places.new_extent(successor, number, hand.stream_number)
+        next_body, hand.next_info, hand.next_nodes = self._places.new_extent(successor, number, hand.stream_number)
+        hand.next_body = next_body
         sealed = tail.sealed_at(length, all_took_part=True)
         seal = hand.seal = codec.encoded_seal(sealed.seal)
         call = mutation.stream_call((stream.stream_id,), (tail.extent_id, successor_id))
-        young = (
+        record = codec.rolled_stream(
+            hand.stem,
+            ids,
+            hand.between,
+            stream.version + 1,
             codec.sealed_record(hand.tail_body, sealed.eversion, seal),
-            codec.encode_open_extent(successor, hand.next_body),
+            next_body + b"\x18" + SMALL[successor.eversion],
+            call or stream.linked_by,
+            hand.behind,
         )
-        linked_by = call or stream.linked_by
-        record = codec.stream_record(stream, hand.stem, ids, young, stream.version + 1, linked_by)
         values: dict[bytes, bytes | None] = {stream_key: record}
         size_bytes = hand.size_bytes + len(record)
-        confirmed = None
-        if before is not None:
-            assert heard is not None, before
-            confirmed = believed(self._ctx, before, heard.confirmed, heard.asked_at) or before
-            key = self._ctx.root + r.EXTENTS + r.id_text(before.extent_id)
-            record = values[key] = codec.encode_extent(confirmed, hand.before_body)
+        confirmed = hand.before
+        if confirmed is not None:
+            key = self._ctx.root + r.EXTENTS + r.id_text(confirmed.extent_id)
+            record, confirmed = self._confirmed(hand, confirmed)
+            values[key] = record
             size_bytes += ITEM_BYTES + len(key) + len(record)
         return Ready(
             self._ctx.root,
@@ -190,22 +212,40 @@ class Rolls:
             size_bytes,
         )
 
-    def _answer(self, hand: AtHand, tail_id: int, successor: Extent) -> Encoded[sm.StreamAllocExtentReply]:
-        """And keep at hand what the next roll needs."""
-        state = self._ctx.state
+    def _confirmed(self, hand: AtHand, before: Extent) -> tuple[bytes, Extent]:
+        """The extent before the tail, with what was heard of it, and its record."""
+        heard = hand.heard
+        assert heard is not None, before
+        digest = agreed_digest(self._ctx, before, heard)
+        if digest and hand.before_body and before.all_took_part and not before.conflict:
+            confirmed = before.confirmed_by_all(digest)
+            nodes, seal = confirmed.confirmed, hand.before_seal
+            return codec.confirmed_record(hand.before_body, before.eversion, seal, digest, nodes), confirmed
+        confirmed = believed(self._ctx, before, heard.confirmed, heard.asked_at) or before
+        return codec.encode_extent(confirmed, hand.before_body), confirmed
+
+    def answer(self, hand: AtHand) -> Encoded[sm.StreamAllocExtentReply]:
+        """It is committed. Keep at hand what the next roll needs."""
+        self.count += 1
+        state, successor, tail_id = self._ctx.state, hand.successor, hand.tail_id
+        seal_behind(self._ctx, tail_id)
         stream, sealed, nodes = state.streams[successor.stream_id], state.extents[tail_id], state.nodes_as_of
         tail_info = hand.tail_info if hand.tail_nodes is nodes else describe.fixed_info(state, sealed)
         next_info = hand.next_info if hand.next_nodes is nodes else describe.fixed_info(state, successor)
+        seal, ids = hand.seal, hand.next_ids
         hand.stream = stream
-        hand.ids = hand.next_ids
-        hand.before_body, hand.tail_body = hand.tail_body, hand.next_body
+        hand.ids = ids
+        hand.before_body, hand.before_seal, hand.tail_body = hand.tail_body, seal, hand.next_body
         hand.tail_info, hand.tail_nodes = next_info, nodes
-        hand.others = (tail_id,)
-        return describe.joined_alloc_reply(
-            describe.joined_stream_info(stream, hand.info_stem, hand.ids),
-            describe.sealed_extent_info(sealed, tail_info, hand.seal),
-            describe.open_extent_info(successor, next_info),
-            all_took_part=True,
+        hand.tail_id, hand.others = successor.extent_id, (tail_id,)
+        return describe.rolled_reply(
+            hand.info_stem,
+            stream.version,
+            stream.mod_revision,
+            ids,
+            hand.info_rest,
+            describe.sealed_extent_info(sealed, tail_info, seal),
+            next_info + b"\x10" + SMALL[successor.eversion],
         )
 
     def _remember(self, stream: Stream, tail: Extent) -> AtHand:

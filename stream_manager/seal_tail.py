@@ -29,6 +29,8 @@ from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
 
 log = logging.getLogger(__name__)
 
+_new = tuple.__new__  # as in records.py
+
 
 @dataclass(slots=True, kw_only=True)
 class SealOrder:
@@ -62,7 +64,7 @@ class AskAll(Protocol):
 Answers = list[en.LengthAnswer | NeveError]
 
 
-def _whom_to_ask(ctx: LeaderContext, extent: Extent) -> dict[ReplicaAt, float | None]:
+def whom_to_ask(ctx: LeaderContext, extent: Extent) -> dict[ReplicaAt, float | None]:
     """All replicas but those of dead nodes, with how long to wait for each; None for the usual time (17)."""
     replicas = extent.replicas
     dead = ctx.state.dead_nodes()
@@ -76,7 +78,7 @@ async def ask_replicas(
     ctx: LeaderContext, extent: Extent, ask: AskAll, *, token: int = 0, lock: str = ""
 ) -> dict[int, en.LengthAnswer | None]:
     """Ask all replicas side by side; None for a dead, silent or failing one. `NotOwner` if a newer token was met."""
-    asked = _whom_to_ask(ctx, extent)
+    asked = whom_to_ask(ctx, extent)
     return _by_node(extent, asked, await ask(extent, asked, token=token), token=token, lock=lock)
 
 
@@ -117,13 +119,27 @@ async def decide_length(
 ) -> Decided:
     """Fence the replicas and choose the length (17, 18)."""
     token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
-    end = acknowledged_end if owner is not None else None
-    asked = _whom_to_ask(ctx, tail)
+    asked = whom_to_ask(ctx, tail)
     answered = await ctx.nodes.fence_all(tail, asked, token=token)
+    end = acknowledged_end if owner is not None else None
+    return length_told(ctx, tail, asked, answered, end, token=token, lock=lock)
+
+
+def length_told(
+    ctx: LeaderContext,
+    tail: Extent,
+    asked: Iterable[ReplicaAt],
+    answered: Answers,
+    end: int | None,
+    *,
+    token: int,
+    lock: str,
+) -> Decided:
+    """The same from what they have answered."""
     if len(answered) == len(tail.replicas):
         usual = usual_length(answered, end or 0)
         if usual is not None:
-            return Decided(usual, True, False)
+            return _new(Decided, (usual, True, False))
     answers = _by_node(tail, asked, answered, token=token, lock=lock)
     dead = ctx.state.dead_nodes()
     decision = choose_length(answers, acknowledged_end=end, dead=dead, extent_id=tail.extent_id)

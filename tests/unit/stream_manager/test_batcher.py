@@ -71,6 +71,9 @@ class Rig:
         self.applied.append((changes, revision))
         self.state.apply(changes, revision)
 
+    async def commit(self, changes: Changes) -> int:
+        return await self.batcher.commit(changes)
+
     def node(self, node_id: int, rack: str = "") -> Changes:
         """Put a node as a successor of what memory has."""
         changes = Changes(ROOT)
@@ -119,7 +122,7 @@ async def outcome(work: Awaitable[int]) -> int | NeveError:
 async def test_changes_that_come_together_share_one_transaction() -> None:
     rig = await Rig.make()
     before = rig.etcd.key_space.revision
-    revisions = await asyncio.gather(*(rig.batcher.commit(rig.node(number)) for number in range(1, 31)))
+    revisions = await asyncio.gather(*(rig.commit(rig.node(number)) for number in range(1, 31)))
     assert rig.etcd.key_space.revision == before + 1
     assert set(revisions) == {before + 1}
     assert rig.state.nodes == rig.stored()
@@ -129,7 +132,7 @@ async def test_changes_that_come_together_share_one_transaction() -> None:
 async def test_a_batch_never_has_more_operations_than_etcd_takes() -> None:
     rig = await Rig.make(lanes=1)
     count = 3 * ITEMS_MAX + 5
-    await asyncio.gather(*(rig.batcher.commit(rig.node(number)) for number in range(1, count + 1)))
+    await asyncio.gather(*(rig.commit(rig.node(number)) for number in range(1, count + 1)))
     assert len(rig.stored()) == count
     assert rig.batcher.counters.batches == 4
 
@@ -138,15 +141,15 @@ async def test_a_batch_never_has_more_operations_than_etcd_takes() -> None:
 async def test_what_comes_while_batches_are_in_flight_gathers_until_all_are_answered_or_a_batch_is_full() -> None:
     rig = await Rig.make(lanes=3)
     sendings = Sendings(rig)
-    first = asyncio.ensure_future(rig.batcher.commit(rig.node(1)))
+    first = asyncio.ensure_future(rig.commit(rig.node(1)))
     await asyncio.sleep(0.001)
-    full = [asyncio.ensure_future(rig.batcher.commit(rig.node(2 + number))) for number in range(ITEMS_MAX)]
-    late = [asyncio.ensure_future(rig.batcher.commit(rig.node(900)))]
+    full = [asyncio.ensure_future(rig.commit(rig.node(2 + number))) for number in range(ITEMS_MAX)]
+    late = [asyncio.ensure_future(rig.commit(rig.node(900)))]
     await asyncio.sleep(0.1)
     assert sendings.sizes == [1, ITEMS_MAX]
     sendings.answer(0)
     await first
-    late.append(asyncio.ensure_future(rig.batcher.commit(rig.node(901))))
+    late.append(asyncio.ensure_future(rig.commit(rig.node(901))))
     await asyncio.sleep(0.1)
     assert sendings.sizes == [1, ITEMS_MAX]
     sendings.answer(1)
@@ -170,17 +173,17 @@ async def test_nobody_waits_for_a_transaction_whose_outcome_is_in_doubt() -> Non
         return await original(compares, success, failure)
 
     rig.store.txn = txn  # type: ignore[method-assign]
-    first = asyncio.ensure_future(rig.batcher.commit(rig.node(1)))
+    first = asyncio.ensure_future(rig.commit(rig.node(1)))
     await asyncio.sleep(0.001)
     async with asyncio.timeout(60):
         for number in range(2, 6):
-            await rig.batcher.commit(rig.node(number))
+            await rig.commit(rig.node(number))
     assert not first.done()
     in_doubt = False
     await first
     assert rig.state.nodes == rig.stored()
     before = rig.batcher.counters.batches
-    await asyncio.gather(*(rig.batcher.commit(rig.node(number, rack="r")) for number in range(1, 6)))
+    await asyncio.gather(*(rig.commit(rig.node(number, rack="r")) for number in range(1, 6)))
     assert rig.batcher.counters.batches == before + 1  # and all is counted as before
 
 
@@ -191,24 +194,24 @@ async def test_a_change_that_no_transaction_can_take_is_refused() -> None:
     for number in range(1, ITEMS_MAX + 2):
         changes.put_node(None, NodeEntry(number, "node:1"))
     with pytest.raises(TooLarge):
-        await rig.batcher.commit(changes)
+        await rig.commit(changes)
     changes = Changes(ROOT)
     changes.put_node(None, NodeEntry(1, "x" * 2_000_000))
     with pytest.raises(TooLarge):
-        await rig.batcher.commit(changes)
+        await rig.commit(changes)
     assert rig.stored() == {}
 
 
 @pytest.mark.sim(seed=1)
 async def test_one_stale_change_does_not_sink_the_others() -> None:
     rig = await Rig.make()
-    await rig.batcher.commit(rig.node(1))
+    await rig.commit(rig.node(1))
     stale = Changes(ROOT)
     stale.put_node(replace(rig.state.nodes[1], mod_revision=1), NodeEntry(1, "stale:1"))
     results = await asyncio.gather(
-        outcome(rig.batcher.commit(rig.node(2))),
-        outcome(rig.batcher.commit(stale)),
-        outcome(rig.batcher.commit(rig.node(3))),
+        outcome(rig.commit(rig.node(2))),
+        outcome(rig.commit(stale)),
+        outcome(rig.commit(rig.node(3))),
     )
     assert isinstance(results[0], int)
     assert isinstance(results[1], VersionConflict)
@@ -224,12 +227,12 @@ async def test_an_owner_who_lost_the_lock_changes_nothing() -> None:
     token = await rig.store.put(ROOT + b"locks/a", b"first")
     held = rig.node(1)
     held.require_owner("a", token)
-    await rig.batcher.commit(held)
+    await rig.commit(held)
     await rig.store.put(ROOT + b"locks/a", b"second")
     late = rig.node(2)
     late.require_owner("a", token)
     with pytest.raises(NotOwner):
-        await rig.batcher.commit(late)
+        await rig.commit(late)
     assert 2 not in rig.stored()
 
 
@@ -242,11 +245,11 @@ async def test_a_deposed_manager_changes_nothing_and_is_told() -> None:
     await rig.etcd.client().delete(rig.leadership.key)
     await asyncio.sleep(0.1)
     rig.leadership.ensure()
-    result = await outcome(rig.batcher.commit(rig.node(1)))
+    result = await outcome(rig.commit(rig.node(1)))
     assert isinstance(result, NotLeader)
     assert rig.deposed
     assert rig.stored() == {}
-    assert isinstance(await outcome(rig.batcher.commit(rig.node(2))), NotLeader)
+    assert isinstance(await outcome(rig.commit(rig.node(2))), NotLeader)
 
 
 @pytest.mark.sim(seed=1)
@@ -261,13 +264,13 @@ async def test_a_deposed_manager_changes_nothing_and_is_told() -> None:
 )
 async def test_t16_an_unknown_outcome_is_settled_and_applied_once(faults: list[Fault]) -> None:
     rig = await Rig.make(lanes=1)
-    await rig.batcher.commit(rig.node(1))
+    await rig.commit(rig.node(1))
     rig.store.plan.scripted.extend(faults)
-    revision = await rig.batcher.commit(rig.node(1, rack="r1"))
+    revision = await rig.commit(rig.node(1, rack="r1"))
     assert rig.puts_of(1) == 2
     assert rig.state.nodes == rig.stored()
     assert rig.state.nodes[1].mod_revision == revision
-    await rig.batcher.commit(rig.node(1, rack="r2"))  # the lane goes on
+    await rig.commit(rig.node(1, rack="r2"))  # the lane goes on
     assert rig.state.nodes == rig.stored()
 
 
@@ -288,7 +291,7 @@ async def test_a_transaction_that_arrives_after_it_was_given_up_does_nothing() -
     rig.store.txn = txn  # type: ignore[method-assign]
     changes = Changes(ROOT)
     changes.put_name("x", 1)
-    assert isinstance(await outcome(rig.batcher.commit(changes)), VersionConflict)
+    assert isinstance(await outcome(rig.commit(changes)), VersionConflict)
     await rig.store.delete(ROOT + b"names/x")
     assert delayed
     late = await original(*delayed[0])
@@ -316,7 +319,7 @@ async def test_a_transaction_in_doubt_that_cannot_be_ruled_out_ends_the_term() -
     rig.store.txn = txn  # type: ignore[method-assign]
     changes = Changes(ROOT)
     changes.put_name("x", 1)
-    assert isinstance(await outcome(rig.batcher.commit(changes)), NotLeader)
+    assert isinstance(await outcome(rig.commit(changes)), NotLeader)
     assert sent == 3
     assert len(rig.deposed) == 1
     assert "the role was taken away" in rig.deposed[0]
@@ -326,9 +329,9 @@ async def test_a_transaction_in_doubt_that_cannot_be_ruled_out_ends_the_term() -
 async def test_a_store_that_refuses_everything_is_an_error_and_not_a_hang() -> None:
     rig = await Rig.make()
     rig.store.plan.unavailable_share = 1.0
-    assert isinstance(await outcome(rig.batcher.commit(rig.node(1))), MetaUnavailable)
+    assert isinstance(await outcome(rig.commit(rig.node(1))), MetaUnavailable)
     rig.store.plan.unavailable_share = 0.0
-    await rig.batcher.commit(rig.node(1))
+    await rig.commit(rig.node(1))
     assert rig.state.nodes == rig.stored()
 
 
@@ -336,9 +339,9 @@ async def test_a_store_that_refuses_everything_is_an_error_and_not_a_hang() -> N
 async def test_the_end_of_the_term_ends_all_that_waits() -> None:
     rig = await Rig.make(lanes=1)
     rig.store.stall()
-    works = [asyncio.ensure_future(outcome(rig.batcher.commit(rig.node(number)))) for number in (1, 2)]
+    works = [asyncio.ensure_future(outcome(rig.commit(rig.node(number)))) for number in (1, 2)]
     await asyncio.sleep(0.1)
-    works.append(asyncio.ensure_future(outcome(rig.batcher.commit(rig.node(3)))))
+    works.append(asyncio.ensure_future(outcome(rig.commit(rig.node(3)))))
     await asyncio.sleep(0.1)
     rig.batcher.end("the lease is lost")
     results = await asyncio.gather(*works)
@@ -366,7 +369,7 @@ async def _random_run(seed: int, lanes: int, faults: float) -> None:
             changes = rig.node(node_id, rack=f"r{number}")
             if rng.random() < 0.1:
                 changes.require_owner("nobody", 12345)
-            result = await outcome(rig.batcher.commit(changes))
+            result = await outcome(rig.commit(changes))
             if isinstance(result, int):
                 succeeded[node_id] += 1
                 assert rig.state.nodes[node_id].rack == f"r{number}"
@@ -396,13 +399,11 @@ async def test_a_malformed_change_does_not_sink_the_others() -> None:
     rig = await Rig.make()
     malformed = rig.node(2)
     malformed.values[b""] = b"x"  # etcd refuses a transaction with an empty key
-    results = await asyncio.gather(
-        *(outcome(rig.batcher.commit(changes)) for changes in (rig.node(1), malformed, rig.node(3)))
-    )
+    results = await asyncio.gather(*(outcome(rig.commit(changes)) for changes in (rig.node(1), malformed, rig.node(3))))
     assert [type(result) for result in results] == [int, InvalidArgument, int]
     assert sorted(rig.stored()) == [1, 3]
     assert rig.stored() == rig.state.nodes
-    await rig.batcher.commit(rig.node(2))  # the lane goes on
+    await rig.commit(rig.node(2))  # the lane goes on
     assert not rig.deposed
 
 
@@ -414,7 +415,7 @@ async def test_what_one_change_compares_is_not_written_by_another_in_the_same_tr
     absent = Changes(ROOT)
     absent.require(ROOT + b"nodes/%016x" % 7, 0)
     changes = [rig.node(7), absent] if written_first else [absent, rig.node(7)]
-    results = await asyncio.gather(*(outcome(rig.batcher.commit(each)) for each in changes))
+    results = await asyncio.gather(*(outcome(rig.commit(each)) for each in changes))
     assert rig.batcher.counters.batches == 2
     assert 7 in rig.stored()
     if written_first:

@@ -14,7 +14,7 @@ from tests.unit.stream_manager.manager_rig import ROOT, Cluster, simulated
 
 
 def heard(extent_id: int, heard_s: float = 0.0) -> Heard:
-    return Heard(extent_id, {}, 0, heard_s)
+    return Heard(extent_id, (), [], 0, heard_s)
 
 
 def test_one_extent_of_a_stream_at_a_time_and_the_oldest_first() -> None:

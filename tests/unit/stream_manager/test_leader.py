@@ -191,7 +191,8 @@ async def test_background_work_of_a_term_ends_with_it() -> None:
         assert len(steps) == count
         changes = term.ctx.changes()
         changes.put_node(None, NodeEntry(9, "late:1"))
-        await error_of(term.ctx.commit(changes), NotLeader)
+        with pytest.raises(NotLeader):
+            await term.ctx.commit(changes)
         await cluster.leader()
         assert 9 not in cluster.term.state.nodes
 

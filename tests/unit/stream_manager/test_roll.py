@@ -20,7 +20,7 @@ from tests.unit.stream_manager.manager_rig import REAL_LIMIT_S, ROOT, Cluster, e
 STEPS = 25
 
 
-async def no_short_way(self: Rolls, *about: Any, **how: Any) -> None:
+def no_short_way(self: Rolls, *about: Any, **how: Any) -> None:
     return None
 
 
@@ -90,7 +90,7 @@ class Story:
 def test_it_writes_and_answers_what_the_long_way_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = Story(seed), Story(seed)
     processes.run(short.tell(), seed=0, real_limit_s=REAL_LIMIT_S)
-    monkeypatch.setattr(Rolls, "commit", no_short_way)
+    monkeypatch.setattr(Rolls, "begin", no_short_way)
     processes.run(long.tell(), seed=0, real_limit_s=REAL_LIMIT_S)
     assert short.rolls
     assert not long.rolls
