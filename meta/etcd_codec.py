@@ -42,6 +42,10 @@ _TARGETS = {
     Target.VERSION: pb.Compare.VERSION,
 }
 
+# By the size of a key that has less than 128 bytes: what stands before it.
+_COMPARED = [b"\x10\x02\x1a" + SMALL[size] for size in range(128)]
+_PUT = [b"\x0a" + SMALL[size] for size in range(128)]
+
 _KEYS_ONLY = b"\x40\x01"  # a field of a `RangeRequest`
 
 
@@ -67,13 +71,14 @@ def write_request(
 ) -> bytes:
     """A `TxnRequest` for `MetaStore.write`, by hand: for a hundred keys the message would take four times as long."""
     parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
-    small, small_max, varints = SMALL, SMALL_MAX, VARINTS  # most lengths are small: looked up in place
+    small, small_max, varints, compared = SMALL, SMALL_MAX, VARINTS, _COMPARED  # most lengths are small
     for key, revision in revisions.items():
         number, size = varints[revision], len(key)
         if size < 128:  # then its length is one byte
-            parts += (b"\x0a", small[size + len(number) + 5], b"\x10\x02\x1a", small[size], key, b"\x30", number)
+            parts += (b"\x0a", small[size + len(number) + 5], compared[size], key, b"\x30", number)
         else:
             parts.append(b"\x0a" + sized(b"\x10\x02\x1a" + sized(key) + b"\x30" + number))
+    put = _PUT
     for key, value in values.items():
         if value is None:
             parts.append(b"\x12" + sized(b"\x1a" + sized(b"\x0a" + sized(key))))
@@ -82,18 +87,7 @@ def write_request(
         if size < 128 <= value_size and size + value_size < small_max - 16:  # so that each length's own size is known
             size_text = small[size + value_size + 5]
             size_whole = small[size + value_size + 6 + len(size_text)]
-            parts += (
-                b"\x12",
-                size_whole,
-                b"\x12",
-                size_text,
-                b"\x0a",
-                small[size],
-                key,
-                b"\x12",
-                small[value_size],
-                value,
-            )
+            parts += (b"\x12", size_whole, b"\x12", size_text, put[size], key, b"\x12", small[value_size], value)
         else:
             parts.append(b"\x12" + sized(b"\x12" + sized(b"\x0a" + sized(key) + b"\x12" + sized(value))))
     for key in reads:

@@ -257,7 +257,8 @@ def check_write(
         sum(map(_size_bytes, guard))
         + ITEM_BYTES * (len(revisions) + len(values) + len(reads))
         + sum(map(len, revisions))
-        + sum([len(key) + len(value or b"") for key, value in values.items()])
+        + sum(map(len, values))
+        + sum(map(len, filter(None, values.values())))
         + sum(map(len, reads))
     )
     if size_bytes > REQUEST_BYTES_MAX:

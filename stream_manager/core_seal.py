@@ -32,6 +32,7 @@ Kind = pb.LengthAnswer.Kind
 # Looked up once: for every replica of a roll that takes longer than the rest.
 _LENGTH = Kind.LENGTH
 _ANSWER = pb.LengthAnswer
+_NOTHING = object()  # equal to no answer
 
 
 class Counted(enum.Enum):
@@ -69,7 +70,11 @@ def usual_length(answers: Iterable[object], acknowledged_end: int) -> int | None
     """The length, if every replica has answered with one and nothing is wrong with any: no seal that is known, no
     conflict (7), nothing missing of what is acknowledged. All took part then. None: it is `choose_length`'s to say."""
     length = INT64_MAX
+    seen: object = _NOTHING
     for answer in answers:
+        if answer == seen:  # mostly they say the same: nothing of it needs to be looked at again
+            continue
+        seen = answer
         if type(answer) is not _ANSWER or answer.kind != _LENGTH or answer.conflict or answer.HasField("seal"):
             return None
         if (found := answer.length) < length:

@@ -32,6 +32,7 @@ from neve.stream_manager.topology import Topology
 log = logging.getLogger(__name__)
 
 GIVEN_IDS_MAX = 10_000
+LOOK_AGAIN_S = 0.5  # whether all nodes are up, while one of them is not: with many, looking takes its time
 CANDIDATES_S = 0.5  # well below what makes a node suspect; making all of them for each extent would cost more than etcd
 POLICY_MODULES = (placement_rack, placement_region, placement_weighted)  # importing them makes their policies known
 
@@ -69,6 +70,8 @@ class Registry(StateListener):
         self._changed: dict[int, None] = {}  # nodes whose candidate is to be made anew
         self._fresh_until_s = NEVER_S
         self._up_until_s: dict[int, float] = {}  # who was alive at its last heartbeat stays so for a while, unasked
+        self._all_up_until_s = NEVER_S  # the same of all nodes that there are
+        self._look_again_s = NEVER_S  # when to look how long that is
         self._settings_seen: Settings | None = None
         self.failures = FailureHistory()
         ctx.state.listen(self)
@@ -222,6 +225,7 @@ class Registry(StateListener):
             self._up_until_s[node_id] = now_s + self._config.suspect_after_s
         else:
             self._up_until_s.pop(node_id, None)
+            self._all_up_until_s = NEVER_S
 
     def seems_down(self, node_id: int) -> bool:
         """Suspect or worse, if it had its chance to be heard in this term."""
@@ -239,6 +243,11 @@ class Registry(StateListener):
 
     def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
         now_s, up_until_s = self._ctx.clock(), self._up_until_s.get
+        if now_s < self._all_up_until_s:
+            return True
+        if now_s >= self._look_again_s:  # heartbeats only put it off: what was found stays true for so long
+            self._look_again_s = now_s + LOOK_AGAIN_S
+            self._all_up_until_s = min([up_until_s(node_id, NEVER_S) for node_id in self._ctx.state.nodes] or [NEVER_S])
         for node_id, _, _ in replicas:
             if now_s >= up_until_s(node_id, NEVER_S) and self.seems_down(node_id):
                 return False

@@ -217,7 +217,11 @@ class State:
         extent_id, stream_id = successor[0], old_stream[0]
         extents[extent_id] = successor
         self.open_extents[extent_id] = None
-        _insert(self._extent_order, extent_id)
+        order = self._extent_order
+        if order[-1] < extent_id:  # as in `_insert`
+            order.append(extent_id)
+        else:
+            _insert(order, extent_id)
         self._enter_nodes(successor)
         for hear in on_extent:
             hear(None, successor)
