@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 from typing import Any
 
 from google.protobuf.message import Message
@@ -95,6 +96,32 @@ async def test_requests_in_flight_are_bounded() -> None:
         results = await asyncio.gather(*works, return_exceptions=True)
         assert sum(isinstance(result, Overloaded) for result in results) == 2
         assert len(cluster.term.state.streams) == 4
+
+
+@simulated
+async def test_an_answered_call_leaves_nothing_in_a_ring() -> None:
+    """The call on the wire knows its execution, so that must not know the call any more: else every mutation is left to
+    the garbage collector."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1)
+        term = cluster.term
+        call = Call(CREATE, deadline_s=float("inf"), principal="", peer="test")
+        flow = functools.partial(create_stream, term.ctx)
+        told: list[object] = []
+
+        def tell(who: str, reply: Any, error: BaseException | None) -> None:
+            told.append((who, type(reply), error))
+
+        request = sm.CreateStreamRequest(call=cluster.call_id())
+        execution = term.pipeline.begin(request, call, flow, eager=True)
+        waiting = [functools.partial(tell, who) for who in ("first", "second", "third")]
+        for one in waiting:
+            execution.then(one)
+        while not execution.done:
+            await asyncio.sleep(0.01)
+        assert told == [(who, type(execution.reply), None) for who in ("first", "second", "third")]
+        assert not any(one in gc.get_referents(execution) for one in waiting)
+        assert not any(isinstance(found, list) for found in gc.get_referents(execution))
 
 
 @simulated
