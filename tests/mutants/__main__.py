@@ -31,6 +31,9 @@ TREE = ROOT / "build" / "mutants"
 
 UNIT = "tests/unit"
 CORES: Mapping[str, Sequence[str]] = {
+    "client/core_batch": (f"{UNIT}/client/test_core_writer.py", f"{UNIT}/client/test_segment_codec.py"),
+    "client/core_kv_routing": (f"{UNIT}/client_kv/test_core_kv_routing.py",),
+    "client/core_reader": (f"{UNIT}/client/test_core_reader.py",),
     "client/core_writer": (f"{UNIT}/client/test_core_writer.py",),
     "extent_node/core_answers": (f"{UNIT}/extent_node/test_core_answers.py",),
     "extent_node/core_append": (f"{UNIT}/extent_node/test_core_append.py",),
@@ -40,6 +43,7 @@ CORES: Mapping[str, Sequence[str]] = {
     "partition_manager/core_regions": (f"{UNIT}/partition_manager/test_core_regions.py",),
     "partition_server/core_compaction": (f"{UNIT}/partition_server/test_merge.py",),
     "partition_server/core_merge": (f"{UNIT}/partition_server/test_merge.py",),
+    "stream_manager/core_digest": (f"{UNIT}/stream_manager/test_core_digest.py",),
     "stream_manager/core_health": (f"{UNIT}/stream_manager/test_core_health.py",),
     "stream_manager/core_open": (f"{UNIT}/stream_manager/test_core_seal.py",),
     "stream_manager/core_recovery": (f"{UNIT}/stream_manager/test_core_recovery.py",),
