@@ -170,3 +170,21 @@ def test_a_source_is_never_unconfirmed_dead_or_gone(data: st.DataObject) -> None
     assert (loss is None) == (not (dead | gone | bad))
     if loss is not None:
         assert loss.left == len(set(confirmed) - dead - gone - bad)
+
+
+def test_what_is_given_back_is_there_for_the_next_one() -> None:
+    bounds = budget(tasks_max=2, bytes_per_s_max=4 << 20)
+    shares = [Share((1, 2), 1 << 20), Share((1, 3), 3 << 20)]
+    for share in shares:
+        bounds.take(share)
+    assert (bounds.tasks_left, bounds.rate(), bounds.busy()) == (0, 0, {1})
+    bounds.give_back(shares[1])
+    assert (bounds.tasks_left, bounds.rate(), bounds.busy()) == (1, 3 << 20, frozenset())
+    bounds.give_back(shares[0])
+    assert (bounds.tasks_left, bounds.rate(), bounds.busy()) == (2, 4 << 20, frozenset())
+
+
+def test_nodes_in_trouble_are_the_dead_those_without_a_disk_and_those_that_are_emptied() -> None:
+    found = trouble(dead_due_s={1: 0.0}, gone_disks={(2, "disk-2"): None}, draining={3: None, 1: None})
+    assert list(found.nodes()) == [1, 2, 3]
+    assert not trouble().nodes()

@@ -190,6 +190,11 @@ def test_an_answer_of_a_kind_from_the_future_counts_as_silence() -> None:
     refused(length(10), odd)
 
 
+def test_an_earlier_seal_at_exactly_what_is_acknowledged_stands() -> None:
+    assert choose(sealed(100), length(200), length(200), end=100).length == 100
+    assert choose(sealed(100), length(200, committed=100), length(200)).length == 100
+
+
 def test_a_replica_that_is_sealed_already_has_the_last_word() -> None:
     decision = choose(length(5), sealed(9), length(12))
     assert (decision.length, decision.sealed_before, decision.all_took_part) == (9, (2,), False)
