@@ -190,8 +190,8 @@ class SimNetwork:
 
     def crash(self, host: str, *, gone: bool = False) -> None:
         """The host's servers crash, and the connections that it made as a client end. It is not paused any more.
-        `gone`: so is who used these connections, and neither hears of it nor makes others, until somebody serves there
-        or makes a channel: a dead process has no last word."""
+        `gone`: so is who used these connections; whatever is left of it makes no others, until somebody serves there or
+        makes a channel: a dead process has no last word."""
         self.note(f"crash {host}")
         if gone:
             self._gone[host] = None
@@ -200,7 +200,7 @@ class SimNetwork:
                 server.crash()
         for connection in self._connections_of(host):
             if connection.client_host == host:
-                connection.cut(told=not gone)
+                connection.cut()
         if self.is_paused(host):
             self.resume(host)
 

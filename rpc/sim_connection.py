@@ -93,23 +93,25 @@ class Connection:
 
     # --- trouble ---------------------------------------------------------------------------------------------
 
-    def cut(self, *, told: bool = True) -> None:
-        """The network, or the client's host, loses the connection. Not `told`: the client's process is gone."""
+    def cut(self) -> None:
+        """The network, or the client's host, loses the connection."""
         self._network.note(f"cut #{self._number} {self.client_host} {self.address}")
         self._up.cut(late_s=self._draw_late_s())
         client, self._client = self._client, None
         self._down.shut()
         self._up.send(_END, extra_s=self._draw_late_s())  # until then its handlers go on
         self._forget_if_over()
-        if client is not None and told:
+        if client is not None:
             client.on_ended("the connection was cut")
 
     def void(self) -> None:
-        """The client's process is gone, and was about to connect: nothing is sent, and nothing comes of it."""
-        self._client = None
+        """The client's process is gone, and was about to connect: nothing is sent, and what it waits for fails."""
+        client, self._client = self._client, None
         self._up.shut()
         self._down.shut()
         self._forget_if_over()
+        if client is not None:
+            asyncio.get_running_loop().call_soon(client.on_ended, "this process is gone")
 
     def crash_server(self) -> None:
         """The server's process is gone; of what it had sent, a part arrives."""
