@@ -73,7 +73,7 @@ _policies: dict[Policy, bytes] = {}
 _labels: dict[Labels, tuple[bytes, ...]] = {}
 
 _CALL = struct.Struct("<BQBQBIBIBQBQBQ")  # tag and value of each field of a `StreamCall`
-_LINKED_BY = b"\x72" + SMALL[_CALL.size]
+LINKED_BY = b"\x72" + SMALL[_CALL.size]
 _INCARNATION = struct.Struct("<Q")
 
 K = TypeVar("K")
@@ -139,7 +139,7 @@ def encode_extent(extent: Extent, body: bytes = b"") -> bytes:
         encoded = encoded_seal(seal)
         parts += (b"\x2a", SMALL[len(encoded)], encoded)
     if confirmed:
-        parts.append(_confirmed.get(confirmed) or keep(_confirmed, confirmed, _packed_nodes(confirmed)))
+        parts.append(packed_nodes(confirmed))
     if all_took_part:
         parts.append(b"\x38\x01")
     if conflict:
@@ -159,16 +159,13 @@ def sealed_record(body: bytes, eversion: int, seal: bytes) -> bytes:
     return b"".join((body, b"\x18", version, b"\x2a", SMALL[len(seal)], seal, b"\x38\x01"))
 
 
-def confirmed_record(body: bytes, eversion: int, seal: bytes, digest: bytes, confirmed: tuple[int, ...]) -> bytes:
-    """The same of one that was sealed so, when all its replicas have confirmed this digest."""
-    seal += b"\x1a" + SMALL[len(digest)] + digest
-    version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
-    nodes = _confirmed.get(confirmed) or keep(_confirmed, confirmed, _packed_nodes(confirmed))
-    return b"".join((body, b"\x18", version, b"\x2a", SMALL[len(seal)], seal, nodes, b"\x38\x01"))
-
-
-def _packed_nodes(node_ids: tuple[int, ...]) -> bytes:
-    return b"\x32" + sized(b"".join([varint(node_id) for node_id in node_ids]))
+def packed_nodes(node_ids: tuple[int, ...]) -> bytes:
+    """Those that have confirmed."""
+    found = _confirmed.get(node_ids)
+    if found is None:
+        packed = b"\x32" + sized(b"".join([varint(node_id) for node_id in node_ids]))
+        found = keep(_confirmed, node_ids, packed)
+    return found
 
 
 def encoded_seal(seal: ExtentSeal | None) -> bytes:
@@ -249,7 +246,7 @@ def new_stem(stream: Stream) -> bytes:
     parts += (b"\x3a", encoded_policy(stream.policy), b"\x50", VARINTS[stream.created_ms])
     parts += [b"\x42" + sized(label) for label in encoded_labels(stream.labels)]
     if stream.made_by is not None:
-        parts += (b"\x6a", sized(_encode_call(stream.made_by)))
+        parts += (b"\x6a", sized(encode_call(stream.made_by)))
     return b"".join(parts)
 
 
@@ -281,54 +278,13 @@ def stream_record(
     for encoded in young:
         parts += (b"\x62", SMALL[len(encoded)], encoded)
     if linked_by is not None:
-        parts += (_LINKED_BY, _encode_call(linked_by))
+        parts += (LINKED_BY, encode_call(linked_by))
     if after_hole:
         parts += (b"\x7a", sized(b"".join(map(varint, after_hole))))
     return b"".join(parts)
 
 
-def rolled_stream(
-    before_ids: bytes,
-    ids: bytes,
-    between: bytes,
-    version: int,
-    sealed: bytes,
-    opened: bytes,
-    linked_by: StreamCall | None,
-    behind: bytes,
-) -> bytes:
-    """The same of a stream that is not sealed after a usual roll: with two young extents, and with what `fixed_parts`
-    gave for it between and behind what changes. `before_ids` is its stem."""
-    size = len(ids)
-    return b"".join(
-        (
-            before_ids,
-            b"\x48",
-            SMALL[version] if version <= SMALL_MAX else varint(version),
-            b"\x2a",
-            SMALL[size] if size <= SMALL_MAX else varint(size),
-            ids,
-            between,
-            b"\x62",
-            SMALL[len(sealed)],
-            sealed,
-            b"\x62",
-            SMALL[len(opened)],
-            opened,
-            _LINKED_BY + _encode_call(linked_by) if linked_by is not None else b"",
-            behind,
-        )
-    )
-
-
-def fixed_parts(stream: Stream) -> tuple[bytes, bytes]:
-    """What no roll changes of a stream's record, before its young extents and at the end of it."""
-    between = b"\x58" + varint(stream.truncated_before) if stream.truncated_before else b""
-    behind = b"\x7a" + sized(b"".join(map(varint, stream.after_hole))) if stream.after_hole else b""
-    return between, behind
-
-
-def _encode_call(call: StreamCall) -> bytes:
+def encode_call(call: StreamCall) -> bytes:
     client_id, call_id, (method_id, crc32c, created_ms, _, extents, _) = call
     sealed_id, linked_id = extents or (0, 0)
     how = (0x09, client_id, 0x11, call_id, 0x1D, method_id, 0x25, crc32c, 0x29, created_ms)

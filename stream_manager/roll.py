@@ -18,7 +18,7 @@ from neve.meta.txn import ITEM_BYTES
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.fields import SMALL, varint
 from neve.rpc.service import Encoded
-from neve.stream_manager import describe
+from neve.stream_manager import describe, rolled_records
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
 from neve.stream_manager.changes import YOUNG_WINDOW, OwnerClaim, Ready, Rolled
@@ -76,7 +76,7 @@ class AtHand:
         self.claims: dict[bytes, OwnerClaim] = {self.lock_key: OwnerClaim(stream.lock, 0)}
         self.size_bytes = 3 * ITEM_BYTES + 2 * len(self.stream_key) + len(self.lock_key)  # of a roll without its record
         self.stem = codec.new_stem(stream)
-        self.between, self.behind = codec.fixed_parts(stream)
+        self.between, self.behind = rolled_records.fixed_parts(stream)
         self.info_stem = describe.new_stem(stream)
         self.info_rest = describe.rest_of_info(stream)
         self.ids = codec.packed_ids(stream)
@@ -184,7 +184,7 @@ class Rolls:
         sealed = tail.sealed_at(length, all_took_part=True)
         seal = hand.seal = codec.encoded_seal(sealed.seal)
         call = mutation.stream_call((stream.stream_id,), (tail.extent_id, successor_id))
-        record = codec.rolled_stream(
+        record = rolled_records.rolled_stream(
             hand.stem,
             ids,
             hand.between,
@@ -220,7 +220,7 @@ class Rolls:
         if digest and hand.before_body and before.all_took_part and not before.conflict:
             confirmed = before.confirmed_by_all(digest)
             nodes, seal = confirmed.confirmed, hand.before_seal
-            return codec.confirmed_record(hand.before_body, before.eversion, seal, digest, nodes), confirmed
+            return rolled_records.confirmed_record(hand.before_body, before.eversion, seal, digest, nodes), confirmed
         confirmed = believed(self._ctx, before, heard.confirmed, heard.asked_at) or before
         return codec.encode_extent(confirmed, hand.before_body), confirmed
 
