@@ -55,7 +55,7 @@ NUMBERS = (
     "SealedFile.pins",
     "Share.used_bytes",
     "StoreState._orders",
-    "TurnLock._held",
+    "TurnLock.held",
     "_Session.in_flight_bytes",
 )
 
@@ -126,6 +126,7 @@ MANAGER: Bounds = {
     "NodeStatus.gone_disks_since_s": 8,
     "OwnerChecks._seen": "streams",
     "Places._around": "disks",
+    "Places._threes": "extents",  # of those places that new extents were given
     "Registry._candidates": "nodes",
     "Registry._changed": "nodes",
     "Registry._statuses": "nodes",
@@ -147,6 +148,7 @@ CLIENT: Bounds = {
     "ManagerLink._managers": 8,
     "NodeHistory._failed_s": "nodes",
     "NodeSenders._senders": "nodes",
+    "ReadPlan._requests": 8,  # of the last plan, by replica
     "SourceHistory._nodes": "nodes",
     "SourceHistory._orders": "extents",
     "SourceHistory._orders[][]": 8,
