@@ -112,7 +112,6 @@ MANAGER: Bounds = {
     "Allocator._prepared": "streams",
     "Allocator._prepared_ids": "streams",
     "AtHand.claims": 1,
-    "BadReplicas._recent": "extents",
     "Batcher._lanes": 8,
     "Collector._odd": "nodes",
     "Collector._odd[]": "extents",

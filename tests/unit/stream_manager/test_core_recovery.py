@@ -177,7 +177,7 @@ def test_what_is_given_back_is_there_for_the_next_one() -> None:
     shares = [Share((1, 2), 1 << 20), Share((1, 3), 3 << 20)]
     for share in shares:
         bounds.take(share)
-    assert (bounds.tasks_left, bounds.rate(), bounds.busy()) == (0, 0, {1})
+    assert (bounds.tasks_left, bounds.rate(), bounds.busy()) == (0, 0, frozenset({1}))
     bounds.give_back(shares[1])
     assert (bounds.tasks_left, bounds.rate(), bounds.busy()) == (1, 3 << 20, frozenset())
     bounds.give_back(shares[0])
