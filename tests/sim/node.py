@@ -42,7 +42,7 @@ from neve.rpc.service import Service
 from neve.rpc.sim import SimNetwork
 from tests.sim.disk import SimFileSystem
 from tests.sim.disk_nodes import PowerCutMode
-from tests.sim.processes import Clock, Process, ProcessFileSystem
+from tests.sim.processes import Clock, Process, ProcessFileSystem, lasting
 
 CLUSTER = "test"
 PORT = 3501
@@ -213,7 +213,7 @@ class SimNode:
         self.serving = True
         self._tasks = []
         if self._managers:
-            self._tasks.append(process.spawn(self.registrar.run(), name=f"{self.host} registrar"))
+            self._tasks.append(lasting(process.spawn(self.registrar.run(), name=f"{self.host} registrar")))
         if self._scrub_interval_s:
             scrubber = Scrubber(
                 self.store,
@@ -223,7 +223,7 @@ class SimNode:
                 round_interval_s=self._scrub_interval_s,
                 reporter=self.host,
             )
-            self._tasks.append(process.spawn(scrubber.run(), name=f"{self.host} scrubber"))
+            self._tasks.append(lasting(process.spawn(scrubber.run(), name=f"{self.host} scrubber")))
 
     async def stop(self) -> None:
         """SIGTERM. What it leaves behind is in `left` and `left_open`."""

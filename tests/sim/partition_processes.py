@@ -41,7 +41,7 @@ from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
 from tests.sim.node import CLUSTER
-from tests.sim.processes import Clock, Process
+from tests.sim.processes import Clock, Process, lasting
 
 CLIENT_OPTIONS = dataclasses.replace(
     OPTIONS, writer_bytes_max=200_000, buffer_bytes_max=2_000_000, block_payload_bytes_max=20_000
@@ -209,7 +209,10 @@ class SimPartitionServer(SimProcess):
             loads=lambda: loads_of(self.host_),
             rng=rng,
         )
-        self._tasks = [asyncio.ensure_future(self.registration.run()), asyncio.ensure_future(self._serve())]
+        self._tasks = [
+            lasting(asyncio.create_task(self.registration.run(), name=f"{self.host} registration")),
+            lasting(asyncio.create_task(self._serve(), name=f"{self.host} serve")),
+        ]
 
     async def _serve(self) -> None:
         await self.registration.registered.wait()

@@ -203,6 +203,19 @@ def was_cut_off(future: Any) -> bool:
     return process is not None and process.killed and not process.stopped
 
 
+def lasting(task: asyncio.Task[T]) -> asyncio.Task[T]:
+    """One that runs for as long as its process does: if it dies of an error, the loop's exception handler hears so at
+    once, whoever looks at the task later."""
+    task.add_done_callback(_tell_death)
+    return task
+
+
+def _tell_death(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": f"{task.get_name()} has died", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
+
+
 def owner_is_killed() -> bool:
     """Whether this is done by a process that has ended: what is left of one is being cancelled, and nobody hears it."""
     process = _OWNER.get()

@@ -8,6 +8,7 @@ import gc
 import pytest
 
 from neve.client.types import Position
+from neve.extent_node.scrubber import Scrubber
 from neve.proto.errors import NotFound
 from tests.sim import checkers, stories
 from tests.sim.client import OPTIONS
@@ -101,6 +102,30 @@ def test_an_error_that_nobody_looks_at_fails_a_story_unless_its_process_was_kill
         story()
     else:
         with pytest.raises(AssertionError, match="never retrieved"):
+            story()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_task_of_a_node_that_dies_fails_a_story_unless_the_node_is_killed_first(
+    killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(_: Scrubber) -> None:
+        await asyncio.sleep(1)
+        raise RuntimeError("no more scrubbing")
+
+    monkeypatch.setattr(Scrubber, "run", dies)
+
+    @simulated(nodes=3, node_options={"scrub_interval_s": 60.0})
+    async def story(cluster: SimCluster) -> None:
+        if killed:
+            for node in cluster.nodes.values():
+                node.kill()
+        await asyncio.sleep(2)
+
+    if killed:
+        story()
+    else:
+        with pytest.raises(AssertionError, match=r"scrubber has died: .*no more scrubbing"):
             story()
 
 
