@@ -113,6 +113,7 @@ class SimProcess:
         await process.run(self._stop())
         if self.process is process:
             self.left = [*process.tasks(), *self._cluster.network.held_by(self.host)]
+            process.stopped = True
             self.kill()
 
     async def _stop(self) -> None:

@@ -125,6 +125,21 @@ async def a_task(world: PartitionWorld) -> None:
     process.spawn(asyncio.sleep(1e9))
 
 
+@spoils("exception was never retrieved: RuntimeError")
+async def an_error_that_a_server_has_not_looked_at_when_it_has_stopped(world: PartitionWorld) -> None:
+    server, loop = a_server(world), asyncio.get_running_loop()
+    process = server.process
+    assert process is not None
+    unseen = process.enter(loop.create_future)
+    unseen.set_exception(RuntimeError("nobody looks"))
+
+    def keep(unseen: asyncio.Future[None]) -> None:
+        if server.running:
+            loop.call_later(0.1, keep, unseen)
+
+    keep(unseen)
+
+
 @spoils("partitions share its memory")
 async def a_share_of_memory(world: PartitionWorld) -> None:
     a_server(world).around.memory.share()
