@@ -111,7 +111,7 @@ class RecordingClient:
         self._recorder = recorder
         self._timeout_s = timeout_s
         self.name = name
-        self.error: errors.NeveError | None = None  # the last one of a scan
+        self.error: errors.NeveError | None = None  # the last one of a get or a scan
 
     async def get(self, key: bytes) -> bytes | None:
         operation = self._recorder.begin(self.name, Kind.GET, key)
@@ -121,6 +121,7 @@ class RecordingClient:
             self._recorder.end(operation, Outcome.DONE)
             return None
         except errors.NeveError as error:
+            self.error = error
             self._recorder.failed(operation, error)
             return None
         self._recorder.end(operation, Outcome.DONE, seen_value=found.value, seen_version=found.info.version)

@@ -35,6 +35,7 @@ async def check_objects(users: KeyValueUsers, client: KeyValueClient) -> None:
     assert twins[0] == twins[1], f"a batch was done by half: {twins}"
     for key in HOT_KEYS:
         await last.get(key)
+        assert last.error is None, f"the last get of {key!r} failed: {last.error!r}"
     assert_linearizable(users.recorder.history)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,13 @@ from neve.meta import keys
 from neve.meta.lock import lock_key
 from neve.proto import extent_node_pb2 as en
 from neve.proto import methods
+from neve.proto.errors import Overloaded
 from neve.stream_manager.nodes_part import ClusterNodes
 from tests.history.history import Kind, Outcome
 from tests.sim import checkers, stories
 from tests.sim.cluster import ROOT, SimCluster, run_story
 from tests.sim.coverage import Coverage
-from tests.sim.kv_uses import TWINS
+from tests.sim.kv_uses import HOT_KEYS, TWINS
 from tests.sim.partition_processes import SimPartitionServer
 from tests.sim.partition_world import PartitionWorld, Setup
 
@@ -76,6 +78,23 @@ async def a_value_that_nobody_put(world: PartitionWorld) -> None:
 @spoils("a batch was done by half")
 async def half_of_a_batch(world: PartitionWorld) -> None:
     await (await world.partitions.kv()).put(TWINS[0], b"alone")
+
+
+@spoils(r"the last get of b'.*' failed: Overloaded")
+async def a_key_that_cannot_be_got(world: PartitionWorld) -> None:
+    connected = world.users.connected
+
+    async def refused(key: bytes, **_: Any) -> Any:
+        raise Overloaded(what=f"gets of {key!r}")
+
+    async def connect(name: str) -> Any:
+        client = await connected(name)
+        if client is not None and name == "last":
+            get = client.kv.get
+            client.kv.get = lambda key, **how: (refused if key in HOT_KEYS else get)(key, **how)  # type: ignore[method-assign]
+        return client
+
+    world.users.connected = connect  # type: ignore[method-assign]
 
 
 # --- the map --------------------------------------------------------------------------------------------------
