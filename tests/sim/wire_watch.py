@@ -128,6 +128,7 @@ class WireWatch:
             asked.deposed = held is None or held.mod_revision != owner.token
             asked.leaders = len(self._etcd.leaders)
         if len(self._asked) >= CALLS_KEPT_MAX:
+            self._wrong(f"{len(self._asked)} calls wait for answers: too many to judge these")
             self._asked.clear()
         self._asked[pipe.name, frame.call_id] = asked
 

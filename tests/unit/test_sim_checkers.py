@@ -10,7 +10,7 @@ import pytest
 from neve.client.types import Position
 from neve.extent_node.scrubber import Scrubber
 from neve.proto.errors import NotFound
-from tests.sim import checkers, stories
+from tests.sim import checkers, stories, wire_watch
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster, simulated
 from tests.sim.coverage import Coverage
@@ -127,6 +127,18 @@ def test_a_task_of_a_node_that_dies_fails_a_story_unless_the_node_is_killed_firs
     else:
         with pytest.raises(AssertionError, match=r"scrubber has died: .*no more scrubbing"):
             story()
+
+
+def test_calls_that_are_too_many_to_judge_their_answers_fail_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_watch, "CALLS_KEPT_MAX", 1)
+
+    @simulated(nodes=3)
+    async def story(cluster: SimCluster) -> None:
+        stream = await cluster.create_stream(replicas=3)
+        await (await (await cluster.client("writer")).writer(stream.id)).append()
+
+    with pytest.raises(AssertionError, match="too many to judge"):
+        story()
 
 
 @simulated()
