@@ -59,6 +59,12 @@ def test_a_counterexample_is_told_step_by_step(capsys: pytest.CaptureFixture[str
     assert told[-1].startswith("G4: ")
 
 
+def test_a_rule_that_is_not_there_cannot_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--without", "nosuch"])
+    assert "there is no switch 'nosuch'; there are: " in capsys.readouterr().err
+
+
 def test_a_configuration_that_outgrows_its_bound_proves_nothing() -> None:
     with pytest.raises(TooManyStates):
         explore(CONFIGURATIONS["owners"].model(), states_max=100)

@@ -7,7 +7,7 @@
     python -m tests.sim --bugs                     deliberate bugs: each must be found (tests/sim/bugs)
 
 The exit code is 1 if a story fails or, with 150 and more of them, if a kind of trouble never happened (16 in the larger
-world) or a method never answered.
+world) or a method never answered; fewer stories say that they do not judge this.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--log", action="store_true", help="with --seed: what the processes log")
     parser.add_argument("--bugs", nargs="*", metavar="NAME", help="deliberate bugs, all or these")
     options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs: {options.jobs} are too few")
+    if options.seed is not None and options.seeds:
+        parser.error("--seed is one story, --seeds are many: choose")
+    if options.events is not None and options.seed is None:
+        parser.error("--events: it is a part of one story: which --seed?")
+    for name in ("seed", "events"):
+        if (getattr(options, name) or 0) < 0:
+            parser.error(f"--{name}: {getattr(options, name)} is below 0")
     if options.bugs is not None:
         from tests.sim.bugs.hunt import hunt_all  # the bugs change modules: nobody else shall load them
 

@@ -88,7 +88,11 @@ def run_many(seeds: list[int], *, jobs: int, short: bool, world: str = DEFAULT_W
     if failed:
         how = " --short" * short + f" --world {world}" * (world != DEFAULT_WORLD)
         print("failed: " + " ".join(map(str, sorted(failed))) + "; replay one with --seed" + how)
-    enough = len(seeds) >= KINDS_SEEDS_MIN[world], len(seeds) >= METHODS_SEEDS_MIN
+    least = {"troubles never met": KINDS_SEEDS_MIN[world], "methods never answered": METHODS_SEEDS_MIN}
+    for what, count in least.items():
+        if len(seeds) < count:
+            print(f"{what}: not judged, that takes {count} stories")
+    enough = [len(seeds) >= count for count in least.values()]
     return 1 if failed or (missing and enough[0]) or (uncalled and enough[1]) else 0
 
 
