@@ -7,7 +7,8 @@
 
 Invariants: only tests that test a core directly count: what a story of a whole cluster would find is another matter;
             a mutant that no test runs through counts as one that survived;
-            the score is of what was checked, and how much that was stands beside it.
+            the score is of what was checked, and how much that was stands beside it; the exit code is 1 if a core's
+            mutants were not all come to.
 Neighbours: docs/reliability.md has the table.
 
 The folders at the top are sub-packages of `neve` only once installed, and mutmut wants to see modules where they are
@@ -64,7 +65,8 @@ settings.register_profile("mutants", deadline=None, derandomize=True)
 settings.load_profile("mutants")
 """
 KILLED = frozenset({1, 3, 36, 24, -24, 152, 255})  # mutmut's codes: a test failed, or did not come to its end
-NOT_CHECKED = frozenset({None, 2, 34})
+LEFT = frozenset({None, 2})  # the run was over before it came to them
+NOT_CHECKED = LEFT | {34}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +75,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="at most about so long")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
+    names = [core.rpartition("/")[2] for core in CORES]
+    if unknown := [name for name in options.cores if name not in names]:
+        parser.error(f"there is no {', '.join(unknown)}: there are {', '.join(names)}")
     chosen = [core for core in CORES if not options.cores or core.rpartition("/")[2] in options.cores]
-    if not chosen:
-        parser.error(f"none of {options.cores}: there are {', '.join(core.rpartition('/')[2] for core in CORES)}")
     build_tree(chosen)
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(options.jobs)]
     try:
@@ -111,8 +114,9 @@ def build_tree(cores: Sequence[str]) -> None:
 
 
 def report(cores: Sequence[str]) -> int:
-    """A row for each; the survivors below."""
+    """A row for each; the survivors below. 1 if not all mutants of one were come to."""
     survivors: list[str] = []
+    unchecked: list[str] = []
     print("| core | mutants | checked | killed | score |\n|---|---|---|---|---|")
     for core in cores:
         meta = TREE / "mutants" / "neve" / f"{core}.py.meta"
@@ -121,9 +125,13 @@ def report(cores: Sequence[str]) -> int:
         killed = Counter(code in KILLED for code in checked.values())[True]
         score = f"{killed / len(checked):.0%}" if checked else "-"
         print(f"| {core} | {len(codes)} | {len(checked)} | {killed} | {score} |")
+        if not codes or not LEFT.isdisjoint(codes.values()):
+            unchecked.append(core)
         survivors += [name for name, code in checked.items() if code not in KILLED]
     print("\nsurvivors:", *survivors, sep="\n  ")
-    return 0
+    if unchecked:
+        print(f"\nnot all come to: {', '.join(unchecked)}")
+    return 1 if unchecked else 0
 
 
 if __name__ == "__main__":
