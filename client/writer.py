@@ -155,6 +155,8 @@ class Writer:
         is appended if there is no room for all of them. The list is kept, and must not change."""
         if self._error is not None:
             raise self._over()
+        if {*map(type, payloads)} - {bytes}:
+            raise InvalidArgument(what="payloads", detail="bytes, each of them")
         sizes = list(map(len, payloads))
         if not sizes or max(sizes) > self._core.payload_bytes_max:
             raise InvalidArgument(what="payloads", detail=f"1 or more, of {self._core.payload_bytes_max} bytes at most")

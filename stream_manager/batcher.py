@@ -24,6 +24,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from neve.meta.election import Leadership
@@ -200,7 +201,14 @@ class Batcher:
             if self._in_flight and self._queued_items < ITEMS_MAX:
                 return
             self._in_flight += 1
-            lane.task = asyncio.get_running_loop().create_task(self._carry(lane, self._take_batch()))
+            batch = self._take_batch()
+            lane.task = asyncio.get_running_loop().create_task(self._carry(lane, batch))
+            lane.task.add_done_callback(partial(self._on_carried, batch))
+
+    def _on_carried(self, batch: _Batch, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled before its first step has told nobody."""
+        if task.cancelled() and self._ended is not None:
+            self._fail_all(batch.pending, self._fresh_end())
 
     def _take_batch(self) -> _Batch:
         """From the head of the queue, as many as fit and do not get in each other's way."""

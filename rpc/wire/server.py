@@ -54,6 +54,8 @@ class WireServer:
         self.reply_budget = ByteBudget(limits.server_bytes_max)
         self.request_bytes = 0
         self.held: set[ServerConnection] = set()  # wait for room for a frame
+        self._resuming = False  # gives them room, now
+        self._room_again = False  # there is more of it since the last look at them
         self.connections: set[ServerConnection] = set()
         self.draining = False
         self._tls = Reloading(tls, server_context) if tls is not None else None
@@ -130,11 +132,24 @@ class WireServer:
             self._idle.set()
 
     def resume_held(self) -> None:
-        """Give room to connections that wait for it, until one still does not fit."""
-        for connection in list(self.held):
-            if self.request_bytes >= self.limits.server_bytes_max:
-                return
-            connection.resume_if_admitted()
+        """Give room to connections that wait for it, until one still does not fit.
+
+        A request that is let in may be answered at once, and so give room to the next one, from inside of this: that
+        is left to the call that is under way, or every connection that waits would be one more on the stack.
+        """
+        self._room_again = True
+        if self._resuming:
+            return
+        self._resuming = True
+        try:
+            while self._room_again:
+                self._room_again = False
+                for connection in list(self.held):
+                    if self.request_bytes >= self.limits.server_bytes_max:
+                        break
+                    connection.resume_if_admitted()
+        finally:
+            self._resuming = False
 
     # --- accepting -------------------------------------------------------------------------------------------
 

@@ -190,8 +190,8 @@ class ServerConnection(Connection):
             call = self.calls[prelude.call_id] = WireCall(self, route, prelude, attachment)
             self.end_call(call, error)
             return True
-        self._release_request(PRELUDE_BYTES + prelude.body_bytes)
         self.send(frame)
+        self._release_request(PRELUDE_BYTES + prelude.body_bytes)
         return True
 
     def _await_answer(self, route: Route, request: Any, call: WireCall) -> None:

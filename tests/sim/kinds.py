@@ -75,6 +75,9 @@ PARTITION_KINDS = (
     "partitions merged",
 )
 
+# Bits of a journal flip only where records that count are in one: a few stories may come to none.
+RARE_KINDS = ("bits flipped in a journal",)
+
 KINDS = {"streams": ALL_KINDS, "partitions": (*ALL_KINDS, *PARTITION_KINDS)}  # by world
 
 # What is not here is called by people and tools alone, or so seldom that 150 stories may do without.

@@ -5,13 +5,15 @@ Neighbours: scenario tests. Each call comes from a host of its own name, whose l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import from_message
 from neve.proto.method import Method, Rep, Req
+from neve.rpc.service import Channel
 from neve.stream_manager.records import Extent
 from tests.sim.client import SimClient, SimWriter
 from tests.sim.cluster import SimCluster
@@ -19,6 +21,15 @@ from tests.sim.node import CLUSTER
 from tests.unit.extent_node.store_rig import segment
 
 TIMEOUT_S = 5.0
+
+
+@asynccontextmanager
+async def closing(channel: Channel) -> AsyncIterator[None]:
+    """Each call has a connection of its own, and leaves none."""
+    try:
+        yield
+    finally:
+        await channel.close()
 
 
 async def append(
@@ -36,9 +47,10 @@ async def append(
     message, body = segment(extent.extent_id, offset, blocks, token=token, eversion=extent.eversion, no_sync=no_sync)
     channel = cluster.network.channel(host, cluster.nodes[node_id].address, cluster=CLUSTER)
     request = en.AppendBlockRequest(segments=[message])
-    reply = await channel.call(
-        methods.EXTENT_NODE_APPEND_BLOCK, request, timeout_s=TIMEOUT_S, attachment=[body] if body else []
-    )
+    async with closing(channel):
+        reply = await channel.call(
+            methods.EXTENT_NODE_APPEND_BLOCK, request, timeout_s=TIMEOUT_S, attachment=[body] if body else []
+        )
     result = reply.message.results[0]
     if result.HasField("error"):
         raise from_message(result.error)
@@ -49,13 +61,15 @@ async def read(cluster: SimCluster, node_id: int, extent_id: int, offset: int = 
     """What one replica gives to readers from there on."""
     channel = cluster.network.channel("by-hand", cluster.nodes[node_id].address, cluster=CLUSTER)
     request = en.ReadBlockRequest(extent_id=extent_id, offset=offset, max_bytes=1 << 20)
-    return bytes((await channel.call(methods.EXTENT_NODE_READ_BLOCK, request, timeout_s=TIMEOUT_S)).attachment)
+    async with closing(channel):
+        return bytes((await channel.call(methods.EXTENT_NODE_READ_BLOCK, request, timeout_s=TIMEOUT_S)).attachment)
 
 
 async def ask(cluster: SimCluster, number: int, method: Method[Req, Rep], request: Req) -> Rep:
     """One manager, whether it leads or not."""
     channel = cluster.network.channel("by-hand", cluster.managers[number].address, cluster=CLUSTER)
-    return (await channel.call(method, request, timeout_s=TIMEOUT_S)).message
+    async with closing(channel):
+        return (await channel.call(method, request, timeout_s=TIMEOUT_S)).message
 
 
 async def order(client: SimClient, method: Method[Req, Rep], request: Req) -> Rep:

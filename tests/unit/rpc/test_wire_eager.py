@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from neve.proto import errors
-from neve.rpc.limits import Limits
+from neve.rpc.limits import KIB, Limits
 from neve.rpc.service import Call, Service, eager, now
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
@@ -177,3 +177,24 @@ async def test_what_is_answered_now_does_not_overtake_one_that_came_before() -> 
         assert servicer.story == ["start hang", "start hang", "start now 1", "start now 2"]
         servicer.release.set()
         await asyncio.gather(*hanging)
+
+
+async def test_many_connections_that_wait_for_room_are_let_in_one_after_the_other() -> None:
+    """Each is answered at once, and gives its room to the next one: that must not go deeper with every connection."""
+    limits = Limits(server_bytes_max=64 * KIB)
+    async with eager_server(limits) as (server, channel, servicer):
+        large = asyncio.ensure_future(
+            channel.call(methods.CONFORMANCE_HANG, pb.HangRequest(), timeout_s=30, attachment=[bytes(64 * KIB - 100)])
+        )
+        others = [WireChannel(channel.address, cluster="c") for _ in range(200)]
+        request = pb.DoRequest(text="x" * 200)
+        while not server.request_bytes:
+            await asyncio.sleep(0.01)
+        calls = [asyncio.ensure_future(each.call(methods.CONFORMANCE_DO, request, timeout_s=30)) for each in others]
+        while len(server.held) < len(others):
+            await asyncio.sleep(0.01)
+        servicer.release.set()
+        await asyncio.gather(*calls, large)
+        assert not server.held
+        assert not server.request_bytes
+        await asyncio.gather(*(each.close() for each in others))

@@ -424,3 +424,13 @@ async def test_what_one_change_compares_is_not_written_by_another_in_the_same_tr
         assert isinstance(results[0], int)
         assert isinstance(results[1], int)
         assert results[0] < results[1]
+
+
+async def test_a_batch_whose_task_has_not_begun_is_told_of_the_end_of_the_term() -> None:
+    rig = await Rig.make()
+    told: list[object] = []
+    rig.batcher.submit(rig.node(1), lambda _, error: told.append(type(error)))
+    asyncio.get_running_loop().call_soon(rig.batcher.end, "over")  # before its task's first step
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == [NotLeader]
