@@ -25,7 +25,7 @@ from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import encode_block
-from neve.proto.errors import Internal, ShuttingDown
+from neve.proto.errors import Internal, InvalidArgument, ShuttingDown
 from tests.sim.processes import Process
 from tests.unit.client.rig import Rig, payloads_of, read_all, run
 from tests.unit.client.scripted_manager import ROOT
@@ -617,5 +617,20 @@ def test_appends_end_as_unknown_when_no_extent_can_be_had() -> None:
             assert writer.error is not None
             assert writer.stats.held_bytes == 0
             await writer.close()
+
+    run(story)
+
+
+def test_a_list_with_something_else_than_bytes_is_refused_and_harms_no_other_writer() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client() as neve:
+            streams = [await neve.create_stream() for _ in range(2)]
+            async with neve.writer(streams[0].id) as wrong, neve.writer(streams[1].id) as other:
+                pending = other.submit(b"one")
+                with pytest.raises(InvalidArgument, match="payloads"):
+                    wrong.submit_many([b"bytes", "text"])  # type: ignore[list-item]
+                await pending
+                await wrong.append(b"two")
+            assert [await payloads_of(neve, stream.id) for stream in streams] == [[b"two"], [b"one"]]
 
     run(story)
