@@ -23,14 +23,14 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from neve.client.options import ClientOptions
-from neve.client.types import Stream
-from neve.proto.blocks import HEADER_BYTES, verify
-from neve.proto.errors import NeveError
+from neve.client.types import Position, Stream
+from neve.proto.blocks import HEADER_BYTES, split_record, verify
+from neve.proto.errors import INT64_MAX, NeveError
 from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
 from neve.stream_manager.core_health import HealthConfig
@@ -53,7 +53,6 @@ REAL_LIMIT_S = 240.0
 EXTENT_BYTES = 4000
 UNTIL_S = 300.0  # virtual: far above what any repair takes
 LEASE_TTL_S = 3
-BEGINNING_BYTES = 24  # of a payload, enough to tell which one it is
 
 
 def sim_config(**changes: Any) -> ManagerConfig:
@@ -313,8 +312,9 @@ class SimCluster:
         attempt.future.add_done_callback(lambda _: self._check_everywhere(attempt))
 
     def _check_everywhere(self, attempt: Attempt) -> None:
-        """G1: what was acknowledged is on every replica, at that moment. A node that does not serve may have it in its
-        journal alone; what it says when it is back is compared with what it has said (wire_watch.py)."""
+        """G1: what was acknowledged is on every replica, at that moment, with all of its blocks. A node that does not
+        serve may have it in its journal alone; what it says when it is back is compared with what it has said
+        (wire_watch.py)."""
         position = attempt.position
         if position is None:
             return
@@ -323,23 +323,33 @@ class SimCluster:
             told = f"{attempt.payload[:40]!r} is acknowledged at {position}, {newer.owner} had found {newer.found} (G5)"
             self.violations.append(told)
         state = next((each.term.state for each in self.managers.values() if each.term is not None), None)
-        extent = (state or self.stored_state()).extents.get(position.extent_id)
-        if extent is None:
-            return
-        begins = attempt.payload[:BEGINNING_BYTES]
+        extents = (state or self.stored_state()).extents
         session = self.ledger.sessions[attempt.session - 1]
         weak = session.weak or not self.synced
-        if not session.weak:
-            self.note_acknowledged(position.extent_id, position.offset + HEADER_BYTES + len(begins))
-        for node_id in extent.node_ids:
-            node = self.nodes[node_id]
-            if node_id in self.unreliable or node.repairs or not node.serving:
+        for extent_id, offset, payload in self._blocks_of(attempt.payload, position):
+            extent = extents.get(extent_id)
+            if extent is None:
                 continue
-            if weak and node.lost_cache:
-                continue
-            if node.peek(position.extent_id, position.offset + HEADER_BYTES, len(begins)) != begins:
-                told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and not on node {node_id} (G1)"
-                self.violations.append(told)
+            if not session.weak:
+                self.note_acknowledged(extent_id, offset + HEADER_BYTES + len(payload))
+            for node_id in extent.node_ids:
+                node = self.nodes[node_id]
+                if node_id in self.unreliable or node.repairs or not node.serving:
+                    continue
+                if weak and node.lost_cache:
+                    continue
+                if node.peek(extent_id, offset + HEADER_BYTES, len(payload)) != payload:
+                    told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and its {len(payload)} bytes"
+                    self.violations.append(f"{told} at {extent_id}:{offset} are not on node {node_id} (G1)")
+
+    def _blocks_of(self, payload: bytes, position: Position) -> Iterator[tuple[int, int, bytes]]:
+        """Extent, offset and payload of each block of a record: it goes over the end of an extent that is sealed."""
+        extent_id, offset = position
+        for _, block in split_record(payload, payload_bytes_max=OPTIONS.block_payload_bytes_max):
+            while offset >= self.etcd.seals.get(extent_id, INT64_MAX) and extent_id in self.etcd.behind:
+                extent_id, offset = self.etcd.behind[extent_id], 0
+            yield extent_id, offset, bytes(block)
+            offset += HEADER_BYTES + len(block)
 
     def note_acknowledged(self, extent_id: int, end: int) -> None:
         """A writer was told that all before `end` is safe: no seal may be shorter (G2)."""

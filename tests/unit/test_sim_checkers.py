@@ -7,6 +7,7 @@ import gc
 
 import pytest
 
+from neve.client.core_batch import Ticket
 from neve.client.types import Position
 from neve.extent_node.scrubber import Scrubber
 from neve.proto.errors import NotFound
@@ -127,6 +128,19 @@ def test_a_task_of_a_node_that_dies_fails_a_story_unless_the_node_is_killed_firs
     else:
         with pytest.raises(AssertionError, match=r"scrubber has died: .*no more scrubbing"):
             story()
+
+
+def test_a_record_that_is_acknowledged_with_its_first_block_fails_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ticket, "note", lambda ticket, piece: not ticket.pieces and not ticket.pieces.append(piece))
+
+    @simulated(nodes=3)
+    async def story(cluster: SimCluster) -> None:
+        stream = await cluster.create_stream(replicas=3)
+        writer = await (await cluster.client("writer")).writer(stream.id)
+        await writer.append(9500)
+
+    with pytest.raises(AssertionError, match=r"are not on node . \(G1\)"):
+        story()
 
 
 def test_calls_that_are_too_many_to_judge_their_answers_fail_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
