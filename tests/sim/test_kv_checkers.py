@@ -87,9 +87,9 @@ async def a_key_that_cannot_be_got(world: PartitionWorld) -> None:
     async def refused(key: bytes, **_: Any) -> Any:
         raise Overloaded(what=f"gets of {key!r}")
 
-    async def connect(name: str) -> Any:
-        client = await connected(name)
-        if client is not None and name == "last":
+    async def connect(role: str, **how: Any) -> Any:
+        client = await connected(role, **how)
+        if client is not None and role == "last":
             get = client.kv.get
             client.kv.get = lambda key, **how: (refused if key in HOT_KEYS else get)(key, **how)  # type: ignore[method-assign]
         return client
