@@ -17,11 +17,14 @@ import re
 from collections.abc import Iterable
 
 from neve.client.types import Position, Record
+from neve.proto import extent_node_pb2 as en
 from neve.proto.blocks import HEADER_BYTES, BlockType, verify, walk
 from neve.proto.errors import NeveError, SealUnavailable
 from neve.stream_manager import records as r
 from neve.stream_manager.records import Extent
 from neve.stream_manager.state import State
+from tests.model.protocol_seal import choose_length
+from tests.model.protocol_state import ABSENT, DOUBTFUL, LENGTH, SEALED, Answer
 from tests.sim.client import OPTIONS, Killed
 from tests.sim.cluster import SimCluster
 from tests.sim.leaks import left_over
@@ -63,12 +66,35 @@ async def reopen_streams(cluster: SimCluster) -> None:
 async def _accept_longest(cluster: SimCluster, error: SealUnavailable) -> None:
     """What an operator does where rule 18 chooses no length though everybody is back: most replicas are doubtful, and
     one is not. The longest that any of them has covers whatever was acknowledged, if anything does."""
+    check_unavailable(cluster, error)
     lengths = [int(found) for found in re.findall(r"(\d+) valid bytes", str(error))]
     assert lengths, f"nobody says how much there is: {error}"
     operator = await cluster.client(f"acceptor{len(cluster.clients)}")
     accepted = operator.neve.admin.accept_length(error.extent_id, max(lengths), reason="the story is over")
     await operator.run(accepted)
     await operator.close()
+
+
+def check_unavailable(cluster: SimCluster, error: SealUnavailable) -> None:
+    """An operator is needed only where the rule, as the model has it, chooses nothing from what was answered."""
+    extent, dead = cluster.state.extents[error.extent_id], cluster.state.dead_nodes()
+    told = [cluster.wire.fences.get((cluster.nodes[node_id].host, extent.extent_id)) for node_id in extent.node_ids]
+    answers = [_answer(each) for each in told]
+    chosen = choose_length(answers, dead=[node_id in dead for node_id in extent.node_ids])
+    assert chosen is None, f"rule 18 chooses {chosen[0]} from {answers}, and nobody seals: {error}"
+
+
+def _answer(told: en.LengthAnswer | None) -> Answer:
+    """In the model's terms. One that is damaged is as good as none, as long as nobody knows what is acknowledged."""
+    if told is None:
+        return ()
+    if told.HasField("seal"):
+        return SEALED, told.seal.length, told.committed
+    if told.kind == en.LengthAnswer.LENGTH:
+        return LENGTH, told.length, told.committed
+    if told.kind == en.LengthAnswer.DOUBTFUL:
+        return DOUBTFUL, told.valid_length, told.committed
+    return ABSENT, 0, told.committed
 
 
 async def check_everything(cluster: SimCluster) -> None:

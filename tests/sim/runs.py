@@ -106,6 +106,7 @@ def show(coverage: Coverage, world: str = DEFAULT_WORLD) -> tuple[list[str], lis
     print(f"errors: {_counts(coverage.errors)}")
     print(f"moments: {_counts(coverage.moments)}")
     print(f"methods: {_counts(coverage.methods)}")
+    print(f"lengths that an operator accepted: {coverage.events['length_accepted']}")
     never = [name for name in all_errors() if not coverage.errors[name]]
     print(f"errors never met: {', '.join(never) or 'none'}")
     print(f"troubles never met: {', '.join(missing) or 'none'}")

@@ -73,6 +73,7 @@ class WireWatch:
         self.violations: list[str] = []
         self.listeners: dict[Listener, None] = {}
         self.extents_ordered: set[int] = set()  # that nodes were asked to make, or to delete
+        self.fences: dict[tuple[str, int], pb.LengthAnswer] = {}  # what nodes have answered to the last, by extent
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
         self._etcd = etcd
@@ -85,7 +86,7 @@ class WireWatch:
         self._judges: dict[int, Callable[[str, _Asked, Any, Any], None]] = {
             methods.EXTENT_NODE_APPEND_BLOCK.method_id: self._on_append,
             methods.EXTENT_NODE_RAISE_TOKEN.method_id: self._on_length,
-            methods.EXTENT_NODE_FENCE.method_id: self._on_length,
+            methods.EXTENT_NODE_FENCE.method_id: self._on_fence,
             methods.EXTENT_NODE_SEAL_EXTENT.method_id: self._on_seal,
             methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH.method_id: self._on_owner,
             methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT.method_id: self._on_alloc,
@@ -98,8 +99,11 @@ class WireWatch:
         if kind is Kind.REQUEST:
             if event == "deliver":
                 self._begun(pipe, frame)
-            elif event == "send" and self.listeners:
-                self._tell(frame, "request", pipe)
+            elif event == "send":
+                if frame.method_id == methods.EXTENT_NODE_FENCE.method_id:
+                    self.fences.pop((pipe.target, pb.FenceRequest.FromString(frame.message).extent_id), None)
+                if self.listeners:
+                    self._tell(frame, "request", pipe)
         elif event == "send" and kind in (Kind.REPLY, Kind.ERROR):
             asked = self._asked.pop((pipe.name, frame.call_id), None)
             if asked is not None and kind is Kind.REPLY:
@@ -183,6 +187,10 @@ class WireWatch:
             promise.token, promise.token_length = reply.token, reply.length
         if reply.fenced:
             promise.fenced_length = reply.length
+
+    def _on_fence(self, node: str, asked: _Asked, request: pb.FenceRequest, reply: pb.LengthAnswer) -> None:
+        self.fences[node, request.extent_id] = reply
+        self._on_length(node, asked, request, reply)
 
     def _on_seal(self, node: str, asked: _Asked, request: pb.SealExtentRequest, reply: pb.SealExtentReply) -> None:
         had = min(self._promise(node, request.extent_id).synced_length, request.seal.length)

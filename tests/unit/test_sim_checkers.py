@@ -10,7 +10,8 @@ import pytest
 from neve.client.core_batch import Ticket
 from neve.client.types import Position
 from neve.extent_node.scrubber import Scrubber
-from neve.proto.errors import NotFound
+from neve.proto import extent_node_pb2 as en
+from neve.proto.errors import NotFound, SealUnavailable
 from tests.sim import checkers, stories, wire_watch
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster, simulated
@@ -141,6 +142,28 @@ def test_a_record_that_is_acknowledged_with_its_first_block_fails_a_story(monkey
 
     with pytest.raises(AssertionError, match=r"are not on node . \(G1\)"):
         story()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "needed"),
+    [("LENGTH LENGTH DOUBTFUL", False), ("DOUBTFUL DOUBTFUL DOUBTFUL", False), ("LENGTH DOUBTFUL DAMAGED", True)],
+)
+@simulated(nodes=3)
+async def test_an_operator_is_needed_only_where_rule_18_chooses_nothing(
+    cluster: SimCluster, kinds: str, needed: bool
+) -> None:
+    stream = await cluster.create_stream(replicas=3)
+    await (await cluster.client("writer")).writer(stream.id)
+    extent = cluster.tail(stream.id)
+    for node_id, kind in zip(extent.node_ids, kinds.split(), strict=True):
+        told = en.LengthAnswer(kind=kind)
+        cluster.wire.fences[f"node{node_id}", extent.extent_id] = told
+    error = SealUnavailable(extent_id=extent.extent_id)
+    if needed:
+        checkers.check_unavailable(cluster, error)
+    else:
+        with pytest.raises(AssertionError, match="rule 18 chooses 0"):
+            checkers.check_unavailable(cluster, error)
 
 
 def test_calls_that_are_too_many_to_judge_their_answers_fail_a_story(monkeypatch: pytest.MonkeyPatch) -> None:

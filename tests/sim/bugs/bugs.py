@@ -125,6 +125,27 @@ def _error_is_zero(change: Any) -> None:
 
 
 @bug(
+    "a seal without E is refused",
+    origin="rule 18",
+    suits=lambda shape: not shape.sync or shape.loses in ("wipe", "damage"),
+    needs=(*FORGETFUL, "disks wiped", "one disk wiped", "bits flipped in a tail"),
+)
+def _refused_without_end(change: Any) -> None:
+    """Where nobody knows what is acknowledged, a seal waits for all replicas: an operator has to accept a length."""
+    choose = core_seal.choose_length
+
+    def wrong(answers: Any, **how: Any) -> Any:
+        decision = choose(answers, **how)
+        if how["acknowledged_end"] is None and not decision.all_took_part and not decision.sealed_before:
+            problem = "not all replicas can be trusted"
+            raise core_seal._unavailable(how.get("extent_id", 0), answers, decision.by_node, problem)
+        return decision
+
+    _change_lengths(change, wrong)
+    change(core_seal, "choose_length", wrong)
+
+
+@bug(
     "a doubtful length is trusted",
     origin="T4, rule 18",
     suits=lambda shape: not shape.sync,

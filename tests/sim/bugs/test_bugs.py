@@ -17,6 +17,7 @@ QUICK = (
     "a late append cuts",
     "fences do not last",
     "damage in a tail is a torn write",
+    "a seal without E is refused",
     "a sealed replica keeps its descriptor",
     "a lease's renewal outlives it",
     "a pool forgets its channels",
