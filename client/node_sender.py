@@ -311,14 +311,13 @@ class Frame:
 
     def add(self, lane: SegmentSource, what: Sent, segment: bytes, batches: Sequence[Batch]) -> bool:
         """`segment` is from segment_codec.py, and `batches` are its blocks. Whether the frame is full now."""
-        parts = self.parts
-        parts.append((lane, what))
+        self.parts.append((lane, what))
         self._segments.append(segment)
         for batch in batches:
             self._batches.append(batch)
             self.size_bytes += batch.size_bytes
             self.blocks += len(batch.block_sizes)
-        return self.size_bytes >= self.bytes_max or len(parts) >= self._segments_max
+        return self.is_full
 
     @property
     def is_full(self) -> bool:

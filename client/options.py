@@ -26,7 +26,7 @@ class ClientOptions:
     lock_timeout_s: float = 30.0  # to wait for another owner: above its lease
     writer_bytes_max: int = 64 * MIB  # appended and not acknowledged, of one writer
     buffer_bytes_max: int = 256 * MIB  # the same of all writers of the client
-    frame_bytes: int = 2 * MIB  # measured: 1 MiB gives a tenth less, 64 KiB half the bandwidth, 4 MiB no more
+    frame_bytes: int = 2 * MIB  # measured: 1 MiB gave up to a tenth less, 64 KiB half, 4 MiB no more
     frames_in_flight_max: int = 8  # to one node
     frame_segments_max: int = 256  # extents that one frame carries appends for; more, and nodes wait for the client
     append_timeout_s: float = 2.0  # of one frame

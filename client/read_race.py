@@ -47,17 +47,16 @@ class Won(NamedTuple):
 
 
 class ReadPlan:
-    """What is asked for, but for the offset: the same for all reads of an extent that are of one size. `sealed_length`:
-    where metadata says that the extent ends, if it does. `next_max_bytes`: what will be asked for behind it."""
+    """What is asked for, but for the offset: the same for all reads of an extent that are of one size.
+    `next_max_bytes`: what will be asked for behind it."""
 
-    __slots__ = ("_requests", "extent", "max_blocks", "max_bytes", "next_max_bytes", "sealed_length", "size")
+    __slots__ = ("_requests", "extent", "max_blocks", "max_bytes", "next_max_bytes", "size")
 
     def __init__(self, extent: Extent, *, max_bytes: int, max_blocks: int, next_max_bytes: int) -> None:
         self.extent = extent
         self.max_bytes = max_bytes
         self.max_blocks = max_blocks
         self.next_max_bytes = next_max_bytes
-        self.sealed_length = extent.length
         self.size: Size = "small" if max_bytes <= SMALL_BYTES_MAX else "large"
         self._requests: dict[int, bytes] = {}  # without their offsets, by node id
 
@@ -170,7 +169,8 @@ class Race:
     def _is_of_use(self, reply: pb.ReadBlockReply) -> bool:
         if reply.blocks > 0 or reply.sealed:
             return True
-        return self._plan.sealed_length is not None and self._offset >= self._plan.sealed_length
+        length = self._plan.extent.length  # where metadata says that it ends, if it is sealed
+        return length is not None and self._offset >= length
 
     def on_slow(self) -> None:
         self._slow_bucket = 0

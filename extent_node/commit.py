@@ -123,8 +123,8 @@ class Committer:
         queue.settle(replica.state.durable_end)
         if queue.waits:
             self.look_at(replica)
-        elif replica.commit is queue and queue.syncing is None and not queue.journaling:
-            replica.commit = None  # as `_drop_if_idle` has it: this runs for every append
+        else:
+            self._drop_if_idle(replica, queue)
 
     # --- deciding --------------------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ def encode_records(
     taken = 0
     pack, pack_head, extend, paddings = _COVERED.pack, _MAGIC_AND_CRC.pack, google_crc32c.extend, _PADDING
     for _, disk, extent_id, incarnation, offset, payload, size_bytes in entries:
-        end = position + RECORD_HEADER_BYTES + -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES  # as `record_bytes` has it
+        end = position + record_bytes(size_bytes)
         if end > position_max:
             break
         covered = pack(

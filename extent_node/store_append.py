@@ -207,12 +207,9 @@ def _carry_out(
     piece: Buffer | None = None
     if write_bytes:
         piece = body[skip_bytes:] if skip_bytes else body
-        try:  # as `_write`, without the call
-            if found.fd == NO_FD:
-                found.open()
-            found.write(piece)
-        except OSError as error:
-            return _write_failed(store, found, error)
+        error = _write(store, found, piece)
+        if error is not None:
+            return error
     _note(store, found, decision)
     call.ends[number] = end
     if durable_to:
@@ -227,13 +224,9 @@ def _write(store: StoreState, found: Replica, body: Buffer) -> NeveError | None:
             found.open()
         found.write(body)
     except OSError as error:
-        return _write_failed(store, found, error)
+        store.counters.write_failures += 1
+        return store.disk_error(found.disk, found.extent_id, error)
     return None
-
-
-def _write_failed(store: StoreState, found: Replica, error: OSError) -> NeveError:
-    store.counters.write_failures += 1
-    return store.disk_error(found.disk, found.extent_id, error)
 
 
 def _note(store: StoreState, found: Replica, decision: core.Append) -> None:

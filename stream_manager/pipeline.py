@@ -203,8 +203,7 @@ class Pipeline:
 
     def _admit(self, request: Message, call: Call) -> None:
         """That we lead was checked when the caller looked for the term, in this very step of the loop."""
-        if type(self._authoriser) is not AllowAll:
-            self._authoriser.authorise(call.principal, call.method.name, request)
+        self._authoriser.authorise(call.principal, call.method.name, request)
         if self.in_flight >= self._in_flight_max:
             raise Overloaded(what="stream manager", detail=f"{self._in_flight_max} requests are in flight")
 

@@ -490,14 +490,20 @@ async def test_copies_share_the_bandwidth() -> None:
         assert rates == [2, 2, 1]
 
 
+async def extent_out_of_reach(rig: Rig) -> Extent:
+    """Of four nodes the three that have it are dead, and that is said."""
+    await rig.start_nodes(1, 2, 3, 4)
+    extent = await rig.sealed_stream(nodes=(1, 2, 3))
+    for node_id in (1, 2, 3):
+        rig.nodes[node_id].kill()
+    await rig.until(lambda: "no confirmed replica is in reach" in rig.part.problems.text(extent.extent_id))
+    return extent
+
+
 @simulated
 async def test_an_extent_whose_replicas_are_all_gone_is_named_and_recovered_when_one_returns() -> None:
     async with Rig() as rig:
-        await rig.start_nodes(1, 2, 3, 4)
-        extent = await rig.sealed_stream(nodes=(1, 2, 3))
-        for node_id in (1, 2, 3):
-            rig.nodes[node_id].kill()
-        await rig.until(lambda: "no confirmed replica is in reach" in rig.part.problems.text(extent.extent_id))
+        extent = await extent_out_of_reach(rig)
         await rig.nodes[2].start()
         await rig.until(lambda: 4 in rig.extent(extent.extent_id).node_ids)
         assert rig.bytes_on(4, extent.extent_id) == BYTES
@@ -507,11 +513,7 @@ async def test_an_extent_whose_replicas_are_all_gone_is_named_and_recovered_when
 async def test_what_held_an_extent_up_is_forgotten_when_its_nodes_are_back() -> None:
     """Nothing is left to do for it, so that nobody else would take the words away."""
     async with Rig() as rig:
-        await rig.start_nodes(1, 2, 3, 4)
-        extent = await rig.sealed_stream(nodes=(1, 2, 3))
-        for node_id in (1, 2, 3):
-            rig.nodes[node_id].kill()
-        await rig.until(lambda: "no confirmed replica is in reach" in rig.part.problems.text(extent.extent_id))
+        extent = await extent_out_of_reach(rig)
         for node_id in (1, 2, 3):
             await rig.nodes[node_id].start()
         await rig.until(lambda: not rig.part.problems.text(extent.extent_id))
