@@ -87,6 +87,7 @@ class RegionMap:
 
 # The partition's own streams failed under it, its server lost its lease, or nobody could be reached: the same request,
 # with the same call id, may succeed at whoever serves the key in a moment.
+TIMEOUT_DOUBLINGS_MAX = 6
 _HEALED_ELSEWHERE = (OwnershipError, StreamError, ReplicaError, MetaError, Cancelled)
 
 
@@ -108,6 +109,12 @@ def map_version_wanted(error: NeveError, version: int) -> int:
 
 
 # --- scans ---------------------------------------------------------------------------------------------------
+
+
+def attempt_timeout_s(first_s: float, timeouts: int) -> float:
+    """How long the next attempt may take, after so many that were too long: a server forgets the call of a caller that
+    has gone, so that whatever takes longer than the first would never be done."""
+    return first_s * 2.0 ** min(timeouts, TIMEOUT_DOUBLINGS_MAX)
 
 
 def prefix_end(prefix: bytes) -> bytes:

@@ -18,14 +18,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from neve.client.core_kv_routing import RegionMap, asks_for_the_map, map_version_wanted, may_heal
+from neve.client.core_kv_routing import (
+    RegionMap,
+    asks_for_the_map,
+    attempt_timeout_s,
+    map_version_wanted,
+    may_heal,
+)
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_router import Router, closed, no_server, out_of_time
 from neve.client.kv_types import ObjectInfo, new_info
 from neve.proto import common_pb2, methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
-from neve.proto.errors import InvalidArgument, NeveError, ProtocolViolation, from_message
+from neve.proto.errors import DeadlineExceeded, InvalidArgument, NeveError, ProtocolViolation, from_message
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Reply
 from neve.rpc.started import OnDone
@@ -52,6 +58,7 @@ class Operation:
     ttl_ms: int = 0
     call_id: int = 0
     attempts: int = 0
+    timeouts: int = 0  # of these attempts
     last: NeveError | None = None
     maybe: bool = False  # an attempt may have been executed
     sent: bool = False  # an attempt is on its way
@@ -148,7 +155,7 @@ class Lane:
             methods.PARTITION_SERVER_MULTI,
             request,
             on_done,
-            timeout_s=dispatcher.options.attempt_timeout_s,
+            timeout_s=dispatcher.timeout_s(operations),
             attachment=values,
             reply_bytes_max=dispatcher.options.reply_bytes_max if operations[0].kind == GET else 4096,
         )
@@ -202,7 +209,7 @@ class PutLane(Lane):
             methods.PARTITION_SERVER_PUT_MANY,
             request,
             on_done,
-            timeout_s=dispatcher.options.attempt_timeout_s,
+            timeout_s=dispatcher.timeout_s(operations),
             attachment=values,
             reply_bytes_max=1024 + 32 * len(values),
         )
@@ -234,6 +241,11 @@ class Dispatcher:
         self._deadlines: Deadlines[Operation] = Deadlines(self._loop, self._expired)
         self._waiting: dict[Operation, None] = {}  # between two attempts
         self._map = router.cache.map  # by which the lanes were filled last
+
+    def timeout_s(self, operations: Sequence[Operation]) -> float:
+        """Of a frame with these."""
+        timeouts = max([operation.timeouts for operation in operations])
+        return attempt_timeout_s(self.options.attempt_timeout_s, timeouts)
 
     async def perform(self, operation: Operation) -> Answer:
         """Send it, again if need be, and wait for its answer."""
@@ -359,6 +371,7 @@ class Dispatcher:
                 continue
             operation.sent = False
             operation.attempts += 1
+            operation.timeouts += isinstance(error, DeadlineExceeded)
             operation.last = error
             operation.maybe = operation.maybe or error.outcome_unknown
             attempts = max(attempts, operation.attempts)

@@ -15,7 +15,14 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 
-from neve.client.core_kv_routing import Region, RegionMap, asks_for_the_map, map_version_wanted, may_heal
+from neve.client.core_kv_routing import (
+    Region,
+    RegionMap,
+    asks_for_the_map,
+    attempt_timeout_s,
+    map_version_wanted,
+    may_heal,
+)
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_regions import RegionCache
 from neve.proto.crc import Buffer
@@ -79,7 +86,7 @@ class Router:
         """`make` gets the region and the map's version for each attempt."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        attempts = 0
+        attempts = timeouts = 0
         last: NeveError | None = None
         maybe = False
         while True:
@@ -96,7 +103,7 @@ class Router:
                 return await self._channels.channel(region.address).call(
                     method,
                     make(region, key_map.version),
-                    timeout_s=min(left_s, self._options.attempt_timeout_s),
+                    timeout_s=min(left_s, attempt_timeout_s(self._options.attempt_timeout_s, timeouts)),
                     attachment=attachment,
                     reply_bytes_max=reply_bytes_max,
                 )
@@ -108,6 +115,7 @@ class Router:
                     raise
                 last, maybe = error, maybe or error.outcome_unknown
                 attempts += 1
+                timeouts += isinstance(error, DeadlineExceeded)
                 await self.heal(error, attempts, deadline_s)
 
     async def heal(self, error: NeveError, attempts: int, deadline_s: float) -> None:

@@ -12,6 +12,7 @@ from neve.client.core_kv_routing import (
     RegionMap,
     ScanCursor,
     asks_for_the_map,
+    attempt_timeout_s,
     key_after,
     map_version_wanted,
     may_heal,
@@ -188,3 +189,8 @@ def test_completed_below_never_passes_a_write_that_is_out(choices: list[int]) ->
         window.end(call_id)
     assert window.span == 0
     assert window.completed_below == len(used) + 1
+
+
+def test_each_attempt_that_was_too_long_lets_the_next_one_take_twice_as_long_up_to_a_bound() -> None:
+    assert [attempt_timeout_s(0.5, timeouts) for timeouts in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert attempt_timeout_s(0.5, 1000) == attempt_timeout_s(0.5, 6) == 32.0

@@ -260,6 +260,20 @@ def test_what_waits_for_a_hung_server_goes_to_the_new_one_when_that_is_known() -
     run(story)
 
 
+def test_what_takes_longer_than_one_attempt_is_done_all_the_same() -> None:
+    """A server forgets the call of a caller that has gone: each attempt begins it anew."""
+
+    async def story(rig: Rig) -> None:
+        async with rig.client() as kv:
+            rig.cluster.servers[1].delay_s = 2.5 * kv.options.attempt_timeout_s
+            await kv.put(b"a", b"1")
+            await kv.put(b"b", bytes(6000))
+            assert (await kv.get(b"a")).value == b"1"
+            assert len((await kv.get(b"b")).value) == 6000
+
+    run(story, servers=1)
+
+
 def test_an_operation_ends_at_its_deadline_with_what_is_known() -> None:
     async def story(rig: Rig) -> None:
         loop = asyncio.get_running_loop()
