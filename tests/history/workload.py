@@ -71,16 +71,18 @@ async def read_all(client: KeyValueClient, recorder: Recorder, keys: Sequence[by
 class Journal:
     """T49 for many keys: a put of a new key each; in the end all acknowledged ones are there, and no others."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: Callable[[errors.NeveError], None] = lambda _: None) -> None:
         self.tried: dict[bytes, bytes] = {}
         self.acknowledged: set[bytes] = set()
+        self._on_error = on_error
 
     async def put(self, client: KeyValueClient, key: bytes, value: bytes, *, timeout_s: float | None = None) -> bool:
         assert key not in self.tried, "a key is put once"
         self.tried[key] = value
         try:
             await client.put(key, value, timeout_s=timeout_s)
-        except errors.NeveError:
+        except errors.NeveError as error:
+            self._on_error(error)
             return False
         self.acknowledged.add(key)
         return True

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     if options.bugs is not None:
         from tests.sim.bugs.hunt import hunt_all  # the bugs change modules: nobody else shall load them
 
-        return hunt_all(options.bugs)
+        return hunt_all(options.bugs, jobs=options.jobs)
     if options.seed is not None:
         return tell(options.seed, short=options.short, events_max=options.events, log=options.log, world=options.world)
     try:

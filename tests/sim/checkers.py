@@ -42,11 +42,12 @@ async def finish_sessions(cluster: SimCluster) -> None:
         if client.running:
             try:
                 await client.close()
-            except (NeveError, Killed):
-                client.kill()
-            else:
-                held_bytes = client.neve._budget.used_bytes
-                assert not held_bytes, f"{client.name} is closed, and holds {held_bytes} bytes of records"
+            except Killed:
+                continue
+            except NeveError as error:
+                cluster.on_refused(client.name, error)
+            held_bytes = client.neve._budget.used_bytes
+            assert not held_bytes, f"{client.name} is closed, and holds {held_bytes} bytes of records"
 
 
 async def reopen_streams(cluster: SimCluster) -> None:
@@ -150,6 +151,8 @@ def check_replicas_of(cluster: SimCluster, extent: Extent) -> None:
         longest = max(known, key=len, default=b"")
         for node_id, data in held.items():  # prefixes of one sequence
             assert data is None or longest.startswith(data), f"extent {extent.extent_id} differs on node {node_id}"
+            there = data is not None or node_id in cluster.unreliable or cluster.nodes[node_id].gone
+            assert there, f"extent {extent.extent_id} is open, and not on node {node_id}"
         return
     confirmed = {node_id: held[node_id] for node_id in extent.confirmed}
     for node_id, data in confirmed.items():
@@ -237,7 +240,7 @@ def check_homes(cluster: SimCluster, by_stream: dict[int, dict[bytes, Position]]
             # A record of several blocks may go over the end of its extent, into one that was taken out.
             if position is not None and removed.isdisjoint(spanned(cluster, position, len(attempt.payload))):
                 found = by_stream[home].get(attempt.payload)
-                assert found == position or (found is None and session.weak), (
+                assert found == position or (found is None and cluster.may_be_lost(attempt)), (
                     f"{attempt.payload[:40]!r}: acknowledged at {position}, is at {found}"
                 )
 
@@ -270,7 +273,7 @@ def check_records(cluster: SimCluster, stream_id: int, records: list[Record]) ->
         where[payload] = record.position
     for attempt in ledger.acknowledged(stream_id):
         found = where.get(attempt.payload)
-        if found is None and ledger.is_weak(attempt.payload):
+        if found is None and cluster.may_be_lost(attempt):
             continue
         assert found is not None, f"{attempt.payload[:40]!r}, acknowledged at {attempt.position}, is lost"
         assert found == attempt.position, f"{attempt.payload[:40]!r}: acknowledged at {attempt.position}, is at {found}"
@@ -343,9 +346,8 @@ def check_readers(cluster: SimCluster) -> None:
             assert home in ledger.deleted, f"{sighting.reader} has read stream {sighting.stream_id}, which is gone"
             continue
         there, seen = _left(cluster, last[home].records, removed), _left(cluster, sighting.records, removed)
-        if seen and ledger.is_weak(seen[-1][1]):  # the end of what it saw may be gone with the power
-            while seen and seen[-1] not in there and ledger.is_weak(seen[-1][1]):
-                seen.pop()
+        while seen and seen[-1] not in there and cluster.may_be_lost(ledger.find(seen[-1][1])):
+            seen.pop()  # the end of what it saw may be gone with the power
         if home == sighting.stream_id:
             _check_seen(sighting, seen, there)
         else:

@@ -95,11 +95,16 @@ class SimClient:
         await self.run(self.neve.open())
 
     async def close(self) -> None:
-        if self.running:
+        """What it has left is looked at whether or not it could say how all has ended."""
+        if not self.running:
+            return
+        try:
             await self.run(self.neve.close())
-            self.left = [*await self.process.left(), *self._network.held_by(self.name)]
-            self.process.stopped = not self.process.killed
-            self.kill()
+        finally:
+            if self.running:
+                self.left = [*await self.process.left(), *self._network.held_by(self.name)]
+                self.process.stopped = not self.process.killed
+                self.kill()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do this as the process."""

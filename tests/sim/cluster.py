@@ -125,6 +125,7 @@ class SimCluster:
         self.clients: dict[str, SimClient] = {}
         self.violations: list[str] = []
         self.synced = True  # its streams sync: a node that loses power loses nothing that it has answered for
+        self.on_refused: Callable[[str, NeveError], None] = lambda _, __: None  # an append, by its owner
         self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story
         self.etcd.on_over = self.ledger.holding_over
         self.ledger.on_made = self._watch_acknowledgement
@@ -317,6 +318,7 @@ class SimCluster:
         (wire_watch.py)."""
         position = attempt.position
         if position is None:
+            self._tell_refused(attempt)
             return
         newer = self.ledger.outruns(attempt, position, self.etcd.linked)
         if newer is not None:
@@ -342,6 +344,12 @@ class SimCluster:
                     told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and its {len(payload)} bytes"
                     self.violations.append(f"{told} at {extent_id}:{offset} are not on node {node_id} (G1)")
 
+    def _tell_refused(self, attempt: Attempt) -> None:
+        session, future = self.ledger.sessions[attempt.session - 1], attempt.future
+        error = future.exception() if future is not None and not future.cancelled() else None
+        if isinstance(error, NeveError) and session.lives():
+            self.on_refused(session.owner, error)
+
     def _blocks_of(self, payload: bytes, position: Position) -> Iterator[tuple[int, int, bytes]]:
         """Extent, offset and payload of each block of a record: it goes over the end of an extent that is sealed."""
         extent_id, offset = position
@@ -350,6 +358,12 @@ class SimCluster:
                 extent_id, offset = self.etcd.behind[extent_id], 0
             yield extent_id, offset, bytes(block)
             offset += HEADER_BYTES + len(block)
+
+    def may_be_lost(self, attempt: Attempt | None) -> bool:
+        """It was not synced, and more than one of the nodes has lost power: of one alone nothing is believed."""
+        if attempt is None or not self.ledger.sessions[attempt.session - 1].weak:
+            return False
+        return sum(node.lost_cache for node in self.nodes.values()) > 1
 
     def note_acknowledged(self, extent_id: int, end: int) -> None:
         """A writer was told that all before `end` is safe: no seal may be shorter (G2)."""

@@ -22,6 +22,7 @@ class Coverage:
     faults: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)  # the first word of a log line is its event's name
     errors: Counter[str] = field(default_factory=Counter)  # by class
+    told: Counter[str] = field(default_factory=Counter)  # errors that users were told, by kind of user and class
     moments: Counter[str] = field(default_factory=Counter)  # messages for which trouble has waited
     methods: Counter[str] = field(default_factory=Counter)  # that were answered, and not with an error
 
@@ -29,6 +30,7 @@ class Coverage:
         self.faults.update(other.faults)
         self.events.update(other.events)
         self.errors.update(other.errors)
+        self.told.update(other.told)
         self.moments.update(other.moments)
         self.methods.update(other.methods)
 

@@ -22,13 +22,15 @@ LANES = 2  # connections from one process to another: calls, and the bytes of co
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a cluster, since it began."""
+    """Of a cluster: what there is, and what there ever was."""
 
     hosts: int  # connections that a process may have: LANES for each process that runs
     nodes: int
     disks: int  # that metadata knows
-    streams: int
-    extents: int  # that were ordered made, whether or not they became a part of a stream
+    streams: int  # there are
+    extents: int  # there are, in streams
+    streams_made: int
+    extents_made: int  # or ordered made, whether or not they became a part of a stream
     calls: int  # whose answers are stored
 
     def bound(self, what: str | int) -> int:
@@ -41,7 +43,6 @@ NUMBERS = (
     "Batcher._pumping",
     "Batcher._queued_items",
     "Budget.used_bytes",
-    "Candidate.copies",
     "Committer._kick_scheduled",
     "Committer._syncing",
     "HeardTable.recording",
@@ -63,23 +64,24 @@ CONNECTED: Bounds = {"ChannelPool._channels": "hosts", "SimServer._sessions": "h
 
 NODE: Bounds = {
     **CONNECTED,
-    "Copier._tasks": "extents",  # and no more than FINISHED_MAX
-    "DirtyBytes._counted": "extents",  # until the next checkpoint
+    "Copier._tasks": "extents_made",  # and no more than FINISHED_MAX
+    "DirtyBytes._counted": "extents_made",  # until the next checkpoint
     "Journal._filled": 8,
     "Journal._ready": 8,
     "Journal._set_aside": 8,
-    "Segment.holders": "extents",
+    "Segment.holders": "extents_made",
     "Segment.stranded": 8,
-    "SealedFiles._open": "extents",  # how many is looked at with their descriptors
+    "SealedFile._warm": 8,  # a byte for each part of a file
+    "SealedFiles._open": "extents_made",  # how many is looked at with their descriptors
     "Store._daemons": 3,
     "Store._ids_sorted": "extents",
     "StoreState._tasks": 3,
     "StoreState.disks": 8,
-    "StoreState.quarantined": "extents",
+    "StoreState.quarantined": "extents_made",
     "StoreState.refused": 8,
     "StoreState.refused_disks": 8,
     "StoreState.replicas": "extents",
-    "StoreState.tombstones": "extents",
+    "StoreState.tombstones": "extents_made",
     "WireManagerLink._managers": 8,
     "_Task.used": 8,  # sources of a copy
     "_Task.reported": 8,
@@ -114,7 +116,7 @@ MANAGER: Bounds = {
     "AtHand.claims": 1,
     "Batcher._lanes": 8,
     "Collector._odd": "nodes",
-    "Collector._odd[]": "extents",
+    "Collector._odd[]": "extents_made",
     "Condemned._numbers": "extents",
     "Ensembles._chosen": 16,
     "Ensembles._chosen[]": 24,  # choices ahead
@@ -123,17 +125,17 @@ MANAGER: Bounds = {
     "NodeStatus.copies": "extents",
     "NodeStatus.disks": 8,
     "NodeStatus.gone_disks_since_s": 8,
-    "OwnerChecks._seen": "streams",
+    "OwnerChecks._seen": "streams_made",
     "Places._around": "disks",
-    "Places._threes": "extents",  # of those places that new extents were given
+    "Places._threes": "extents_made",  # of those places that new extents were given
     "Registry._candidates": "nodes",
     "Registry._changed": "nodes",
     "Registry._statuses": "nodes",
     "Registry._up_until_s": "nodes",
     "ReplayCache._by_client": "calls",
     "ReplayCache._by_client[]": "calls",
-    "ReplayCache._in_streams": "extents",
-    "Rolls._at_hand": "streams",
+    "ReplayCache._in_streams": "extents_made",
+    "Rolls._at_hand": "streams_made",
     "State._hearing": 8,
     "State._on_extent": 8,
     "State._on_stream": 8,
@@ -143,13 +145,13 @@ MANAGER: Bounds = {
 
 # Closed: what is left goes with it. Senders and what was heard of nodes and extents are not let go one by one.
 CLIENT: Bounds = {
-    "Catalog._extents": "extents",
+    "Catalog._extents": "extents_made",
     "ManagerLink._managers": 8,
     "NodeHistory._failed_s": "nodes",
     "NodeSenders._senders": "nodes",
     "ReadPlan._requests": 8,  # of the last plan, by replica
     "SourceHistory._nodes": "nodes",
-    "SourceHistory._orders": "extents",
+    "SourceHistory._orders": "extents_made",
     "SourceHistory._orders[][]": 8,
     "SourceHistory.tail_s": 8,
 }
@@ -171,8 +173,8 @@ STOPPED_SERVER: Bounds = {
     "Block._columns": 16,
     "Block.keys": 1000,
     "BlockCache._blocks": 10_000,  # bounded by its bytes
-    "Host._regions": "streams",
-    "Host._starts": "streams",
+    "Host._regions": "streams_made",
+    "Host._starts": "streams_made",
     "SimServer.routes": 100,
 }
 STOPPED_MANAGER: Bounds = {**CLIENT, **_REGIONS, "Manager._tasks": 2, "Roster._candidates": 8, "SimServer.routes": 100}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from neve.client.kv_client import KeyValueClient
 from neve.meta.lock import lock_key
 from neve.meta.txn import KeyRange
+from neve.partition_server.engine import Partition
 from tests.history.history import RecordingClient
 from tests.history.linearizable import assert_linearizable
 from tests.sim import held
@@ -46,8 +47,11 @@ async def check_at_rest(partitions: PartitionCluster) -> None:
             if server.host_.held:
                 found.append(f"{server.host} holds {server.host_.held} calls")
             for number, hosted in server.host_.hosted.items():
-                store = getattr(hosted.partition, "_store", None)
-                if store is not None and (store.pins or store.pending or store.committing):
+                if hosted.partition is None:
+                    continue
+                assert isinstance(hosted.partition, Partition)
+                store = hosted.partition._store
+                if store.pins or store.pending or store.committing:
                     found.append(f"partition {number}: {len(store.pins)} pins, {len(store.pending)} pending")
         return found
 

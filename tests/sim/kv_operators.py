@@ -25,6 +25,7 @@ MIDDLE_KEYS = (b"b", b"d", b"h", b"l", b"n", b"p", b"r")  # none of them between
 REGIONS_MAX = 6
 SCATTERED = 0.3  # of splits: the new half is moved
 ORDER_TIMEOUT_S = 15.0
+OPERATOR = "kv operator"  # to whom it is told when something fails
 
 
 class Operators:
@@ -89,7 +90,8 @@ class Operators:
         request = pm.SplitRegionRequest(partition_id=partition_id, middle_key=middle_key, version=version)
         try:
             await self._partitions.order(methods.PARTITION_MANAGER_SPLIT_REGION, request, timeout_s=ORDER_TIMEOUT_S)
-        except NeveError:
+        except NeveError as error:
+            self._scene.told(f"{OPERATOR}: split outside", error)
             return
         self._wrong(f"partition {partition_id} was split at {middle_key!r}, which is outside of it (T19)")
 
@@ -147,7 +149,7 @@ class Operators:
                 self._wrong(f"there are partition servers that nobody has started: {strangers}")
             await channel.call(described, ps.DescribePartitionsRequest(), timeout_s=ORDER_TIMEOUT_S)
         except NeveError as error:
-            self._scene.say(f"{address} is not looked at: {type(error).__name__} {error}")
+            self._scene.told(f"{OPERATOR}: look", error)
 
     def _order(self, method: Any, request: Any, *, then: Callable[[Any], None] | None = None) -> None:
         self._scene.spawn(self._ordered(method, request, repeats=self._rng.choice((0, 0, 1)), then=then))
@@ -164,7 +166,7 @@ class Operators:
                     then(reply)
                     then = None
             except NeveError as error:
-                self._scene.say(f"{method.name}: {type(error).__name__} {error}")
+                self._scene.told(f"{OPERATOR}: {method.name}", error)
         if len(versions) > 1:
             self._wrong(f"{method.name} was done twice, as versions {sorted(versions)} of the map (T19, T50)")
 
@@ -183,4 +185,4 @@ class Operators:
                 )
                 self._scene.say(f"partition {region.partition_id} gave back {list(reply.message.punched)}")
         except NeveError as error:
-            self._scene.say(f"partition {region.partition_id} is not compacted: {type(error).__name__} {error}")
+            self._scene.told(f"{OPERATOR}: compact", error)

@@ -34,10 +34,12 @@ ENDS = (
     "abort and complete",
     "abandon",
 )
+UPLOADER = "kv upload"
 RESHAPED = 0.15  # of pauses: the key's partition is split or moved meanwhile
 SENT_AGAIN = 0.2  # of parts
 
 Wrong = Callable[[str], None]
+Told = Callable[[str, BaseException], None]
 
 
 class StoryUpload(Upload):
@@ -67,6 +69,7 @@ class Uploading:
     recorder: Recorder
     rng: random.Random
     wrong: Wrong
+    told: Told
     reshape: Callable[[bytes], None]
 
     async def upload(
@@ -79,7 +82,8 @@ class Uploading:
         try:
             await upload.begin(begun_by, condition=expected, ttl_ms=0)
             await self._send_parts(upload, key, value)
-        except NeveError:
+        except NeveError as error:
+            self.told(UPLOADER, error)
             if self.rng.random() < 0.5:
                 await upload.abort()
             return None
@@ -115,7 +119,8 @@ class Uploading:
         """Whether that was acknowledged."""
         try:
             await upload.end()
-        except NeveError:
+        except NeveError as error:
+            self.told(UPLOADER, error)
             return False
         return True
 
@@ -137,6 +142,7 @@ class Uploading:
             try:
                 return await upload.complete(lambda: admission.call(ticket.call_id))
             except NeveError as error:
+                self.told(UPLOADER, error)
                 return error
 
         try:

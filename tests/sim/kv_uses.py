@@ -28,7 +28,7 @@ from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_types import Object
 from neve.proto.errors import NeveError, NotFound
-from tests.history.history import Recorder, RecordingClient
+from tests.history.history import Operation, Recorder, RecordingClient
 from tests.history.workload import Journal
 from tests.sim import kv_uploads
 from tests.sim.client import Killed
@@ -65,13 +65,25 @@ MIX = (
 )
 
 
+class TellingRecorder(Recorder):
+    """Has what clients are told judged."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self._scene = scene
+
+    def failed(self, operation: Operation, error: NeveError) -> None:
+        super().failed(operation, error)
+        self._scene.told(operation.client, error)
+
+
 class KeyValueUsers:
     """All of a story's; they end when `over` is set."""
 
     def __init__(self, scene: Scene, partitions: PartitionCluster, *, options: KeyValueOptions) -> None:
         self.over = False
-        self.recorder = Recorder()
-        self.journal = Journal()
+        self.recorder = TellingRecorder(scene)
+        self.journal = Journal(lambda error: scene.told("kv", error))
         self.fleeting: dict[bytes, bytes] = {}
         self.clocks_are_right = True  # otherwise nobody knows when a time to live is over
         self.scans = 0
@@ -84,7 +96,7 @@ class KeyValueUsers:
         self._version = 0  # the last that anybody was told
         self._rng = random.Random(scene.rng.getrandbits(64))  # of its own: what is used must not shift the troubles
         self.operators = Operators(scene, partitions, self._rng, is_over=lambda: self.over, wrong=self.wrong)
-        self._uploading = Uploading(self.recorder, self._rng, self.wrong, self.operators.reshape)
+        self._uploading = Uploading(self.recorder, self._rng, self.wrong, scene.told, self.operators.reshape)
 
     def begin(self, *, clients: int, workers: int, readers: int, operators: int) -> None:
         for _ in range(clients):
@@ -138,7 +150,7 @@ class KeyValueUsers:
         try:
             await client.run(client.kv.open())
         except (NeveError, Killed) as error:
-            self._scene.say(f"{client.name} did not connect: {type(error).__name__} {error}")
+            self._scene.told(client.name, error)
             client.kill()
             return None
         return client
@@ -301,7 +313,8 @@ class KeyValueUsers:
         value = self.fleeting[key] = self._value(key)
         try:
             info = await kv.put(key, value, ttl_s=self._rng.choice(TTLS_S))
-        except NeveError:
+        except NeveError as error:
+            self._scene.told("kv", error)
             return
         self._expiries_ms[key] = info.expires_ms
 
@@ -311,7 +324,8 @@ class KeyValueUsers:
             value = (await kv.get(key)).value
         except NotFound:
             value = None
-        except NeveError:
+        except NeveError as error:
+            self._scene.told("kv", error)
             return
         expires_ms = self._expiries_ms[key]
         if value is not None and value != self.fleeting[key]:

@@ -74,8 +74,10 @@ def counts_of(cluster: SimCluster) -> held.Counts:
         hosts=held.LANES * (len(cluster.nodes) + len(cluster.managers) + len(cluster.clients)),
         nodes=len(cluster.nodes),
         disks=sum(len(node.disks) for node in state.nodes.values()),
-        streams=made["stream"],
-        extents=len(cluster.wire.extents_ordered | cluster.etcd.linked.keys()),
+        streams=len(state.streams),
+        extents=len(state.extents),
+        streams_made=made["stream"],
+        extents_made=len(cluster.wire.extents_ordered | cluster.etcd.linked.keys()),
         calls=len(replayed),
     )
 

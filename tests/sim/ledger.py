@@ -98,6 +98,7 @@ class Ledger:
         self.streams: dict[int, None] = {}
         self.removed: dict[int, set[int]] = {}  # stream id → extents that somebody asked to take out of it
         self.deleted: dict[int, None] = {}  # streams that somebody asked to delete
+        self.sealed: dict[int, None] = {}  # streams that somebody asked to seal
         self.merged: dict[int, int] = {}  # stream id → the one that somebody asked to absorb it
         self.twins: dict[int, int] = {}  # stream id → the one that somebody asked to split it from
         self.on_made: Callable[[Attempt], None] = lambda _: None
@@ -182,10 +183,6 @@ class Ledger:
             if more <= found:
                 return found
             found |= more
-
-    def is_weak(self, payload: bytes) -> bool:
-        attempt = self.find(payload)
-        return attempt is not None and self.sessions[attempt.session - 1].weak
 
     def sessions_of(self, stream_id: int) -> list[Session]:
         return [session for session in self.sessions if session.stream_id == stream_id]

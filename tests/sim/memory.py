@@ -1,4 +1,4 @@
-"""What a process holds in memory: every list, dict, set and queue that is reached from its own objects, by name.
+"""What a process holds in memory: every list, dict, set, queue and byte array reached from its own objects, by name.
 
     held_by(node.store, node.copier)      {"StoreState.replicas": 7, "TurnLock._waiters": 0, ...}
 
@@ -21,7 +21,7 @@ from neve.rpc.sim_connection import Connection
 
 PRODUCT = "neve."
 SHARED = (SimNetwork, Connection, MemoryStore)
-CONTAINERS = (dict, list, set, frozenset, collections.deque)
+CONTAINERS = (dict, list, set, frozenset, collections.deque, bytearray)
 
 
 def held_by(*roots: object, numbers: Iterable[str] = ()) -> dict[str, int]:

@@ -104,6 +104,7 @@ def show(coverage: Coverage, world: str = DEFAULT_WORLD) -> tuple[list[str], lis
     print(f"troubles: {_counts(coverage.faults)}")
     print(f"events ({len(coverage.events)} kinds): {_counts(coverage.events)}")
     print(f"errors: {_counts(coverage.errors)}")
+    print(f"errors that users were told: {_counts(coverage.told)}")
     print(f"moments: {_counts(coverage.moments)}")
     print(f"methods: {_counts(coverage.methods)}")
     print(f"lengths that an operator accepted: {coverage.events['length_accepted']}")

@@ -40,6 +40,7 @@ from tests.sim.loop import current
 from tests.sim.node import SimNode
 from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of
+from tests.sim.told import role_of, wrong_to_tell
 from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
 from tests.sim.troubles_clocks import ClockTroubles
 from tests.sim.troubles_damage import DamageTroubles
@@ -93,6 +94,7 @@ class Story:
         cluster.synced = shape.sync
         self.victim = self.rng.choice(list(cluster.nodes))
         cluster.let_explain(self._explains)
+        cluster.on_refused = lambda owner, error: self.told(owner, error)
         self._far_host = self.rng.choice(list(cluster.nodes.values())).host
         self.drained: set[int] = set()
         self.users = Users(self)
@@ -132,6 +134,14 @@ class Story:
     def say(self, line: str) -> None:
         current().note(line)
         self._say(f"{asyncio.get_running_loop().time() - self._begun_s:8.3f} {line}")
+
+    def told(self, user: str, error: BaseException) -> None:
+        self.say(f"{user} is told: {type(error).__name__} {error}")
+        asked_by = self.cluster.clients.get(user)
+        if isinstance(error, NeveError) and (asked_by is None or asked_by.running):  # a killed process is told nothing
+            self._coverage.told[f"{role_of(user)} {type(error).__name__}"] += 1
+            if wrong := wrong_to_tell(user, error, troubles=self._begun, ledger=self.cluster.ledger):
+                self.cluster.violations.append(f"{user} is told, and {wrong}: {type(error).__name__} {error}")
 
     def pick(self, candidates: Sequence[T], host: Callable[[T], str]) -> T:
         near = [each for each in candidates if host(each) in self.focus]
@@ -185,7 +195,7 @@ class Story:
         try:
             return await self.cluster.client(name, options=self._options)
         except (NeveError, Killed) as error:
-            self.say(f"{name} did not connect: {error}")
+            self.told(name, error)
             self.cluster.clients[name].kill()
             return None
 
@@ -287,6 +297,7 @@ class Story:
         """Trouble when a certain message is seen, rather for those whom it concerns."""
         wanted = self.ambush.choose()
         if wanted[0] in OPENING and self.rng.random() < 0.5:
+            self._begun.add("stream taken over")
             self.users.take_over()
         self.world.provoke(wanted[0])
         moment = await self.ambush.wait(wanted)

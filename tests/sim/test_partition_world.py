@@ -24,6 +24,7 @@ from tests.sim.swarm import LOSING, ROUND, dealt
 
 WORLD = "partitions"
 SHORT_SEEDS_DEFAULT = ROUND  # about twenty seconds of one core, and every kind of trouble once at least
+FOUND = (31, 39, 40, 107, 356)  # beside those that every build tells anyway; see test_random.py
 REPEATED_SEED = 7
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +35,12 @@ def test_t53_stories_by_chance_of_partitions_end_with_every_guarantee_kept_and_e
     assert KINDS_SEEDS_MIN[WORLD] <= SHORT_SEEDS_DEFAULT
     seeds = chosen_seeds(os.environ.get("NEVE_SIM_PARTITION_SEEDS", ""), SHORT_SEEDS_DEFAULT)
     assert run_many(seeds, jobs=2, short=True, world=WORLD) == 0
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_t53_a_story_of_partitions_that_once_found_something_ends_with_every_guarantee_kept(seed: int) -> None:
+    outcome = stories.play(seed, short=True, world=WORLD)
+    assert not outcome.error, "\n".join([*outcome.story, outcome.error, outcome.where])
 
 
 def test_t53_a_seed_is_a_story_of_the_larger_world_whatever_the_process() -> None:

@@ -50,6 +50,10 @@ class Scene(Protocol):
 
     def say(self, line: str) -> None: ...
 
+    def told(self, user: str, error: BaseException) -> None:
+        """This is what became of something that a user asked for: it may be what nobody must ever be told."""
+        ...
+
     def hit(self, kind: str) -> None:
         """Trouble of this kind, which is armed, has come about."""
         ...

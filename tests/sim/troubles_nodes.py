@@ -59,7 +59,7 @@ def drain_node(scene: Scene, node_id: int) -> None:
             try:
                 await operator.run(operator.neve.admin.set_node_mode(node_id, mode))
             except (NeveError, Killed) as error:
-                scene.say(f"node {node_id} keeps its mode: {error}")
+                scene.told(operator.name, error)
             operator.kill()
 
     scene.drained.add(node_id)

@@ -68,11 +68,12 @@ class Users:
         client = await self._scene.new_client("operator")
         if client is None:
             return
+        self._scene.cluster.ledger.sealed[stream_id] = None
         try:
             await client.run(client.neve.seal(stream_id))
             self._use((await self._new_stream(client)).id)
         except (NeveError, Killed) as error:
-            self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+            self._scene.told(client.name, error)
         client.kill()
 
     def take_over(self, stream_id: int = 0) -> bool:
@@ -119,7 +120,7 @@ class Users:
             if self._rng.random() < 0.5:
                 await writer.close()
         except (NeveError, Killed) as error:
-            self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+            self._scene.told(client.name, error)
         if client.running and self._rng.random() < 0.5:
             client.kill()
 
@@ -145,11 +146,12 @@ class Users:
                         break
                     try:
                         await self._write_as(client, stream_id)
-                    except StreamSealed:
+                    except StreamSealed as error:
+                        self._scene.told(client.name, error)
                         client.kill()
                         return
                     except (NeveError, Killed) as error:
-                        self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+                        self._scene.told(client.name, error)
                 if client.running and self._rng.random() < 0.7:  # others stay, and do not know that they are over
                     client.kill()
             await asyncio.sleep(self._rng.uniform(0.0, 2.0))
@@ -216,7 +218,7 @@ class Users:
                     if task.done() and not task.cancelled():
                         task.result()
             except (NeveError, Killed) as error:
-                self._scene.say(f"{client.name} ends: {type(error).__name__} {error}")
+                self._scene.told(client.name, error)
             client.kill()
             await asyncio.sleep(self._rng.uniform(0.0, 2.0))
 
@@ -232,7 +234,7 @@ class Users:
             try:
                 await order(client)
             except (NeveError, Killed) as error:
-                self._scene.say(f"{client.name} gives up: {type(error).__name__} {error}")
+                self._scene.told(client.name, error)
             client.kill()
 
     def _extents(self) -> tuple[int, tuple[int, ...]]:
@@ -280,6 +282,7 @@ class Users:
         writer = await client.writer(stream.id)
         await writer.append_some(self._rng.randint(1, 5), 300)
         if self._rng.random() < 0.5:
+            self._scene.cluster.ledger.sealed[stream.id] = None
             await client.run(client.neve.seal(stream.id))
         self._scene.cluster.ledger.deleted[stream.id] = None
         self._scene.say(f"{client.name} deletes stream {stream.id}")

@@ -164,11 +164,14 @@ class WatchedStore(MemoryStore):
         return min(keys, key=lambda kv: kv.create_revision, default=None)
 
     def _is_guarded(self, op: Operation) -> bool:
+        """Ids are not: whoever follows hands them out, too."""
         if isinstance(op, Put):
             return op.key.startswith(tuple(self.root + kind for kind in GUARDED))
-        return isinstance(op, Delete) and as_range(op.keys).start.startswith(
-            tuple(self.root + kind for kind in GUARDED)
-        )
+        if not isinstance(op, Delete):
+            return False
+        keys = as_range(op.keys)  # perhaps of many kinds
+        prefixes = [self.root + kind for kind in GUARDED]
+        return any(keys.start.startswith(prefix) or keys.contains(prefix) for prefix in prefixes)
 
     def _check_guard(self, compares: Sequence[Compare], leader: KeyValue | None, revision: int) -> None:
         for compare in compares:

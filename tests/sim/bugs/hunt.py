@@ -11,6 +11,9 @@ Neighbours: bugs.py has the bugs; docs/reliability.md the table; test_bugs.py ru
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -61,19 +64,21 @@ def hunt(bug: Bug, *, seeds_max: int = SEEDS_MAX) -> Catch:
     return Catch(stories, cpu_s=time.process_time() - begun_s)
 
 
-def hunt_all(names: Sequence[str], *, seeds_max: int = SEEDS_MAX) -> int:
+def _hunt(name: str, seeds_max: int) -> Catch:
+    return hunt(BUGS[name], seeds_max=seeds_max)
+
+
+def hunt_all(names: Sequence[str], *, seeds_max: int = SEEDS_MAX, jobs: int = 1) -> int:
     if unknown := [name for name in names if name not in BUGS]:
         print(f"there is no bug {', '.join(map(repr, unknown))}; there are: {', '.join(BUGS)}", file=sys.stderr)
         return 2
+    chosen = [name for name in BUGS if name in names or not names]
     missed = 0
-    for name, bug in BUGS.items():
-        if names and name not in names:
-            continue
-        catch = hunt(bug, seeds_max=seeds_max)
-        missed += not catch.error
-        told = catch.error.splitlines()[0][:150] if catch.error else "NOT FOUND"
-        print(
-            f"| {name} | {bug.origin} | {catch.stories} | {catch.seed or ''} | {told} |  ({catch.cpu_s:.0f} s)",
-            flush=True,
-        )
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        for name, catch in zip(chosen, pool.map(_hunt, chosen, itertools.repeat(seeds_max)), strict=True):
+            missed += not catch.error
+            told = catch.error.splitlines()[0][:150] if catch.error else "NOT FOUND"
+            took = f"{catch.stories} | {catch.seed or ''}"
+            print(f"| {name} | {BUGS[name].origin} | {took} | {told} |  ({catch.cpu_s:.0f} s)", flush=True)
     return 1 if missed else 0

@@ -1,0 +1,125 @@
+"""What users of a story may be told when something fails: any other error is a bug, whatever else goes well.
+
+Users bring some errors on each other, and get them without any trouble: a stream has another owner, is sealed or
+deleted; a condition is not met; keys of a batch are in two partitions. The others take trouble, and some of them
+trouble of a certain kind. An error of a replica, of a frame, or of the code is nobody's to be told, ever: whoever
+asked has to be helped, or told what it means for what he asked for.
+
+    whatever = wrong_to_tell("writer", error, troubles=("node killed",), ledger=ledger)      "" if it may be told
+
+Invariants: an error that is not listed for a kind of user is never right;
+            that a stream is sealed or gone is told only if somebody asked for that;
+            an append of unknown outcome says why, by an error that its owner might have been told himself.
+Neighbours: stories.py asks; explained.py does the same for what processes log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, NotFound, StreamSealed
+from tests.sim.explained import LEADING
+from tests.sim.ledger import Ledger
+
+Causes = frozenset[str] | None  # kinds of trouble, one of which it takes; None: any; CALM: none at all
+CALM: Causes = frozenset()
+
+STOPPED = frozenset({"client stopped", "owner stopped past its lease", "stream taken over", "key-value client stopped"})
+META = LEADING | STOPPED
+
+OWNERS: Mapping[str, Causes] = {
+    "AppendOutcomeUnknown": CALM,
+    "LockHeld": CALM,
+    "NotFound": CALM,
+    "NotOwner": CALM,
+    "StreamSealed": CALM,
+    "ConnectFailed": None,
+    "DeadlineExceeded": None,
+    "LeaseLost": META,
+    "LockedByOther": META,
+    "MaybeApplied": META,
+    "MetaUnavailable": META,
+    "NotEnoughNodes": None,
+    "SealUnavailable": None,
+}
+READERS: Mapping[str, Causes] = {"NotFound": CALM, "ConnectFailed": None, "DeadlineExceeded": None}
+KEY_VALUE: Mapping[str, Causes] = {
+    "ConditionFailed": CALM,
+    "InvalidArgument": CALM,
+    "NotFound": CALM,
+    "DeadlineExceeded": None,
+    "WrongServer": None,
+}
+RESHAPERS: Mapping[str, Causes] = {
+    "InvalidArgument": CALM,
+    "NotFound": CALM,
+    "Overloaded": CALM,
+    "VersionConflict": CALM,
+    "AppendOutcomeUnknown": None,
+    "Cancelled": None,
+    "ConnectFailed": None,
+    "ConnectionLost": None,
+    "DeadlineExceeded": None,
+    "LeaseLost": None,
+    "NotLeader": None,
+    "NotOwner": None,
+    "ShuttingDown": None,
+    "WrongServer": None,
+}
+MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
+    "operator": OWNERS,
+    "rival": OWNERS,
+    "writer": OWNERS,
+    "reader": READERS,
+    "kv": KEY_VALUE,
+    "kv upload": KEY_VALUE,
+    "reader-kv": {name: KEY_VALUE[name] for name in ("DeadlineExceeded", "WrongServer")},
+    "kv operator": RESHAPERS,
+    "last": {},  # who looks when all is well again
+}
+"""By kind of user, and class."""
+
+# What each of them says in the place where it is the reason why nobody knows.
+UNKNOWN_BECAUSE = ("ShuttingDown", *OWNERS, "no such extent")
+WRONG_KEYS = ("operations", "middle_key", "right_partition_id")
+GONE = ("upload", "partition", "partition server")
+
+
+def role_of(user: str) -> str:
+    """`kv5.1` is a kv, `kv operator: MoveRegion` a kv operator."""
+    return re.sub(r"[\d.]+|:.*", "", user)
+
+
+def wrong_to_tell(user: str, error: NeveError, *, troubles: Collection[str], ledger: Ledger) -> str:
+    """Why; "" if it may be told. `troubles`: the kinds that the story has had so far."""
+    allowed = MAY_BE_TOLD[role_of(user)]
+    name = type(error).__name__
+    if name not in allowed:
+        return "nobody is told that"
+    causes = allowed[name]
+    if causes is None and not troubles:
+        return "there was no trouble"
+    if causes and causes.isdisjoint(troubles):
+        return "no trouble explains it"
+    return _wrong_itself(error, ledger)
+
+
+def _wrong_itself(error: NeveError, ledger: Ledger) -> str:
+    if isinstance(error, StreamSealed):
+        return "" if error.stream_id in ledger.sealed else "nobody has sealed it"
+    if isinstance(error, NotFound):
+        if error.kind == "stream":  # a twin is known before it is made; partitions delete their own
+            gone = {*ledger.deleted, *ledger.merged, *ledger.twins}
+            there = {str(each) for each in ledger.streams if each not in gone}
+            return "nobody has deleted it" if error.name in there else ""
+        if error.kind == "position":
+            removed = {str(each) for extent_ids in ledger.removed.values() for each in extent_ids}
+            return "" if error.name.partition(":")[0] in removed else "nobody has taken it out"
+        return "" if error.kind in GONE else "nobody has asked for one"
+    if isinstance(error, InvalidArgument):
+        return "" if error.what in WRONG_KEYS else "nobody has asked for anything invalid"
+    if isinstance(error, AppendOutcomeUnknown):
+        reason = re.sub(r"^of \d+ appends: ", "", error.detail)
+        return "" if reason.startswith((*UNKNOWN_BECAUSE,)) else "that is no reason"
+    return ""
