@@ -23,6 +23,7 @@ from neve.client.core_batch import Batch, Run, Ticket, Waiter, cut_runs
 from neve.proto.blocks import HEADER_BYTES, split_record
 from neve.proto.crc import Buffer
 from neve.proto.errors import (
+    AcknowledgedLost,
     Cancelled,
     Conflict,
     ConnectFailed,
@@ -347,8 +348,12 @@ class WriterCore:
         assert self.sealing
         assert self.tail is not None
         if sealed_length < self.committed:
-            detail = f"extent {self.tail.extent_id} sealed at {sealed_length}, acknowledged up to {self.committed}"
-            raise Internal(detail=detail)
+            raise AcknowledgedLost(
+                extent_id=self.tail.extent_id,
+                sealed_length=sealed_length,
+                acknowledged=self.committed,
+                detail="without sync, by a loss of power at all replicas; with sync this is a bug",
+            )
         inside: list[Batch] = []
         outside: list[Batch] = []
         for batch in self._placed:

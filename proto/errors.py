@@ -15,7 +15,8 @@
     │   ├── ExtentSealed  ExtentFenced  ExtentFull  EversionMismatch  Gap  Conflict  OutOfRange
     │   └── DiskFull  DiskFailed
     ├── StreamError       what the stream layer says of a stream or an extent as a whole
-    │   └── StreamSealed  NotEnoughNodes  SealUnavailable  AppendOutcomeUnknown  VersionConflict
+    │   ├── StreamSealed  NotEnoughNodes  SealUnavailable  AppendOutcomeUnknown  VersionConflict
+    │   └── AcknowledgedLost
     ├── MetaError         the metadata store
     │   └── MetaUnavailable  MaybeApplied  Compacted
     └── Internal, UnknownError    a bug here, or an error class that only a newer peer knows
@@ -529,6 +530,16 @@ class VersionConflict(StreamError):
     what: str = ""
     version: int = 0
     version_now: int = 0
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class AcknowledgedLost(StreamError):
+    """An extent was sealed below what its writer was told is there: what is not synced goes when all lose power."""
+
+    code = 85
+    extent_id: int = 0
+    sealed_length: int = 0
+    acknowledged: int = 0
 
 
 # --- the metadata store --------------------------------------------------------------------------------------

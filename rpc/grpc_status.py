@@ -68,6 +68,7 @@ _STATUS_OF_CLASS: dict[type[NeveError], StatusCode] = {
     errors.SealUnavailable: StatusCode.UNAVAILABLE,
     errors.AppendOutcomeUnknown: StatusCode.UNKNOWN,
     errors.VersionConflict: StatusCode.ABORTED,
+    errors.AcknowledgedLost: StatusCode.DATA_LOSS,
     errors.MetaError: StatusCode.UNKNOWN,
     errors.MetaUnavailable: StatusCode.UNAVAILABLE,
     errors.Compacted: StatusCode.OUT_OF_RANGE,

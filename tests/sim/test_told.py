@@ -67,6 +67,20 @@ def test_an_unknown_outcome_has_a_reason_that_its_owner_might_have_been_told() -
     assert wrong("writer1", errors.AppendOutcomeUnknown(detail="KeyError: 7")) == "that is no reason"
 
 
+def test_what_was_acknowledged_is_lost_only_to_who_did_without_sync_and_when_there_was_no_power() -> None:
+    ledger = Ledger()
+    session = ledger.begin(7, "writer1")
+    lost = errors.AcknowledgedLost(extent_id=3, sealed_length=10, acknowledged=20)
+    unknown = errors.AppendOutcomeUnknown(detail=str(lost))
+    everywhere = "power cut everywhere"
+    assert wrong("writer1", lost, everywhere, ledger=ledger) == "it was synced"
+    assert wrong("writer1", unknown, everywhere, ledger=ledger) == "it was synced"
+    session.weak = True
+    assert not wrong("writer1", lost, everywhere, ledger=ledger)
+    assert not wrong("writer1", unknown, everywhere, ledger=ledger)
+    assert wrong("writer1", lost, *KILLED, ledger=ledger) == "no trouble explains it"
+
+
 def test_keys_are_wrong_only_where_users_choose_wrong_ones() -> None:
     assert not wrong("kv1.0", errors.InvalidArgument(what="operations"))
     assert wrong("kv1.0", errors.InvalidArgument(what="offset")) == "nobody has asked for anything invalid"

@@ -8,7 +8,8 @@ asked has to be helped, or told what it means for what he asked for.
     whatever = wrong_to_tell("writer", error, troubles=("node killed",), ledger=ledger)      "" if it may be told
 
 Invariants: an error that is not listed for a kind of user is never right;
-            that a stream is sealed or gone is told only if somebody asked for that;
+            that a stream is sealed or gone is told only if somebody asked for that, and that what was acknowledged is
+            lost only to who did without sync;
             an append of unknown outcome says why, by an error that its owner might have been told himself.
 Neighbours: stories.py asks; explained.py does the same for what processes log.
 """
@@ -18,8 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, NotFound, StreamSealed
-from tests.sim.explained import LEADING
+from neve.proto.errors import AcknowledgedLost, AppendOutcomeUnknown, InvalidArgument, NeveError, NotFound, StreamSealed
+from tests.sim.explained import LEADING, POWER
 from tests.sim.ledger import Ledger
 
 Causes = frozenset[str] | None  # kinds of trouble, one of which it takes; None: any; CALM: none at all
@@ -34,6 +35,7 @@ OWNERS: Mapping[str, Causes] = {
     "NotFound": CALM,
     "NotOwner": CALM,
     "StreamSealed": CALM,
+    "AcknowledgedLost": POWER,
     "ConnectFailed": None,
     "DeadlineExceeded": None,
     "LeaseLost": META,
@@ -81,7 +83,7 @@ MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
 """By kind of user, and class."""
 
 # What each of them says in the place where it is the reason why nobody knows.
-UNKNOWN_BECAUSE = ("ShuttingDown", *OWNERS, "no such extent")
+UNKNOWN_BECAUSE = ("ShuttingDown", *OWNERS, "no such extent", r"\d+ nodes are needed")
 WRONG_KEYS = ("operations", "middle_key", "right_partition_id")
 GONE = ("upload", "partition", "partition server")
 
@@ -102,10 +104,11 @@ def wrong_to_tell(user: str, error: NeveError, *, troubles: Collection[str], led
         return "there was no trouble"
     if causes and causes.isdisjoint(troubles):
         return "no trouble explains it"
-    return _wrong_itself(error, ledger)
+    weak = any(session.owner == user and session.weak for session in ledger.sessions)
+    return _wrong_itself(error, ledger, weak=weak)
 
 
-def _wrong_itself(error: NeveError, ledger: Ledger) -> str:
+def _wrong_itself(error: NeveError, ledger: Ledger, *, weak: bool) -> str:
     if isinstance(error, StreamSealed):
         return "" if error.stream_id in ledger.sealed else "nobody has sealed it"
     if isinstance(error, NotFound):
@@ -113,7 +116,7 @@ def _wrong_itself(error: NeveError, ledger: Ledger) -> str:
             gone = {*ledger.deleted, *ledger.merged, *ledger.twins}
             there = {str(each) for each in ledger.streams if each not in gone}
             return "nobody has deleted it" if error.name in there else ""
-        if error.kind == "position":
+        if error.kind in ("position", "extent"):
             removed = {str(each) for extent_ids in ledger.removed.values() for each in extent_ids}
             return "" if error.name.partition(":")[0] in removed else "nobody has taken it out"
         return "" if error.kind in GONE else "nobody has asked for one"
@@ -121,5 +124,9 @@ def _wrong_itself(error: NeveError, ledger: Ledger) -> str:
         return "" if error.what in WRONG_KEYS else "nobody has asked for anything invalid"
     if isinstance(error, AppendOutcomeUnknown):
         reason = re.sub(r"^of \d+ appends: ", "", error.detail)
-        return "" if reason.startswith((*UNKNOWN_BECAUSE,)) else "that is no reason"
+        if reason.startswith("AcknowledgedLost") and not weak:
+            return "it was synced"
+        return "" if re.match("|".join(UNKNOWN_BECAUSE), reason) else "that is no reason"
+    if isinstance(error, AcknowledgedLost):
+        return "" if weak else "it was synced"
     return ""

@@ -59,6 +59,7 @@ CODES = {
     "SealUnavailable": 82,
     "AppendOutcomeUnknown": 83,
     "VersionConflict": 84,
+    "AcknowledgedLost": 85,
     "MetaUnavailable": 100,
     "MaybeApplied": 101,
     "Compacted": 102,
