@@ -18,6 +18,7 @@ from neve.client.types import Extent, Position, Record, Replica, Stream
 from neve.client.writer import Writer, WriterStats
 from neve.client.writer_group import WriterGroup
 from neve.proto.errors import (
+    AcknowledgedLost,
     AlreadyExists,
     AppendOutcomeUnknown,
     ConditionFailed,
@@ -47,6 +48,7 @@ from neve.proto.errors import (
 )
 
 __all__ = [
+    "AcknowledgedLost",
     "AlreadyExists",
     "AppendOutcomeUnknown",
     "Client",

@@ -28,7 +28,7 @@ from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import Problem
-from neve.proto.errors import NeveError, OutOfRange, ProtocolViolation, ReplicaDamaged, RequestError
+from neve.proto.errors import AcknowledgedLost, NeveError, OutOfRange, ProtocolViolation, ReplicaDamaged, RequestError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.wire.deadlines import Deadlines
 
@@ -106,6 +106,7 @@ class ExtentReader:
         extent = await self._catalog.extent(extent_id)
         trouble = _Trouble(self._options, self._rng)
         bad: dict[Replica, Problem] = {}  # whose bytes at `offset` were wrong
+        begun_at = offset
         certain = offset == 0  # that a block begins at `offset`
         ahead = Ahead()
 
@@ -119,6 +120,8 @@ class ExtentReader:
         try:
             while True:
                 if extent.length is not None and offset >= extent.length:
+                    if offset > begun_at:
+                        _ensure_kept(extent, offset)
                     if offset > extent.length:
                         raise OutOfRange(extent_id=extent_id, offset=offset, readable=extent.length)
                     yield Chunk([], offset, sealed=True)
@@ -320,3 +323,10 @@ def _check_answer(won: Won, offset: int) -> None:
     if won.reply.end - offset != len(won.payload):
         detail = f"{len(won.payload)} bytes came for [{offset}, {won.reply.end})"
         raise ProtocolViolation(detail=detail)
+
+
+def _ensure_kept(extent: Extent, offset: int) -> None:
+    """Of an extent that was read up to `offset` while it was open, and is sealed now."""
+    if extent.length is not None and extent.length < offset:
+        detail = "it was read before: without sync it went with the power of all replicas; with sync this is a bug"
+        raise AcknowledgedLost(extent_id=extent.id, sealed_length=extent.length, acknowledged=offset, detail=detail)

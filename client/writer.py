@@ -96,7 +96,6 @@ class Writer:
         self._acknowledged_bytes = 0
         self._given_back_bytes = 0  # of the room taken, ever
         self._unknown = 0  # appends that the end of the writer left without an outcome
-        self._ended_by = ""
 
     async def open(self) -> Self:
         """Take the lock, fence older owners, and find where to go on."""
@@ -269,7 +268,7 @@ class Writer:
         """Raise if the end of the writer left appends without an outcome: whoever submitted and did not look must not
         take this for success."""
         if self._unknown:
-            raise AppendOutcomeUnknown(detail=f"of {self._unknown} appends: {self._ended_by}")
+            raise self._unknown_outcome(f"of {self._unknown} appends: ")
 
     async def _release(self, opened: Opened) -> None:
         self._end(ShuttingDown(detail="the writer was closed"))
@@ -317,7 +316,6 @@ class Writer:
         if self._error is not None:
             return
         self._error = error
-        self._ended_by = str(error)
         assert self._opened is not None
         self._opened.tail.close()
         self._on_ended(self, error)
@@ -330,7 +328,7 @@ class Writer:
         self._tell_unknown(waiters)
         for _, future in self._flushes:
             if not future.done():
-                future.set_exception(AppendOutcomeUnknown(detail=str(error)))
+                future.set_exception(self._unknown_outcome())
         self._flushes.clear()
         self._share.end(self._over())
         self.on_settled()
@@ -347,8 +345,15 @@ class Writer:
         for future in waiters:
             if not future.done():
                 self._unknown += 1
-                future.set_exception(AppendOutcomeUnknown(detail=self._ended_by))
+                future.set_exception(self._unknown_outcome())
                 future.exception()  # `flush` tells it, too: a caller that dropped the future need not hear of it
+
+    def _unknown_outcome(self, of: str = "") -> AppendOutcomeUnknown:
+        """With the end of the writer as its cause."""
+        cause = self._over()
+        error = AppendOutcomeUnknown(detail=f"{of}{cause}")
+        error.__cause__ = cause
+        return error
 
     def _over(self) -> NeveError:
         """What an append gets that comes after the end: a copy, or tracebacks would mix."""

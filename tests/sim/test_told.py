@@ -18,6 +18,12 @@ def wrong(user: str, error: errors.NeveError, *troubles: str, ledger: Ledger | N
     return wrong_to_tell(user, error, troubles=troubles, ledger=ledger or Ledger())
 
 
+def unknown(cause: Exception) -> errors.AppendOutcomeUnknown:
+    error = errors.AppendOutcomeUnknown()
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize("world", stories.WORLDS)
 @pytest.mark.parametrize("seed", CALM_SEEDS)
 def test_without_trouble_nobody_is_told_of_any(seed: int, world: str) -> None:
@@ -63,21 +69,25 @@ def test_a_stream_is_sealed_or_gone_only_if_somebody_asked_for_that() -> None:
 
 
 def test_an_unknown_outcome_has_a_reason_that_its_owner_might_have_been_told() -> None:
-    assert not wrong("writer1", errors.AppendOutcomeUnknown(detail="of 2 appends: LeaseLost: its time is over"))
-    assert wrong("writer1", errors.AppendOutcomeUnknown(detail="KeyError: 7")) == "that is no reason"
+    assert not wrong("writer1", unknown(errors.LeaseLost()), "metadata stalls")
+    assert wrong("writer1", unknown(errors.LeaseLost()), *KILLED) == "no trouble explains it"
+    assert wrong("writer1", unknown(errors.DeadlineExceeded())) == "there was no trouble"
+    assert wrong("writer1", unknown(KeyError())) == "nothing says why"
+    assert not wrong("writer1", unknown(errors.ShuttingDown()))
 
 
 def test_what_was_acknowledged_is_lost_only_to_who_did_without_sync_and_when_there_was_no_power() -> None:
     ledger = Ledger()
     session = ledger.begin(7, "writer1")
     lost = errors.AcknowledgedLost(extent_id=3, sealed_length=10, acknowledged=20)
-    unknown = errors.AppendOutcomeUnknown(detail=str(lost))
     everywhere = "power cut everywhere"
     assert wrong("writer1", lost, everywhere, ledger=ledger) == "it was synced"
-    assert wrong("writer1", unknown, everywhere, ledger=ledger) == "it was synced"
+    assert wrong("writer1", unknown(lost), everywhere, ledger=ledger) == "it was synced"
+    assert wrong("reader2", lost, everywhere, ledger=ledger) == "it was synced"
     session.weak = True
     assert not wrong("writer1", lost, everywhere, ledger=ledger)
-    assert not wrong("writer1", unknown, everywhere, ledger=ledger)
+    assert not wrong("writer1", unknown(lost), everywhere, ledger=ledger)
+    assert not wrong("reader2", lost, everywhere, ledger=ledger)
     assert wrong("writer1", lost, *KILLED, ledger=ledger) == "no trouble explains it"
 
 

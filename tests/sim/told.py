@@ -19,7 +19,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from neve.proto.errors import AcknowledgedLost, AppendOutcomeUnknown, InvalidArgument, NeveError, NotFound, StreamSealed
+from neve.proto.errors import (
+    AcknowledgedLost,
+    AppendOutcomeUnknown,
+    InvalidArgument,
+    NeveError,
+    NotFound,
+    ShuttingDown,
+    StreamSealed,
+)
 from tests.sim.explained import LEADING, POWER
 from tests.sim.ledger import Ledger
 
@@ -45,7 +53,12 @@ OWNERS: Mapping[str, Causes] = {
     "NotEnoughNodes": None,
     "SealUnavailable": None,
 }
-READERS: Mapping[str, Causes] = {"NotFound": CALM, "ConnectFailed": None, "DeadlineExceeded": None}
+READERS: Mapping[str, Causes] = {
+    "NotFound": CALM,
+    "AcknowledgedLost": POWER,
+    "ConnectFailed": None,
+    "DeadlineExceeded": None,
+}
 KEY_VALUE: Mapping[str, Causes] = {
     "ConditionFailed": CALM,
     "InvalidArgument": CALM,
@@ -82,8 +95,6 @@ MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
 }
 """By kind of user, and class."""
 
-# What each of them says in the place where it is the reason why nobody knows.
-UNKNOWN_BECAUSE = ("ShuttingDown", *OWNERS, "no such extent", r"\d+ nodes are needed")
 WRONG_KEYS = ("operations", "middle_key", "right_partition_id")
 GONE = ("upload", "partition", "partition server")
 
@@ -104,8 +115,19 @@ def wrong_to_tell(user: str, error: NeveError, *, troubles: Collection[str], led
         return "there was no trouble"
     if causes and causes.isdisjoint(troubles):
         return "no trouble explains it"
-    weak = any(session.owner == user and session.weak for session in ledger.sessions)
+    if isinstance(error, AppendOutcomeUnknown) and role_of(user) != "kv operator":  # to whom causes do not come
+        return _wrong_cause(user, error, troubles=troubles, ledger=ledger)
+    weak = any(session.weak and (session.owner == user or role_of(user) == "reader") for session in ledger.sessions)
     return _wrong_itself(error, ledger, weak=weak)
+
+
+def _wrong_cause(user: str, error: AppendOutcomeUnknown, *, troubles: Collection[str], ledger: Ledger) -> str:
+    cause = error.__cause__
+    if isinstance(cause, ShuttingDown):  # its owner has left
+        return ""
+    if not isinstance(cause, NeveError):
+        return "nothing says why"
+    return wrong_to_tell(user, cause, troubles=troubles, ledger=ledger)
 
 
 def _wrong_itself(error: NeveError, ledger: Ledger, *, weak: bool) -> str:
@@ -116,17 +138,14 @@ def _wrong_itself(error: NeveError, ledger: Ledger, *, weak: bool) -> str:
             gone = {*ledger.deleted, *ledger.merged, *ledger.twins}
             there = {str(each) for each in ledger.streams if each not in gone}
             return "nobody has deleted it" if error.name in there else ""
+        if error.kind == "extent" and error.name.startswith("next to ") and ledger.merged:
+            return ""
         if error.kind in ("position", "extent"):
             removed = {str(each) for extent_ids in ledger.removed.values() for each in extent_ids}
             return "" if error.name.partition(":")[0] in removed else "nobody has taken it out"
         return "" if error.kind in GONE else "nobody has asked for one"
     if isinstance(error, InvalidArgument):
         return "" if error.what in WRONG_KEYS else "nobody has asked for anything invalid"
-    if isinstance(error, AppendOutcomeUnknown):
-        reason = re.sub(r"^of \d+ appends: ", "", error.detail)
-        if reason.startswith("AcknowledgedLost") and not weak:
-            return "it was synced"
-        return "" if re.match("|".join(UNKNOWN_BECAUSE), reason) else "that is no reason"
     if isinstance(error, AcknowledgedLost):
         return "" if weak else "it was synced"
     return ""

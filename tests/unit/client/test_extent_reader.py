@@ -22,7 +22,7 @@ from neve.client.reader import Reader as StreamReader
 from neve.client.types import Extent, Position, Record, Replica, Stream
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import HEADER_BYTES, Problem, encode_block
-from neve.proto.errors import ConnectionLost
+from neve.proto.errors import AcknowledgedLost, ConnectionLost
 from neve.rpc.limits import KIB, MIB
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Reply
@@ -341,3 +341,27 @@ async def test_a_read_to_a_position_is_over_when_it_is_reached(blocks: int) -> N
 
 async def _all(batches: AsyncIterator[list[Record]]) -> list[Record]:
     return [record async for records in batches for record in records]
+
+
+@pytest.mark.parametrize(("sealed_blocks", "lost"), [(1, False), (0, True)])
+async def test_who_has_read_what_a_seal_leaves_out_is_told_that_it_is_lost(sealed_blocks: int, lost: bool) -> None:
+    """One more answer, empty, of an extent that was open and is sealed meanwhile."""
+    known = Known(replace(EXTENT, length=None))
+    reader = Reader()
+    reader._catalog = cast(Catalog, known)
+    chunks = reader.chunks(EXTENT.id, 0, follow=False)
+    first = asyncio.ensure_future(anext(chunks))
+    await turns()
+    answer(reader.asked[0])
+    assert (await first).end == len(BLOCK)
+    second = asyncio.ensure_future(anext(chunks))
+    await turns()
+    known._extent = replace(EXTENT, length=sealed_blocks * len(BLOCK))
+    reader.asked[1].future.set_exception(ConnectionLost())
+    if lost:
+        with pytest.raises(AcknowledgedLost) as caught:
+            await second
+        assert (caught.value.sealed_length, caught.value.acknowledged) == (0, len(BLOCK))
+    else:
+        assert (await second).sealed
+    await chunks.aclose()

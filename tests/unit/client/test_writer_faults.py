@@ -80,8 +80,10 @@ def test_t08_an_old_writer_is_refused_by_a_replica_that_was_away_during_the_seal
             rig.metas[0].stall()  # and the old owner does not hear that its lock is taken
             async with new.writer(stream.id, takeover=True) as successor:
                 await successor.append(b"two")
-                assert await outcome(writer.append(b"stale")) is AppendOutcomeUnknown
+                with pytest.raises(AppendOutcomeUnknown) as unknown:
+                    await writer.append(b"stale")
                 assert isinstance(writer.error, (LockedByOther, NotOwner, NeveError))
+                assert type(unknown.value.__cause__) is type(writer.error)
                 rig.network.heal("manager1", tail[2].host)
                 await asyncio.sleep(5)
                 assert b"stale" not in await payloads_of(new, stream.id)
