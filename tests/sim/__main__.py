@@ -18,7 +18,7 @@ import os
 import sys
 
 from tests.sim.runs import chosen_seeds, run_many
-from tests.sim.stories import DEFAULT_WORLD, WORLDS, play, shortest_failing
+from tests.sim.stories import DEFAULT_WORLD, WORLDS, play, same_error, shortest_failing
 
 
 def main(arguments: list[str]) -> int:
@@ -38,6 +38,10 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--jobs: {options.jobs} are too few")
     if options.seed is not None and options.seeds:
         parser.error("--seed is one story, --seeds are many: choose")
+    if options.bugs is not None and (options.seed is not None or options.seeds):
+        parser.error("--bugs chooses its own stories: without --seed and --seeds")
+    if options.log and options.seed is None:
+        parser.error("--log: it is of one story: which --seed?")
     if options.events is not None and options.seed is None:
         parser.error("--events: it is a part of one story: which --seed?")
     for name in ("seed", "events"):
@@ -66,10 +70,10 @@ def tell(seed: int, *, short: bool, events_max: int | None, log: bool, world: st
     print(outcome.error, outcome.where, f"trace {outcome.trace_hash}", sep="\n")
     if events_max is None:
         print("\nthe fewest of its troubles with which it fails:")
-        shortest = shortest_failing(seed, short=short, say=print, world=world)
+        shortest = shortest_failing(seed, short=short, say=print, world=world, like=outcome.error)
         if shortest is not None:
             print(*shortest.story, shortest.error, sep="\n")
-            if shortest.error.partition(":")[0] != outcome.error.partition(":")[0]:
+            if not same_error(shortest.error, outcome.error):
                 print("this is another error than that of the whole story: --events tries other numbers of troubles")
     return 1
 

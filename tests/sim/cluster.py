@@ -43,6 +43,7 @@ from tests.sim.disk_faults import SimulatedCrash
 from tests.sim.ledger import Attempt, Ledger
 from tests.sim.loop import current
 from tests.sim.manager import PORT, SimManager
+from tests.sim.memory import held_by_modules
 from tests.sim.node import CLUSTER, SimNode
 from tests.sim.processes import Clock
 from tests.sim.watched_store import WatchedStore
@@ -124,6 +125,7 @@ class SimCluster:
             self.add_node(node_id)
         self.clients: dict[str, SimClient] = {}
         self.violations: list[str] = []
+        self.held_before = held_by_modules()
         self.synced = True  # its streams sync: a node that loses power loses nothing that it has answered for
         self.on_refused: Callable[[str, NeveError], None] = lambda _, __: None  # an append, by its owner
         self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story

@@ -187,6 +187,22 @@ KEY_VALUE: Bounds = {
 }
 
 
+# Of modules, whatever the processes: caches that are emptied when they are full.
+CACHES = (
+    "neve.proto.fields.VARINTS",
+    "neve.stream_manager.describe._around",
+    "neve.stream_manager.describe._fixed",
+    "neve.stream_manager.describe._stems",
+    "neve.stream_manager.record_codec._bodies",
+    "neve.stream_manager.record_codec._confirmed",
+    "neve.stream_manager.record_codec._labels",
+    "neve.stream_manager.record_codec._places",
+    "neve.stream_manager.record_codec._policies",
+    "neve.stream_manager.record_codec._stems",
+    "neve.stream_manager.records._shared_values",
+)
+
+
 def too_much(bounds: Bounds, counts: Counts, *roots: object) -> list[str]:
     held = held_by(*roots, numbers=NUMBERS)
     return [f"{size} {name}" for name, size in sorted(held.items()) if size > counts.bound(bounds.get(name, 0))]

@@ -15,17 +15,19 @@ from __future__ import annotations
 import asyncio
 import collections
 import gc
+from collections.abc import Mapping
 
 from neve.extent_node.disk import EXTENTS, TMP
 from neve.extent_node.replica import NO_FD
 from neve.meta.lock import lock_key
 from neve.stream_manager import records
-from tests.sim import held
+from tests.sim import held, memory
 from tests.sim.cluster import ROOT, SimCluster
 from tests.sim.manager import SimManager
 from tests.sim.node import SimNode
 
 LOCKS = lock_key(ROOT, "")
+GROWTH_MAX = 20
 STOP_S = 60.0  # virtual, for whatever a stop lets finish
 
 
@@ -120,8 +122,17 @@ def unexplained_descriptors(node: SimNode) -> list[str]:
     return found
 
 
+def grown(before: Mapping[str, int]) -> list[str]:
+    """What modules and classes hold more of than before the story, by more than what is loaded once."""
+    now = memory.held_by_modules()
+    many = {name: size for name, size in now.items() if size > before.get(name, size) + GROWTH_MAX}
+    return [f"{name}: {size}" for name, size in many.items() if name not in held.CACHES]
+
+
 async def stop_and_look(cluster: SimCluster) -> None:
     """All at once, in a cluster that is in order and that nobody uses."""
+    found = grown(cluster.held_before)
+    assert not found, f"modules hold more and more: {found}"
     for name, client in cluster.clients.items():
         assert not client.left, f"{name} is closed, and has left: {client.left}"
     nodes = [node for node in cluster.nodes.values() if node.running]

@@ -1,18 +1,21 @@
 """What a process holds in memory: every list, dict, set, queue and byte array reached from its own objects, by name.
 
     held_by(node.store, node.copier)      {"StoreState.replicas": 7, "TurnLock._waiters": 0, ...}
+    held_by_modules()                     {"neve.proto.errors._BY_CODE": 40, ...}: of all processes together
 
 Invariants: it looks at whatever there is: what somebody adds tomorrow is looked at tomorrow, without a word here;
             what several processes share (the network, the metadata store) is nobody's own, and is not entered;
-            it changes nothing.
+            it changes nothing. Bytes are not looked at, nor what is only in a closure or a task.
 Neighbours: held.py says how much of it there may be.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import functools
-from collections.abc import Hashable, Iterable, Iterator
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from neve.meta.memory import MemoryStore
@@ -20,6 +23,7 @@ from neve.rpc.sim import SimNetwork
 from neve.rpc.sim_connection import Connection
 
 PRODUCT = "neve."
+LOWEST = ("neve.proto.fields",)  # others have its names
 SHARED = (SimNetwork, Connection, MemoryStore)
 CONTAINERS = (dict, list, set, frozenset, collections.deque, bytearray)
 
@@ -42,6 +46,9 @@ def held_by(*roots: object, numbers: Iterable[str] = ()) -> dict[str, int]:
             seen.add(id(value))
             sizes[name] = max(sizes.get(name, 0), _size(value))
             waiting += ((name + "[]", inner) for inner in _inside(value))
+        elif isinstance(value, asyncio.Queue):
+            seen.add(id(value))
+            sizes[name] = max(sizes.get(name, 0), value.qsize())
         elif isinstance(value, tuple):
             seen.add(id(value))
             waiting += ((name + "[]", inner) for inner in value)
@@ -50,6 +57,28 @@ def held_by(*roots: object, numbers: Iterable[str] = ()) -> dict[str, int]:
             kind = type(value).__name__
             waiting += ((f"{kind}.{attribute}", inner) for attribute, inner in _attributes(value))
     return sizes
+
+
+def held_by_modules() -> dict[str, int]:
+    """What modules and classes of the product hold, and how much their caches without a bound."""
+    sizes: dict[str, int] = {}
+    seen: set[int] = set()  # what a module has from another one is that one's
+    modules = [name for name in sys.modules if name.startswith(PRODUCT)]
+    for name in sorted(modules, key=lambda name: not name.startswith(LOWEST)):
+        _add_globals(sizes, name, vars(sys.modules[name]), seen)
+    return sizes
+
+
+def _add_globals(sizes: dict[str, int], owner: str, values: Mapping[str, Any], seen: set[int]) -> None:
+    for name, value in [*values.items()]:
+        if isinstance(value, CONTAINERS) and not name.startswith("__"):
+            if id(value) not in seen:
+                sizes[f"{owner}.{name}"] = _size(value)
+            seen.add(id(value))
+        elif isinstance(value, functools._lru_cache_wrapper) and value.cache_info().maxsize is None:
+            sizes[f"{owner}.{name}"] = value.cache_info().currsize
+        elif isinstance(value, type) and value.__module__ == owner:
+            _add_globals(sizes, f"{owner}.{name}", vars(value), seen)
 
 
 def _size(value: Any) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import re
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -64,6 +65,7 @@ FOCUS_SHARE = 0.8
 HAUNTED = 0.7  # nodes that start
 PROMISED = 4.0  # how much rather trouble befalls what a node has just answered for
 AT_ONCE = (1, 1, 1, 2, 3)  # troubles that coincide
+GIST_CHARS = 80  # of an error, that tell what it is
 EXTRA_EVENTS_MAX = 30  # for kinds that a story has to come to, and could not before
 
 Say = Callable[[str], None]
@@ -418,13 +420,27 @@ def play(
     return outcome
 
 
+def same_error(one: str, other: str) -> bool:
+    """But for its numbers: the same thing may go wrong for another record, at another time."""
+    return _gist(one) == _gist(other)
+
+
+def _gist(error: str) -> str:
+    line = next(iter(error.splitlines()), "")
+    return re.sub(r"\d+", "#", line)[:GIST_CHARS]
+
+
 def shortest_failing(
-    seed: int, *, short: bool = False, say: Say = lambda _: None, world: str = DEFAULT_WORLD
+    seed: int, *, short: bool = False, say: Say = lambda _: None, world: str = DEFAULT_WORLD, like: str = ""
 ) -> Outcome | None:
-    """The story with the fewest of its troubles that still fails; None if it does not fail at all."""
+    """The story with the fewest of its troubles that still fails, with an error `like` that one if there is any such;
+    None if it does not fail at all."""
+    found: Outcome | None = None
     for count in range(WORLDS[world].shape(seed, short=short).events + 1):
         outcome = play(seed, short=short, events_max=count, world=world)
         say(f"with {count} troubles: {outcome.error.splitlines()[0] if outcome.error else 'all is well'}")
         if outcome.error:
-            return outcome
-    return None
+            found = found or outcome
+            if not like or same_error(outcome.error, like):
+                return outcome
+    return found

@@ -19,6 +19,10 @@ from tests.sim import runs
         ("--seed -1", "--seed: -1 is below 0"),
         ("--seed 1 --events -1", "--events: -1 is below 0"),
         ("--seeds 5-1", "are no seeds"),
+        ("--seeds abc", "neither how many nor first-last"),
+        ("--seeds 1-", "neither how many nor first-last"),
+        ("--seeds 3 --log", "which --seed"),
+        ("--bugs --seed 1", "chooses its own stories"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused(arguments: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

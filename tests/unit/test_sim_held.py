@@ -4,12 +4,15 @@ passed over in silence."""
 from __future__ import annotations
 
 import ast
+import asyncio
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.sim import held
+from neve.proto import fields
+from neve.stream_manager import record_codec, records
+from tests.sim import held, leaks, memory
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("client", "extent_node", "meta", "partition_manager", "partition_server", "rpc", "stream_manager")
@@ -57,3 +60,41 @@ def test_what_is_looked_at_is_there(name: str) -> None:
 def test_a_name_that_is_not_there_is_noticed() -> None:
     assert "_held" not in ATTRIBUTES["TurnLock"]
     assert "held" in ATTRIBUTES["TurnLock"]
+
+
+def test_what_modules_and_classes_hold_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = memory.held_by_modules()
+    assert before.keys() >= {*held.CACHES}
+    assert not leaks.grown(before)
+    kept: list[bytes] = []
+    monkeypatch.setattr(record_codec, "_kept", kept, raising=False)
+    before = memory.held_by_modules()
+    kept.extend([b""] * 100)
+    assert leaks.grown(before) == ["neve.stream_manager.record_codec._kept: 100"]
+
+
+def test_caches_of_modules_are_emptied_when_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_codec, "CACHED_MAX", 10)
+    cache: dict[int, int] = {}
+    for number in range(100):
+        record_codec.keep(cache, number, number)
+        assert len(cache) <= 10
+    monkeypatch.setattr(records, "_SHARED_MAX", 10)
+    for number in range(100):
+        records.shared((number, "of a test"))
+    assert len(records._shared_values) <= 10
+    monkeypatch.setattr(fields, "_VARINTS_MAX", 10)
+    for number in range(100):
+        assert fields.VARINTS[1_000_000 + number]
+    assert len(fields.VARINTS) <= 10
+
+
+def test_queues_are_looked_at() -> None:
+    class Asked:
+        def __init__(self) -> None:
+            self.queue: asyncio.Queue[int] = asyncio.Queue()
+
+    Asked.__module__ = "neve.test"
+    asked = Asked()
+    asked.queue.put_nowait(1)
+    assert memory.held_by(asked) == {"Asked.queue": 1}
