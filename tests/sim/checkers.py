@@ -346,7 +346,7 @@ def check_readers(cluster: SimCluster) -> None:
             assert home in ledger.deleted, f"{sighting.reader} has read stream {sighting.stream_id}, which is gone"
             continue
         there, seen = _left(cluster, last[home].records, removed), _left(cluster, sighting.records, removed)
-        while seen and seen[-1] not in there and cluster.may_be_lost(ledger.find(seen[-1][1])):
+        while seen and seen[-1] not in there and cluster.may_be_lost(ledger.find(seen[-1][1]), seen[-1][0]):
             seen.pop()  # the end of what it saw may be gone with the power
         if home == sighting.stream_id:
             _check_seen(sighting, seen, there)

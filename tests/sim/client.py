@@ -19,6 +19,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from neve.client.client import Client
+from neve.client.manager_link import ManagerLink
 from neve.client.options import ClientOptions
 from neve.client.types import Position, Record
 from neve.client.writer import Writer
@@ -161,10 +162,29 @@ class SimClient:
         return sighting, self.process.spawn(self._read(stream_id, sighting, start=None, follow=True))
 
     async def _read(self, stream_id: int, sighting: Sighting, *, start: Position | None, follow: bool) -> None:
+        self._watch_revision(sighting)
         records = self.neve.read(stream_id, start=start, follow=follow)
-        async with aclosing(records):  # type: ignore[type-var]
-            async for record in records:
-                sighting.records.append(record)
+        try:
+            async with aclosing(records):  # type: ignore[type-var]
+                async for record in records:
+                    sighting.records.append(record)
+                    sighting.last_s = asyncio.get_running_loop().time()
+        except asyncio.CancelledError:
+            if follow and self.running:
+                self.ledger.on_left(sighting)
+            raise
+        self.ledger.on_read(sighting)
+
+    def _watch_revision(self, sighting: Sighting) -> None:
+        """The first answer to a reading is the stream's list: nothing that it asks for later is older."""
+        link = self.neve._link
+
+        def note(revision: int) -> None:
+            ManagerLink.note_revision(link, revision)
+            if sighting.revision is None:
+                sighting.revision = link.revision_seen
+
+        link.note_revision = note  # type: ignore[method-assign]
 
 
 class SimWriter:

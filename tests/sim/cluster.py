@@ -46,6 +46,7 @@ from tests.sim.manager import PORT, SimManager
 from tests.sim.memory import held_by_modules
 from tests.sim.node import CLUSTER, SimNode
 from tests.sim.processes import Clock
+from tests.sim.reads import Readings
 from tests.sim.watched_store import WatchedStore
 from tests.sim.wire_watch import WireWatch
 
@@ -129,6 +130,9 @@ class SimCluster:
         self.synced = True  # its streams sync: a node that loses power loses nothing that it has answered for
         self.on_refused: Callable[[str, NeveError], None] = lambda _, __: None  # an append, by its owner
         self.unreliable: set[int] = set()  # nodes whose disks were lost or damaged by the story
+        self._weak: dict[int, list[tuple[int, Attempt]]] = {}  # by extent id, what was acknowledged without sync
+        self.readings = Readings(self)
+        self.etcd.on_sealed = self._on_sealed
         self.etcd.on_over = self.ledger.holding_over
         self.ledger.on_made = self._watch_acknowledgement
         self.expected_errors: tuple[str, ...] = ()  # events of ERRORs that this story makes: a person is to look
@@ -312,6 +316,7 @@ class SimCluster:
 
     def _watch_acknowledgement(self, attempt: Attempt) -> None:
         assert attempt.future is not None
+        attempt.made_s = asyncio.get_running_loop().time()
         attempt.future.add_done_callback(lambda _: self._check_everywhere(attempt))
 
     def _check_everywhere(self, attempt: Attempt) -> None:
@@ -330,17 +335,22 @@ class SimCluster:
         extents = (state or self.stored_state()).extents
         session = self.ledger.sessions[attempt.session - 1]
         weak = session.weak or not self.synced
-        for extent_id, offset, payload in self._blocks_of(attempt.payload, position):
+        blocks = [*self._blocks_of(attempt.payload, position)]
+        attempt.ends = tuple((each, offset + HEADER_BYTES + len(payload)) for each, offset, payload in blocks)
+        attempt.acknowledged_s = asyncio.get_running_loop().time()
+        for extent_id, offset, payload in blocks:
             extent = extents.get(extent_id)
             if extent is None:
                 continue
-            if not session.weak:
+            if session.weak:
+                self._note_weak(extent_id, offset + HEADER_BYTES + len(payload), attempt)
+            else:
                 self.note_acknowledged(extent_id, offset + HEADER_BYTES + len(payload))
             for node_id in extent.node_ids:
                 node = self.nodes[node_id]
                 if node_id in self.unreliable or node.repairs or not node.serving:
                     continue
-                if weak and node.lost_cache:
+                if weak and node.has_lost_cache(extent_id, since_s=attempt.made_s):
                     continue
                 if node.peek(extent_id, offset + HEADER_BYTES, len(payload)) != payload:
                     told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and its {len(payload)} bytes"
@@ -361,11 +371,39 @@ class SimCluster:
             yield extent_id, offset, bytes(block)
             offset += HEADER_BYTES + len(block)
 
-    def may_be_lost(self, attempt: Attempt | None) -> bool:
-        """It was not synced, and more than one of the nodes has lost power: of one alone nothing is believed."""
+    def may_be_lost(self, attempt: Attempt | None, position: Position | None = None) -> bool:
+        """It was not synced, and every replica of an extent that it is in has lost its cache since it was appended and
+        before that was sealed: one that has not still has it, and a seal does not go below that (18). From its append
+        on: a node may have answered for it, and lost it, before the others did. `position`: where it was seen, if it
+        was not acknowledged."""
         if attempt is None or not self.ledger.sessions[attempt.session - 1].weak:
             return False
-        return sum(node.lost_cache for node in self.nodes.values()) > 1
+        extents = dict.fromkeys(extent_id for extent_id, _ in attempt.ends)
+        if not extents and position is not None:
+            blocks = self._blocks_of(attempt.payload, position)
+            extents = dict.fromkeys((position.extent_id, *(extent_id for extent_id, _, _ in blocks)))
+        return any(self._all_lost_cache(extent_id, since_s=attempt.made_s) for extent_id in extents)
+
+    def _all_lost_cache(self, extent_id: int, *, since_s: float) -> bool:
+        until_s = self.readings.sealed_s(extent_id)
+        nodes = [self.nodes[node_id] for node_id in self.etcd.opened_on(extent_id)]
+        return all(node.has_lost_cache(extent_id, since_s=since_s, until_s=until_s) for node in nodes)
+
+    def _note_weak(self, extent_id: int, end: int, attempt: Attempt) -> None:
+        """The same without sync: a seal is shorter only if what it cuts may be lost, at that moment."""
+        self._weak.setdefault(extent_id, []).append((end, attempt))
+        if extent_id in self.etcd.seals:
+            self._check_weak(extent_id, self.etcd.seals[extent_id])
+
+    def _check_weak(self, extent_id: int, length: int) -> None:
+        for end, attempt in self._weak.get(extent_id, ()):
+            if end > length and not self.may_be_lost(attempt):
+                told = f"{attempt.payload[:40]!r} is acknowledged up to {end} in extent {extent_id}, sealed at {length}"
+                self.violations.append(f"{told}, and not all of its replicas have lost their caches since (G2)")
+
+    def _on_sealed(self, extent_id: int, length: int, revision: int) -> None:
+        self.readings.note_sealed(extent_id, revision)
+        self._check_weak(extent_id, length)
 
     def note_acknowledged(self, extent_id: int, end: int) -> None:
         """A writer was told that all before `end` is safe: no seal may be shorter (G2)."""

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from neve.client.types import Position, Record
 
@@ -42,6 +43,9 @@ class Attempt:
     payload: bytes
     future: asyncio.Future[Any] | None = None  # of a position
     barred: bool = False
+    made_s: float = 0.0  # virtual: no replica has it before
+    acknowledged_s: float = math.inf
+    ends: tuple[tuple[int, int], ...] = ()  # of its blocks: extent and offset, as they were acknowledged
     seen_late: bool = False  # its future is a task's, which may be done later than it is acknowledged: not to be barred
 
     @property
@@ -81,6 +85,13 @@ class Session:
         return [attempt for attempt in self.attempts if not (attempt.settled or attempt.seen_late)]
 
 
+class Told(NamedTuple):
+    """How far readers may go in an open extent, for all of its nodes know it; as long as these processes live."""
+
+    end: int
+    knowing: tuple[tuple[int, object], ...]  # nodes, and their processes
+
+
 @dataclass(eq=False, slots=True)
 class Sighting:
     """One reading of a stream, during the story: what it got, in order."""
@@ -89,6 +100,11 @@ class Sighting:
     reader: str
     from_start: bool
     records: list[Record] = field(default_factory=list)
+    begun_s: float = 0.0
+    last_s: float = 0.0  # when its last record came
+    revision: int | None = None  # of the metadata that it was told of the stream, first
+    acknowledged: list[Attempt] = field(default_factory=list)  # before it began
+    told: dict[int, Told] = field(default_factory=dict)  # by extent id, what nodes knew before it began
 
 
 class Ledger:
@@ -102,6 +118,9 @@ class Ledger:
         self.merged: dict[int, int] = {}  # stream id → the one that somebody asked to absorb it
         self.twins: dict[int, int] = {}  # stream id → the one that somebody asked to split it from
         self.on_made: Callable[[Attempt], None] = lambda _: None
+        self.on_reading: Callable[[Sighting], None] = lambda _: None  # it begins
+        self.on_read: Callable[[Sighting], None] = lambda _: None  # it is over, and nobody was told an error
+        self.on_left: Callable[[Sighting], None] = lambda _: None  # whoever followed the stream wants no more of it
         self._by_payload: dict[bytes, Attempt] = {}
         self._by_token: dict[int, Session] = {}
 
@@ -199,6 +218,7 @@ class Ledger:
     def see(self, stream_id: int, reader: str, *, from_start: bool) -> Sighting:
         sighting = Sighting(stream_id, reader, from_start)
         self.sightings.append(sighting)
+        self.on_reading(sighting)
         return sighting
 
 

@@ -16,6 +16,7 @@ import copyreg
 import dataclasses
 import functools
 import io
+import math
 import pickle
 import random
 import threading
@@ -129,7 +130,7 @@ class SimNode:
         self._makings = 0  # of disks and journals in the place of others
         self.process: Process | None = None
         self.serving = False  # it has started, and all that its journal had is in its files
-        self.lost_cache = False  # it lost power once, or a disk was remounted
+        self._cache_losses: list[tuple[float, str]] = []  # when, and the disk; "": all, its power was cut
         self.gone = False  # for ever
         self.skew_ms = 0  # how wrong its clock is
         self.clock = Clock()
@@ -267,8 +268,24 @@ class SimNode:
     def power_cut(self, mode: PowerCutMode = "lose_all") -> None:
         """The machine loses power: what was not synced may be gone."""
         self._end()
-        self.lost_cache = True
+        self.note_cache_lost()
         self.fs.power_cut(mode)
+
+    def note_cache_lost(self, folder: str = "") -> None:
+        """What was not synced, of this disk or of all, may be gone from now on."""
+        self._cache_losses.append((asyncio.get_running_loop().time(), folder))
+
+    def has_lost_cache(self, extent_id: int, *, since_s: float, until_s: float = math.inf) -> bool:
+        """Whether its replica of this extent may have lost what was not synced, between these virtual times."""
+        return any(
+            since_s <= at_s <= until_s and (not folder or self._may_be_on(folder, extent_id))
+            for at_s, folder in self._cache_losses
+        )
+
+    def _may_be_on(self, folder: str, extent_id: int) -> bool:
+        """A replica stays on its disk. One that is on none may have been anywhere."""
+        found = [number for number in range(self.disks) if self.fs.stat(self.extent_path(extent_id, number)) is not None]
+        return not found or folder in [f"/disk{number}" for number in found]
 
     def pause(self) -> None:
         """SIGSTOP."""

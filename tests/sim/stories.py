@@ -129,6 +129,7 @@ class Story:
         self._undoing: list[asyncio.Task[None]] = []
         self._names = 0
         self._begun: set[str] = set()  # kinds of trouble
+        cluster.readings.troubles = self._begun
         self._options = dataclasses.replace(OPTIONS, append_timeout_s=shape.append_timeout_s)
 
     # --- for troubles and users ------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ class NodeTroubles:
             return False
         node.kill()
         folder = self._folder(node)
-        node.lost_cache = True
+        node.note_cache_lost(folder)
         node.fs.remount(folder, self._scene.rng.choice(POWER_CUT_MODES))
         self._down(node, f"{folder} went and came back")
         return True

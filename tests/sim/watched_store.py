@@ -54,6 +54,7 @@ class WatchedStore(MemoryStore):
         self.linked: dict[int, int] = {}  # by extent id, the revision at which it became a part of a stream
         self.behind: dict[int, int] = {}  # by extent id, the one that was made to go on behind it
         self.on_linked: Callable[[int], None] = lambda _: None
+        self.on_sealed: Callable[[int, int, int], None] = lambda *_: None  # extent id, length, revision; once
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
         self.over: set[int] = set()  # tokens of locks
         self.on_over: Callable[[int], None] = lambda _: None  # told such a token
@@ -152,6 +153,11 @@ class WatchedStore(MemoryStore):
     def extents_of(self, stream_id: int) -> tuple[int, ...]:
         """As its record has them; none if there is no such stream."""
         return self._lists.get(self.root + r.STREAMS + r.id_text(stream_id), ())
+
+    def opened_on(self, extent_id: int) -> tuple[int, ...]:
+        """The nodes that had it while it was open; none if it was never linked."""
+        opened = self._open.get(extent_id)
+        return () if opened is None else opened.node_ids
 
     def is_listed(self, extent_id: int) -> bool:
         return any(extent_id in listed for listed in self._lists.values())
@@ -261,6 +267,8 @@ class WatchedStore(MemoryStore):
             self.violations.append(f"revision {revision}: extent {new.extent_id} sealed at {known}, now {length} (G3)")
         if length is not None:
             self.seals.setdefault(new.extent_id, length)
+            if known is None:
+                self.on_sealed(new.extent_id, length, revision)
             told = self.acknowledged.get(new.extent_id, 0)
             if length < told:
                 self.violations.append(

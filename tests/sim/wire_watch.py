@@ -76,6 +76,7 @@ class WireWatch:
         self.fences: dict[tuple[str, int], pb.LengthAnswer] = {}  # what nodes have answered to the last, by extent
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
+        self.on_told: Callable[[str, int, int], None] = lambda *_: None  # node, extent id, how far readers may go
         self._etcd = etcd
         self._addresses = hosts  # of the managers, by host
         self._asked: dict[tuple[str, int], _Asked] = {}
@@ -158,6 +159,8 @@ class WireWatch:
             self.on_committed(asked.client, segment.extent_id, segment.committed)
             if (not result.HasField("error") or result.error.code == Gap.code) and result.HasField("length"):
                 self._check_length(node, segment.extent_id, result.length)
+            if not result.HasField("error"):
+                self.on_told(node, segment.extent_id, segment.committed)
             if result.HasField("error") or not segment.block_sizes:
                 continue
             what = f"{node} took an append to extent {segment.extent_id} up to {result.end}, token {segment.token}"
