@@ -13,8 +13,9 @@ Neighbours: cluster.py calls them at the end of a story; watched_store.py looks 
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from neve.client.types import Position, Record
 from neve.proto import extent_node_pb2 as en
@@ -25,12 +26,13 @@ from neve.stream_manager.records import Extent
 from neve.stream_manager.state import State
 from tests.model.protocol_seal import choose_length
 from tests.model.protocol_state import ABSENT, DOUBTFUL, LENGTH, SEALED, Answer
-from tests.sim.client import OPTIONS, Killed
+from tests.sim.client import OPTIONS, Killed, SimClient
 from tests.sim.cluster import SimCluster
 from tests.sim.leaks import left_over
 from tests.sim.ledger import Session, Sighting, payloads
 
 LAST_OWNER_S = 60.0  # to open a stream: above what it takes to know that a node is dead
+FOLLOWED_S = 30.0  # for a follower that was waiting when all was well
 LEFT_S = 300.0  # for the collector: above its grace period, a report and the delays of its attempts
 
 Block = tuple[Position, int, bytes]  # where, type, payload
@@ -62,6 +64,41 @@ async def reopen_streams(cluster: SimCluster) -> None:
                 last = await cluster.take_over(f"last{len(cluster.clients)}", stream_id, limit_s=LAST_OWNER_S)
             await last.close()
             await last.client.close()
+
+
+async def follow_streams(cluster: SimCluster) -> list[tuple[SimClient, Sighting, asyncio.Task[None]]]:
+    """Somebody follows each stream while it gets its last owner: whatever the nodes have forgotten, it is told then."""
+    followers = []
+    for stream_id in cluster.ledger.streams:
+        if stream_id in cluster.state.streams:
+            client = await cluster.client(f"follower{len(cluster.clients)}")
+            followers.append((client, *client.follow(stream_id)))
+    return followers
+
+
+async def end_followers(
+    cluster: SimCluster, followers: Sequence[tuple[SimClient, Sighting, asyncio.Task[None]]]
+) -> None:
+    """They have seen everything. One that found nobody to read from before all was repaired begins again."""
+    for client, sighting, task in followers:
+        if task.done() and isinstance(task.exception(), NeveError):
+            sighting, task = client.follow(sighting.stream_id)
+        await _until_seen(cluster, sighting)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+        await client.close()
+
+
+async def _until_seen(cluster: SimCluster, sighting: Sighting) -> None:
+    def lacking() -> list[bytes]:
+        return [each.payload[:40] for each in cluster.readings.lacking(sighting)]
+
+    try:
+        await cluster.until(lambda: not lacking(), f"{sighting.reader} has seen all", limit_s=FOLLOWED_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}, and not {lacking()} of stream {sighting.stream_id} (G2)") from None
 
 
 async def _accept_longest(cluster: SimCluster, error: SealUnavailable) -> None:

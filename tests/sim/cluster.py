@@ -387,7 +387,7 @@ class SimCluster:
     def _all_lost_cache(self, extent_id: int, *, since_s: float) -> bool:
         until_s = self.readings.sealed_s(extent_id)
         nodes = [self.nodes[node_id] for node_id in self.etcd.opened_on(extent_id)]
-        return all(node.has_lost_cache(extent_id, since_s=since_s, until_s=until_s) for node in nodes)
+        return bool(nodes) and all(node.has_lost_cache(extent_id, since_s=since_s, until_s=until_s) for node in nodes)
 
     def _note_weak(self, extent_id: int, end: int, attempt: Attempt) -> None:
         """The same without sync: a seal is shorter only if what it cuts may be lost, at that moment."""
@@ -457,8 +457,10 @@ class SimCluster:
         await self.leader()
         await self.until(self._followers_know, "all managers know what is stored")
         await checkers.finish_sessions(self)
+        followers = await checkers.follow_streams(self)
         await checkers.reopen_streams(self)
         await self.until_in_order()
+        await checkers.end_followers(self, followers)
         await checkers.check_everything(self)
 
 

@@ -284,7 +284,9 @@ class SimNode:
 
     def _may_be_on(self, folder: str, extent_id: int) -> bool:
         """A replica stays on its disk. One that is on none may have been anywhere."""
-        found = [number for number in range(self.disks) if self.fs.stat(self.extent_path(extent_id, number)) is not None]
+        found = [
+            number for number in range(self.disks) if self.fs.stat(self.extent_path(extent_id, number)) is not None
+        ]
         return not found or folder in [f"/disk{number}" for number in found]
 
     def pause(self) -> None:

@@ -75,7 +75,9 @@ class Readings:
         return told if self._still_know(told) else Told(0, ())
 
     def _still_know(self, told: Told) -> bool:
-        return all(process is not None and self._cluster.nodes[each].process is process for each, process in told.knowing)
+        return all(
+            process is not None and self._cluster.nodes[each].process is process for each, process in told.knowing
+        )
 
     # --- readings --------------------------------------------------------------------------------------------
 
@@ -104,6 +106,13 @@ class Readings:
         for attempt in self._missing(sighting, there):
             if all(self._was_known(extent_id, end, by_s) for extent_id, end in attempt.ends):
                 self._wrong(sighting, attempt, f"has been given nothing for {STALL_S:g} s, and has not")
+
+    def lacking(self, sighting: Sighting) -> list[Attempt]:
+        """What it has not seen of all that is acknowledged by now: nothing, when all is well and it had some time."""
+        if self._is_changed(sighting.stream_id):
+            return []
+        there = self._cluster.ledger.acknowledged(sighting.stream_id)
+        return [each for each in self._missing(sighting, there) if not self._cluster.may_be_lost(each)]
 
     def _wrong(self, sighting: Sighting, attempt: Attempt, what: str) -> None:
         told = f"{sighting.reader} {what} {attempt.payload[:40]!r}, acknowledged at {attempt.position}"
