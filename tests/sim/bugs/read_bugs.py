@@ -1,7 +1,7 @@
-"""Deliberate bugs of readers: what they are not given, and nobody tells them of.
+"""Deliberate bugs of readers, and of records without sync: what is not given, or gone, and nobody is told of.
 
 Invariants: as in bugs.py: nothing outside of a bug's context is changed.
-Neighbours: bugs.py has what a bug is, reads.py finds these, hunt.py plays stories.
+Neighbours: bugs.py has what a bug is, reads.py and cluster.py find these, hunt.py plays stories.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from neve.client.extent_reader import ExtentReader
 from neve.client.reader import Reader
 from neve.proto.errors import NeveError
-from tests.sim.bugs.bugs import bug
+from tests.sim.bugs.bugs import FORGETFUL, _doubtful_is_trusted, bug
 from tests.sim.swarm import Shape
 
 FOR_EVER_S = 1e6
@@ -54,3 +54,9 @@ def _stalls(change: Any) -> None:
         await asyncio.sleep(FOR_EVER_S)
 
     change(ExtentReader, "_poll", wrong)
+
+
+@bug("a doubtful length is trusted, of few", origin="rule 18", suits=lambda shape: shape.mixed, needs=FORGETFUL)
+def _lost_without_a_cause(change: Any) -> None:
+    """As "a doubtful length is trusted", where others sync: one replica loses power, and its length cuts all."""
+    _doubtful_is_trusted(change)
