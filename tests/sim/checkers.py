@@ -6,7 +6,8 @@
     check_owners     G5: nothing of an owner is acknowledged once its holding of the lock is over, by its lease or its
                      own release; nobody but who takes a stream over opens it before
     check_metadata   the stored state is consistent; what the leader has in memory is what is stored
-    check_readers    G4, T9: whoever read during the story saw nothing that is not there at the end, nor jumped over any
+    check_readers    G4, T9: whoever read during the story saw nothing that is not there at the end, nor jumped over it;
+                     what it had to see is judged when it has read (reads.py), and of followers by end_followers
 
 Neighbours: cluster.py calls them at the end of a story; watched_store.py looks at each transaction as it is made.
 """

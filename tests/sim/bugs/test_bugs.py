@@ -21,6 +21,8 @@ QUICK = (
     "a sealed replica keeps its descriptor",
     "a lease's renewal outlives it",
     "a pool forgets its channels",
+    "a read ends at the first failure",
+    "a doubtful length is trusted, of few",
     "a replica that was looked at stays pinned",
     "an extent goes with values in it",
     "a put is answered before it is in the log",
