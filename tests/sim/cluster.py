@@ -133,6 +133,7 @@ class SimCluster:
         self._weak: dict[int, list[tuple[int, Attempt]]] = {}  # by extent id, what was acknowledged without sync
         self.readings = Readings(self)
         self.etcd.on_sealed = self._on_sealed
+        self.wire.lost_bytes = lambda host: any(self.nodes[node_id].host == host for node_id in self.unreliable)
         self.etcd.on_over = self.ledger.holding_over
         self.ledger.on_made = self._watch_acknowledgement
         self.expected_errors: tuple[str, ...] = ()  # events of ERRORs that this story makes: a person is to look

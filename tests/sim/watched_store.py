@@ -1,9 +1,12 @@
 """The metadata store of a simulation, which looks at every transaction that it is asked to apply.
 
 Invariants: what breaks a rule is noted when it is committed, with its revision, and is never forgotten:
-            G7: keys of the managers change only by transactions that compare the key of whoever leads then;
+            G7: keys of the managers change only by transactions that compare the key of whoever leads then: the stream
+            managers' their leader's, those of the region map and of partition servers the partition managers';
             G3: a seal, once written, never changes: not its length, nor a digest that was there;
             G2: a seal keeps what was acknowledged before;
+            rules 19, 20: a replica counts as confirmed only if that very one was heard to confirm the seal, or to be
+            copied, with this length and digest, since its bit was last taken back;
             an id of a stream, an extent or a recovery task is never used again, nor for two of them, and one of a node
             never for another one: extents stay their stream's, tasks their extent's, nodes their address's;
             rule 2: a lease that ends is over by its holder's clock;
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from neve.meta import keys
 from neve.meta.lock import lock_key
 from neve.meta.memory import MemoryClient, MemoryStore
 from neve.meta.memory_link import FaultPlan
@@ -35,10 +39,27 @@ from neve.meta.txn import (
 )
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent
+from neve.stream_manager.records import Extent, ReplicaAt
 from tests.sim.processes import Process
 
 GUARDED = (r.STREAMS, r.EXTENTS, r.NODES, r.NAMES, r.TASKS, r.REPLAY, r.QUOTAS, r.SETTINGS, r.COMMITS)
+GUARDED_REGIONS = (keys.REGION_MAP, keys.REGIONS, keys.PARTITION_SERVERS)
+
+
+def _compares(compares: Sequence[Compare], leader: KeyValue | None) -> bool:
+    """Whether they hold only while this one leads."""
+    return leader is not None and any(
+        compare.key == leader.key
+        and compare.target is Target.CREATE_REVISION
+        and compare.relation is Relation.EQUAL
+        and compare.operand == leader.create_revision
+        for compare in compares
+    )
+
+
+def _is_exact(compare: Compare) -> bool:
+    """Whether it holds for one revision of a key alone, or for its absence."""
+    return compare.target is Target.MOD_REVISION or (compare.target is Target.CREATE_REVISION and not compare.operand)
 
 
 class WatchedStore(MemoryStore):
@@ -53,6 +74,9 @@ class WatchedStore(MemoryStore):
         self.nodes_of: dict[int, tuple[int, ...]] = {}  # by extent id, as last written
         self.linked: dict[int, int] = {}  # by extent id, the revision at which it became a part of a stream
         self.behind: dict[int, int] = {}  # by extent id, the one that was made to go on behind it
+        # What replicas, by extent id, were heard to have for good: length and digest (wire_watch.py tells of it).
+        self.told_whole: dict[tuple[int, ReplicaAt], tuple[int, bytes]] = {}
+        self.bits_checked = 0
         self.on_linked: Callable[[int], None] = lambda _: None
         self.on_sealed: Callable[[int, int, int], None] = lambda *_: None  # extent id, length, revision; once
         self.on_changed: list[Callable[[], None]] = []  # called at every revision, before anybody else hears of it
@@ -64,6 +88,7 @@ class WatchedStore(MemoryStore):
         self._addresses: dict[int, str] = {}  # of nodes, by id
         self._tasks: dict[bytes, int] = {}  # task ids, by key
         self._open: dict[int, Extent] = {}  # as they were when they were linked
+        self._confirmed: dict[int, frozenset[ReplicaAt]] = {}  # by extent id, as last written
         self._leaving: frozenset[int] = frozenset()
         self._holders: list[tuple[Process, MemoryClient]] = []
         self._lists: dict[bytes, tuple[int, ...]] = {}  # extents, by the key of their stream
@@ -91,13 +116,16 @@ class WatchedStore(MemoryStore):
         return self.key_space.read(KeyRange.prefix(self.root)).kvs
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
-        leader = self._leader()
+        leader, regions_leader = self._leader(), self._regions_leader()
         puts = [op for op in success if isinstance(op, Put)]
         old = {op.key: self.at(op.key) for op in puts if self._is_extent(op.key)}
         result = super().txn(compares, success, failure)
         branch = success if result.succeeded else failure
-        if any(self._is_guarded(op) for op in branch):
-            self._check_guard(compares if result.succeeded else (), leader, result.revision)
+        held = compares if result.succeeded else ()
+        if any(self._is_guarded(op, GUARDED) for op in branch) and not _compares(held, leader):
+            self.violations.append(f"revision {result.revision} was not written by the leader (G7): {held}")
+        if any(self._is_guarded(op, GUARDED_REGIONS) for op in branch) and not _compares(held, regions_leader):
+            self._check_reshaped(branch, held, leader, result.revision)
         for op in branch:
             self._watch_lock(op, result.revision)
         if result.succeeded:
@@ -165,31 +193,46 @@ class WatchedStore(MemoryStore):
     # --- G7 --------------------------------------------------------------------------------------------------
 
     def _leader(self) -> KeyValue | None:
-        """The oldest key of the election."""
-        keys = self.key_space.read(KeyRange.prefix(r.election_prefix(self.root))).kvs
-        return min(keys, key=lambda kv: kv.create_revision, default=None)
+        return self._oldest(r.election_prefix(self.root))
 
-    def _is_guarded(self, op: Operation) -> bool:
+    def _regions_leader(self) -> KeyValue | None:
+        """Of the partition managers."""
+        return self._oldest(self.root + keys.PARTITION_MANAGERS)
+
+    def _oldest(self, election: bytes) -> KeyValue | None:
+        """The oldest key of an election. Beside it are those of bids that were given up: `<election>-void/`."""
+        found = self.key_space.read(KeyRange.prefix(election + b"/")).kvs
+        return min(found, key=lambda kv: kv.create_revision, default=None)
+
+    def _is_guarded(self, op: Operation, kinds: Sequence[bytes]) -> bool:
         """Ids are not: whoever follows hands them out, too."""
+        prefixes = tuple(self.root + kind for kind in kinds)
         if isinstance(op, Put):
-            return op.key.startswith(tuple(self.root + kind for kind in GUARDED))
+            return op.key.startswith(prefixes)
         if not isinstance(op, Delete):
             return False
-        keys = as_range(op.keys)  # perhaps of many kinds
-        prefixes = [self.root + kind for kind in GUARDED]
-        return any(keys.start.startswith(prefix) or keys.contains(prefix) for prefix in prefixes)
+        changed = as_range(op.keys)  # perhaps of many kinds
+        return any(changed.start.startswith(prefix) or changed.contains(prefix) for prefix in prefixes)
 
-    def _check_guard(self, compares: Sequence[Compare], leader: KeyValue | None, revision: int) -> None:
-        for compare in compares:
-            if (
-                leader is not None
-                and compare.key == leader.key
-                and compare.target is Target.CREATE_REVISION
-                and compare.relation is Relation.EQUAL
-                and compare.operand == leader.create_revision
-            ):
-                return
-        self.violations.append(f"revision {revision} was not written by the leader (G7): {compares}")
+    def _check_reshaped(
+        self, branch: Sequence[Operation], compares: Sequence[Compare], leader: KeyValue | None, revision: int
+    ) -> None:
+        """A split or a merge goes through the stream manager, which does not know who leads the partition managers. It
+        is the map itself that it compares then: the one on which the change was decided, key by key."""
+        told = f"revision {revision} was not written by the partition managers' leader"
+        if not _compares(compares, leader):
+            self.violations.append(f"{told} (G7): {compares}")
+            return
+        touched = [op for op in branch if self._is_guarded(op, GUARDED_REGIONS)]
+        changed = [
+            op.key if isinstance(op, Put) else as_range(op.keys).start for op in touched if not isinstance(op, Get)
+        ]
+        if self.root + keys.REGION_MAP not in changed:
+            self.violations.append(f"{told}, and leaves the map's version as it was (G7): {compares}")
+        compared = [each.key for each in compares if each.relation is Relation.EQUAL and _is_exact(each)]
+        for key in changed:
+            if key not in compared:
+                self.violations.append(f"{told}, and overwrites {key!r} whatever it is (G7): {compares}")
 
     # --- G3 --------------------------------------------------------------------------------------------------
 
@@ -253,6 +296,7 @@ class WatchedStore(MemoryStore):
             self.nodes_of[extent.extent_id] = extent.node_ids
             if self.at(self.root + r.EXTENTS + r.id_text(extent.extent_id)) is None:
                 self._check_seal(extent, revision)
+                self._check_bits(extent, revision)
 
     def _check_same(self, extent: Extent, revision: int) -> None:
         """Another one with its id would be another stream's, or elsewhere while it is open (8)."""
@@ -275,11 +319,29 @@ class WatchedStore(MemoryStore):
                     f"revision {revision}: extent {new.extent_id} sealed at {length}, acknowledged up to {told} (G2)"
                 )
 
+    def _check_bits(self, new: Extent, revision: int) -> None:
+        """Who took part in a seal has not confirmed it: a bit is of a replica that has said so (19, 20, 22)."""
+        confirmed = frozenset(replica for replica in new.replicas if replica.node_id in new.confirmed)
+        before = self._confirmed.get(new.extent_id, frozenset())
+        self._confirmed[new.extent_id] = confirmed
+        for replica in new.replicas:
+            if replica in before and replica not in confirmed:  # found bad: what it has said until now counts no more
+                self.told_whole.pop((new.extent_id, replica), None)
+            if replica not in confirmed or replica in before:
+                continue
+            self.bits_checked += 1
+            told = self.told_whole.get((new.extent_id, replica))
+            if new.seal is None or told != (new.seal.length, new.seal.digest):
+                what = f"extent {new.extent_id}, {new.seal}, counts as confirmed by {replica}"
+                said = "has confirmed nothing" if told is None else f"has confirmed {told}"
+                self.violations.append(f"revision {revision}: {what}, which {said} (19, 20)")
+
     def _check_extent(self, before: KeyValue | None, after: KeyValue | None, revision: int) -> None:
         if after is None:
             return
         new = codec.decode_extent(after.value, after.mod_revision)
         self._check_seal(new, revision)
+        self._check_bits(new, revision)
         self._check_same(new, revision)
         self.nodes_of[new.extent_id] = new.node_ids
         if before is None:

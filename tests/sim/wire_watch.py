@@ -2,7 +2,8 @@
 
     Nodes     a length that a node has answered for is never answered shorter, unless it says that it is in doubt
               (rules 5, 12, 14); what it has fenced, or raised to a token, grows no more by older ones, whatever
-              happened to its power in between (4, 14); after a failed sync it takes nothing more (T23)
+              happened to its power in between (4, 14); after a failed sync it takes nothing more (T23); a replica
+              that has confirmed a seal, or was copied, has that seal for good (20, 22)
     Managers  a seal has one length, whoever asks, and one extent behind it, the next one in the stored list, unless
               that was taken out of the stream (16); an owner who was replaced before he asked is told none (3); a
               manager that did not lead while a call was under way answers none that needs a leader (25); what was
@@ -21,11 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from neve.meta.lock import lock_key
+from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
-from neve.proto import methods
+from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Gap
 from neve.rpc.sim_frame import Frame, Kind
 from neve.rpc.sim_link import Pipe
+from neve.stream_manager.record_codec import replica_at
+from neve.stream_manager.records import ReplicaAt
 from tests.sim.watched_store import WatchedStore
 
 ALL_METHODS: dict[int, Any] = {
@@ -57,6 +61,16 @@ class _Asked:
     leaders: int = 0  # how many there had been until then
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A node has said that this making of a replica has this seal."""
+
+    replica: ReplicaAt
+    length: int
+    digest: bytes
+    at_s: float
+
+
 @dataclass(slots=True)
 class Promise:
     """What a node has said of one replica."""
@@ -66,6 +80,7 @@ class Promise:
     token: int = 0  # below which it takes nothing more
     token_length: int = 0  # when it said so
     fenced_length: int | None = None
+    sealed: Sealed | None = None
 
 
 class WireWatch:
@@ -75,12 +90,15 @@ class WireWatch:
         self.extents_ordered: set[int] = set()  # that nodes were asked to make, or to delete
         self.fences: dict[tuple[str, int], pb.LengthAnswer] = {}  # what nodes have answered to the last, by extent
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
+        self.lost_bytes: Callable[[str], bool] = lambda _: False  # whether disks of this host were lost or damaged
+        self.seals_checked = 0  # what was said of replicas that had confirmed a seal
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
         self.on_told: Callable[[str, int, int], None] = lambda *_: None  # node, extent id, how far readers may go
         self._etcd = etcd
         self._addresses = hosts  # of the managers, by host
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._promises: dict[tuple[str, int], Promise] = {}
+        self._processes: dict[int, float] = {}  # by process id, when a node's process was first heard
         self._sync_failed: dict[tuple[str, int], tuple[float, Callable[[], bool]]] = {}
         self._successors: dict[tuple[int, int], int] = {}  # of extents, by stream and extent, as first answered
         self._deleted: set[int] = set()  # extents that were ordered deleted while metadata did not know them
@@ -89,9 +107,15 @@ class WireWatch:
             methods.EXTENT_NODE_RAISE_TOKEN.method_id: self._on_length,
             methods.EXTENT_NODE_FENCE.method_id: self._on_fence,
             methods.EXTENT_NODE_SEAL_EXTENT.method_id: self._on_seal,
+            methods.EXTENT_NODE_DESCRIBE_REPLICA.method_id: self._on_described,
             methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH.method_id: self._on_owner,
             methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT.method_id: self._on_alloc,
             methods.STREAM_MANAGER_WAIT_CONFIRMED.method_id: self._on_owner,
+        }
+        self._nodes_say: dict[int, Callable[[str, Any], None]] = {  # what nodes tell of themselves
+            methods.STREAM_MANAGER_REGISTER_NODE.method_id: self._on_registers,
+            methods.STREAM_MANAGER_HEARTBEAT.method_id: self._on_heartbeat,
+            methods.STREAM_MANAGER_REPORT_REPLICAS.method_id: self._on_report,
         }
         etcd.on_linked = self._on_linked
 
@@ -103,6 +127,8 @@ class WireWatch:
             elif event == "send":
                 if frame.method_id == methods.EXTENT_NODE_FENCE.method_id:
                     self.fences.pop((pipe.target, pb.FenceRequest.FromString(frame.message).extent_id), None)
+                elif (judge := self._nodes_say.get(frame.method_id)) is not None:
+                    judge(pipe.source, ALL_METHODS[frame.method_id].request.FromString(frame.message))
                 if self.listeners:
                     self._tell(frame, "request", pipe)
         elif event == "send" and kind in (Kind.REPLY, Kind.ERROR):
@@ -171,6 +197,9 @@ class WireWatch:
             failed = self._sync_failed.get((node, segment.extent_id))
             if failed is not None and failed[0] < asked.begun_s and failed[1]():
                 self._wrong(f"{what}, after a sync of it had failed (T23)")
+            sealed = promise.sealed
+            if sealed is not None and sealed.replica == replica_at(segment.replica) and result.end > sealed.length:
+                self._wrong(f"{what}, and had confirmed its seal at {sealed.length} (20)")
             promise.length = max(promise.length, result.end)
             if not segment.no_sync:
                 promise.synced_length = max(promise.synced_length, result.end)
@@ -180,6 +209,9 @@ class WireWatch:
     def _on_length(
         self, node: str, asked: _Asked, request: pb.RaiseTokenRequest | pb.FenceRequest, reply: pb.LengthAnswer
     ) -> None:
+        if reply.HasField("replica"):
+            seal = reply.seal if reply.HasField("seal") else None
+            self._check_sealed(node, request.extent_id, reply.replica, seal, reply.kind, since_s=asked.begun_s)
         if reply.kind != pb.LengthAnswer.LENGTH or reply.HasField("seal"):
             return
         self._check_length(node, request.extent_id, reply.length)
@@ -199,6 +231,66 @@ class WireWatch:
         had = min(self._promise(node, request.extent_id).synced_length, request.seal.length)
         if not reply.confirmed and reply.length < had and node not in self.damaged:
             self._wrong(f"{node} has {reply.length} of extent {request.extent_id}, and had {had} on its disk (5, 14)")
+        seal = reply.seal if reply.confirmed else None
+        self._check_sealed(
+            node, request.extent_id, request.replica, seal, pb.LengthAnswer.LENGTH, since_s=asked.begun_s
+        )
+        if reply.confirmed:
+            self._note_sealed(node, request.extent_id, request.replica, reply.seal)
+
+    def _note_sealed(self, node: str, extent_id: int, replica: common_pb2.Replica, seal: common_pb2.Seal) -> None:
+        made = replica_at(replica)
+        self._etcd.told_whole[extent_id, made] = (seal.length, seal.digest)
+        promise = self._promise(node, extent_id)
+        if promise.sealed is None or promise.sealed.replica != made:
+            promise.sealed = Sealed(made, seal.length, seal.digest, asyncio.get_running_loop().time())
+
+    def _check_sealed(
+        self,
+        node: str,
+        extent_id: int,
+        replica: common_pb2.Replica,
+        seal: common_pb2.Seal | None,
+        kind: pb.LengthAnswer.Kind,
+        *,
+        since_s: float,
+    ) -> None:
+        """What a node says of a replica, and does not know from before `since_s`. No loss of power takes a seal back
+        that was confirmed, nor the bytes below it; another making of the replica is not bound by it."""
+        sealed = self._promise(node, extent_id).sealed
+        if sealed is None or sealed.at_s >= since_s or sealed.replica != replica_at(replica) or self.lost_bytes(node):
+            return
+        self.seals_checked += 1
+        if (
+            seal is None
+            or (seal.length, seal.digest) != (sealed.length, sealed.digest)
+            or kind != pb.LengthAnswer.LENGTH
+        ):
+            says = f"{pb.LengthAnswer.Kind.Name(kind)}, {'not sealed' if seal is None else f'sealed at {seal.length}'}"
+            self._wrong(
+                f"{node} says of extent {extent_id}: {says}, and had confirmed its seal at {sealed.length} (20)"
+            )
+
+    def _on_described(
+        self, node: str, asked: _Asked, request: pb.DescribeReplicaRequest, reply: pb.ReplicaInfo
+    ) -> None:
+        seal = reply.seal if reply.HasField("seal") else None
+        self._check_sealed(node, reply.extent_id, reply.replica, seal, reply.kind, since_s=asked.begun_s)
+
+    def _on_registers(self, node: str, request: sm.RegisterNodeRequest) -> None:
+        self._processes.setdefault(request.process_id, asyncio.get_running_loop().time())
+
+    def _on_heartbeat(self, node: str, request: sm.HeartbeatRequest) -> None:
+        for copy in request.copies:
+            if copy.state == pb.CopyStatusReply.DONE:
+                self._note_sealed(node, copy.extent_id, copy.replica, copy.seal)
+
+    def _on_report(self, node: str, request: sm.ReportReplicasRequest) -> None:
+        """A page may have waited for its manager: it is certainly newer than what an earlier process has said."""
+        since_s = self._processes.get(request.process_id, 0.0)
+        for info in request.replicas:
+            seal = info.seal if info.HasField("seal") else None
+            self._check_sealed(node, info.extent_id, info.replica, seal, info.kind, since_s=since_s)
 
     def _check_length(self, node: str, extent_id: int, length: int) -> None:
         had = self._promise(node, extent_id).length

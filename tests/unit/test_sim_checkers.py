@@ -9,6 +9,8 @@ import pytest
 
 from neve.client.core_batch import Ticket
 from neve.client.types import Position
+from neve.extent_node import attributes
+from neve.extent_node.replica import Replica
 from neve.extent_node.scrubber import Scrubber
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NotFound, SealUnavailable
@@ -176,6 +178,40 @@ def test_calls_that_are_too_many_to_judge_their_answers_fail_a_story(monkeypatch
 
     with pytest.raises(AssertionError, match="too many to judge"):
         story()
+
+
+@pytest.mark.parametrize(
+    ("durable", "excused", "is_right"), [(True, False, True), (False, False, False), (False, True, True)]
+)
+def test_a_seal_that_was_confirmed_and_is_gone_fails_a_story_unless_the_disks_were_lost(
+    durable: bool, excused: bool, is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_only(replica: Replica, seal: attributes.Seal) -> None:
+        replica.fs.set_xattr(replica.fd, attributes.SEAL, attributes.encode_seal(seal))
+        replica.fs.truncate(replica.fd, seal.length)
+
+    if not durable:
+        monkeypatch.setattr(Replica, "persist_seal", set_only)
+
+    @simulated(nodes=3)
+    async def story(cluster: SimCluster) -> None:
+        cluster.expected_errors = ("bad_replica_found",)
+        stream = await cluster.create_stream(replicas=3)
+        await (await (await cluster.client("writer")).writer(stream.id)).append_some(8, 900)  # more than an extent
+        await cluster.until(lambda: any(each.all_confirmed for each in cluster.state.extents.values()), "one is sealed")
+        node = cluster.nodes[1]
+        if excused:
+            cluster.unreliable.add(1)
+        node.power_cut()
+        await node.start()
+        await cluster.wait(3)  # it has told of its replicas
+        assert bool(cluster.wire.seals_checked) != excused
+
+    if is_right:
+        story()
+    else:
+        with pytest.raises(AssertionError, match=r"node1 says of extent .*, and had confirmed its seal at .* \(20\)"):
+            story()
 
 
 @simulated()

@@ -1,14 +1,16 @@
-"""What the simulation's metadata store says of ids that are used again: records as no manager would write them."""
+"""What the simulation's metadata store says of ids that are used again, of replicas that count as confirmed and did not
+say so, and of a region map that somebody changes who does not lead: records as no manager would write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from neve.meta.txn import Delete, Operation, Put
+from neve.meta import keys
+from neve.meta.txn import Compare, Delete, Operation, Put, create_revision_is, key_absent, mod_revision_is
 from neve.proto import stream_manager_pb2 as sm
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent, NodeEntry, Policy, ReplicaAt, Stream, Task
+from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, Policy, ReplicaAt, Stream, Task
 from tests.sim.watched_store import WatchedStore
 
 ROOT = b"/test/"
@@ -72,3 +74,70 @@ def test_an_id_that_is_used_again_is_noted_and_what_goes_on_under_its_own_is_not
     found = [each for each in store.violations if "(G7)" not in each]  # nobody leads here
     assert told in "".join(found)
     assert bool(found) == bool(told), found
+
+
+# --- confirmations --------------------------------------------------------------------------------------------
+
+ONE, OTHER = ReplicaAt(1, "disk", 7), ReplicaAt(2, "disk", 8)
+SEAL = ExtentSeal(4000, 2, b"digest")
+
+
+def sealed(*confirmed: int, seal: ExtentSeal = SEAL, replicas: tuple[ReplicaAt, ...] = (ONE, OTHER)) -> Put:
+    record = Extent(11, 2, replicas, 4000, 0, 1, seal, confirmed)
+    return Put(ROOT + r.EXTENTS + r.id_text(11), codec.encode_extent(record))
+
+
+@pytest.mark.parametrize(
+    ("heard", "steps", "told"),
+    [
+        ([ONE, OTHER], [sealed(), sealed(1), sealed(1, 2)], ""),
+        ([ONE, OTHER], [sealed(1, 2)], ""),
+        ([ONE], [sealed(1), sealed()], ""),
+        ([ONE], [sealed(), sealed(1, 2)], f"by {OTHER}, which has confirmed nothing"),
+        ([ONE], [sealed(1), sealed(), sealed(1)], f"by {ONE}, which has confirmed nothing"),  # what it said is void
+        ([ONE], [sealed(1, seal=ExtentSeal(3000, 2, b"digest"))], "has confirmed (4000, b'digest')"),
+        ([ONE], [sealed(1, seal=ExtentSeal(4000, 2, b"another"))], "has confirmed (4000, b'digest')"),
+        ([ONE], [sealed(1, replicas=(ONE._replace(incarnation=9),))], "which has confirmed nothing"),  # made anew
+    ],
+)
+def test_a_replica_counts_as_confirmed_only_if_it_was_heard_to_confirm(
+    heard: list[ReplicaAt], steps: list[Put], told: str
+) -> None:
+    store = WatchedStore(ROOT)
+    for replica in heard:
+        store.told_whole[11, replica] = (4000, b"digest")
+    for put in steps:
+        store.txn([], [put], [])
+    found = [each for each in store.violations if "(G7)" not in each]
+    assert told in "".join(found)
+    assert bool(found) == bool(told), found
+
+
+# --- who changes the region map -------------------------------------------------------------------------------
+
+MAP, REGION = keys.region_map_key(ROOT), keys.region_key(ROOT, 30)
+MANAGER, REGIONS_MANAGER = r.election_prefix(ROOT) + b"/1", ROOT + keys.PARTITION_MANAGERS + b"/1"
+
+
+@pytest.mark.parametrize(
+    ("compares", "key", "told"),
+    [
+        ([create_revision_is(REGIONS_MANAGER, 3)], MAP, ""),
+        ([create_revision_is(REGIONS_MANAGER, 3)], keys.partition_server_key(ROOT, 5), ""),
+        ([create_revision_is(MANAGER, 2), key_absent(MAP)], MAP, ""),  # a split or a merge
+        ([create_revision_is(MANAGER, 2)], MAP, "whatever it is (G7)"),
+        ([create_revision_is(MANAGER, 2), key_absent(REGION)], REGION, "leaves the map's version as it was (G7)"),
+        ([mod_revision_is(MAP, 0)], MAP, "not written by the partition managers' leader (G7)"),
+        ([], REGION, "not written by the partition managers' leader (G7)"),
+        ([create_revision_is(REGIONS_MANAGER + b"0", 4)], MAP, "not written by the partition managers' leader (G7)"),
+    ],
+)
+def test_the_region_map_is_changed_by_whoever_leads_the_partition_managers(
+    compares: list[Compare], key: bytes, told: str
+) -> None:
+    store = WatchedStore(ROOT)
+    for candidate in (MANAGER, REGIONS_MANAGER, REGIONS_MANAGER + b"0"):
+        store.txn([], [Put(candidate, b"")], [])
+    assert store.txn(compares, [Put(key, b"")], []).succeeded
+    assert told in "".join(store.violations)
+    assert bool(store.violations) == bool(told), store.violations

@@ -56,6 +56,7 @@ class Bug:
     needs: tuple[str, ...] = ()  # kinds of trouble, one of which the story must have
     origin: str = ""  # the scenario or the rule
     world: str = "streams"  # whose stories come to it
+    shows: str = ""  # a regular expression on the error, of a bug for which there is a check: others do not count
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -73,6 +74,7 @@ def bug(
     suits: Callable[[Shape], bool] = lambda _: True,
     needs: tuple[str, ...] = (),
     world: str = "streams",
+    shows: str = "",
 ) -> Callable[[Any], Any]:
     """Register a function that changes things, given a way to change attributes for the time being."""
 
@@ -89,7 +91,7 @@ def bug(
                 yield
 
         what = (function.__doc__ or "").strip()
-        BUGS[name] = Bug(what=what, plant=plant, suits=suits, needs=needs, origin=origin, world=world)
+        BUGS[name] = Bug(what=what, plant=plant, suits=suits, needs=needs, origin=origin, world=world, shows=shows)
         return function
 
     return register
@@ -202,7 +204,7 @@ def _another_successor(change: Any) -> None:
     change(Allocator, "_successor", lambda self, stream, sealed, mutation: None)
 
 
-@bug("who took part counts as confirmed", origin="T5, rule 19")
+@bug("who took part counts as confirmed", origin="T5, rule 19", shows=r"has confirmed .*\(19, 20\)")
 def _bits_at_once(change: Any) -> None:
     """The transaction of a seal lists all replicas as good."""
     sealed_at = Extent.sealed_at
@@ -502,6 +504,22 @@ def _volatile_fence(change: Any) -> None:
         self.sync_data()
 
     change(Replica, "persist", wrong)
+
+
+@bug(
+    "a seal is confirmed before it is durable",
+    origin="rule 20",
+    needs=("power cut", "power cut everywhere", "power cut, and killed again"),
+    shows=r"had confirmed its seal at \d+ \(20\)",
+)
+def _volatile_seal(change: Any) -> None:
+    """A seal is set and answered for, and nothing of it is synced: neither the bytes nor the attribute."""
+
+    def wrong(self: Any, seal: Any) -> None:
+        self.fs.set_xattr(self.fd, attributes.SEAL, attributes.encode_seal(seal))
+        self.fs.truncate(self.fd, seal.length)
+
+    change(Replica, "persist_seal", wrong)
 
 
 @bug(

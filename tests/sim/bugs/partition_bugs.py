@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from neve.meta import keys
+from neve.meta.election import Leadership
 from neve.partition_manager import answers, core_regions, reshape
 from neve.partition_server import core_merge, engine, hosted, loader, log_format, manifest, replay
 from neve.partition_server.engine import Partition
@@ -58,6 +59,23 @@ def _reads_without_lease(change: Any) -> None:
 
     change(hosted.Hosted, "_until_over", wrong)
     _unchecked_reads(change)
+
+
+@bug(
+    "a deposed partition manager's transaction",
+    origin="T14, G7",
+    shows=r"not written by the partition managers' leader .*\(G7\)",
+    world=WORLD,
+)
+def _no_regions_leader_compare(change: Any) -> None:
+    """Partition managers do not compare their leader's key, and believe that they lead as long as nobody tells them."""
+    guard, ensure = Leadership.guard, Leadership.ensure
+
+    def is_theirs(leadership: Leadership) -> bool:
+        return keys.PARTITION_MANAGERS + b"/" in leadership.key
+
+    change(Leadership, "guard", lambda self: () if is_theirs(self) else guard(self))
+    change(Leadership, "ensure", lambda self: None if is_theirs(self) else ensure(self))
 
 
 class _Unchecked:
