@@ -45,6 +45,7 @@ from tests.sim.swarm import Shape
 
 Kind = pb.LengthAnswer.Kind
 FORGETFUL = ("power cut", "power cut, and killed again", "owner dies, replica loses power")
+SHORT_SEAL = r"sealed at \d+, acknowledged up to \d+ \(G2\)"
 LATE_S = 30.0  # more than it takes others to lead and go on
 
 
@@ -111,6 +112,7 @@ def _change_lengths(change: Any, wrong: Callable[..., Any]) -> None:
     origin="T1, rule 18",
     suits=lambda shape: shape.loses == "wipe",
     needs=("disks wiped", "one disk wiped"),
+    shows=SHORT_SEAL,
 )
 def _error_is_zero(change: Any) -> None:
     """A replica that is missing counts as one with 0 bytes."""
@@ -152,6 +154,7 @@ def _refused_without_end(change: Any) -> None:
     origin="T4, rule 18",
     suits=lambda shape: not shape.sync,
     needs=FORGETFUL,
+    shows=SHORT_SEAL,
 )
 def _doubtful_is_trusted(change: Any) -> None:
     """A seal believes a replica that may have lost its page cache, and does not look at what readers were shown."""
@@ -171,7 +174,7 @@ def _doubtful_is_trusted(change: Any) -> None:
     _change_lengths(change, wrong)
 
 
-@bug("the seal takes the longest", origin="T4, rule 18")
+@bug("the seal takes the longest", origin="T4, rule 18", shows=r"are not on node \d+ \(G1\)")
 def _longest(change: Any) -> None:
     """When replicas differ, a seal keeps what the longest has, and says that all took part."""
     choose = core_seal.choose_length
@@ -184,7 +187,7 @@ def _longest(change: Any) -> None:
     _change_lengths(change, wrong)
 
 
-@bug("a repeated seal gives another length", origin="T3, rule 16")
+@bug("a repeated seal gives another length", origin="T3, rule 16", shows=r"ends at \d+, sealed is \d+ \(16\)")
 def _another_length(change: Any) -> None:
     """Who asks again gets the length that he names, not the one that was decided."""
     again = Allocator._again
@@ -198,7 +201,7 @@ def _another_length(change: Any) -> None:
     change(Allocator, "_again", wrong)
 
 
-@bug("a repeated seal gives another successor", origin="T3, rule 16")
+@bug("a repeated seal gives another successor", origin="T3, rule 16", shows=r"comes after .*\(16\)")
 def _another_successor(change: Any) -> None:
     """Who asks again gets one more extent, although there is one behind the sealed one."""
     change(Allocator, "_successor", lambda self, stream, sealed, mutation: None)
@@ -219,7 +222,7 @@ def _bits_at_once(change: Any) -> None:
 # --- writers --------------------------------------------------------------------------------------------------
 
 
-@bug("two answers of three acknowledge", origin="T13, rule 5")
+@bug("two answers of three acknowledge", origin="T13, rule 5", shows=r"are not on node \d+ \(G1\)")
 def _majority(change: Any) -> None:
     """A writer acknowledges when most replicas have answered."""
 
@@ -374,7 +377,7 @@ def _old_tail(change: Any) -> None:
     change(node_servicer.LeaderMemory, "check", lambda self, leader: None)
 
 
-@bug("a deposed manager's transaction", origin="T14, rule 19")
+@bug("a deposed manager's transaction", origin="T14, rule 19", shows=r"not written by the leader \(G7\)")
 def _no_leader_compare(change: Any) -> None:
     """Transactions do not compare the leader's key."""
     change(Leadership, "guard", lambda self: ())
@@ -462,7 +465,7 @@ def _no_recovery(change: Any) -> None:
 # --- nodes ----------------------------------------------------------------------------------------------------
 
 
-@bug("a late append cuts", origin="T2, rule 4")
+@bug("a late append cuts", origin="T2, rule 4", shows=r"answers \d+ for extent \d+, and had answered \d+")
 def _late_append_cuts(change: Any) -> None:
     """A repeated segment ends the replica where it ends."""
     note = store_append._note
@@ -492,7 +495,12 @@ def _old_tokens(change: Any) -> None:
     change(core_append, "_refusal", wrong)
 
 
-@bug("fences do not last", origin="T12, rule 14", needs=("power cut", "power cut everywhere"))
+@bug(
+    "fences do not last",
+    origin="T12, rule 14",
+    needs=("power cut", "power cut everywhere"),
+    shows=r"took an append .*and had (fenced it|promised \d+) at",
+)
 def _volatile_fence(change: Any) -> None:
     """Token and fence are answered before they are durable; the data is."""
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from neve.client.core_writer import WriterCore
@@ -14,6 +16,8 @@ QUICK = (
     "two answers of three acknowledge",
     "a deposed manager's transaction",
     "truncation takes one extent more",
+    "who took part counts as confirmed",
+    "a seal is confirmed before it is durable",
     "a late append cuts",
     "fences do not last",
     "damage in a tail is a torn write",
@@ -24,6 +28,7 @@ QUICK = (
     "a read ends at the first failure",
     "a doubtful length is trusted, of few",
     "a replica that was looked at stays pinned",
+    "a deposed partition manager's transaction",
     "an extent goes with values in it",
     "a put is answered before it is in the log",
     "a split loses what was in memory",
@@ -34,6 +39,13 @@ QUICK = (
 @pytest.mark.parametrize("name", QUICK)
 def test_a_bug_is_found_by_one_of_a_few_stories(name: str) -> None:
     assert hunt(BUGS[name], seeds_max=20).error
+
+
+def test_a_failure_that_is_not_what_a_bug_shows_in_does_not_count() -> None:
+    bug = BUGS["two answers of three acknowledge"]
+    catch = hunt(dataclasses.replace(bug, shows="something else"), seeds_max=1)
+    assert not catch.error
+    assert "(G1)" in catch.by_others[0]
 
 
 def test_a_bug_is_gone_when_its_time_is_over() -> None:
