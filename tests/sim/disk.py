@@ -7,7 +7,9 @@ Three ends of a process:
 
 Faults: `stop_at` ends the process before, after or in the middle of a step; `fail` returns an errno; a failed fsync
 behaves as Linux does (the pages are seen, count as clean, and by chance some of them are on the disk); short writes;
-`flip`; `wipe`; a capacity for each folder that is a disk.
+`flip`; `wipe`; a capacity for each folder that is a disk. If it is filled to the last block, whatever may need one of
+its own fails while no byte is left: a new name in a folder, and an attribute with another value. A file system often
+has room for these in blocks that are there, and need not.
 
 Invariants: fdatasync makes data and size durable, fsync also attributes, fsync_dir names, nothing else does;
             one seed and the same calls give the same disk;
@@ -58,6 +60,8 @@ class SimFileSystem:
         self._open: dict[int, _Open] = {}
         self._faults = Faults()
         self._capacities: dict[str, int] = {}
+        self._no_block_left: dict[str, None] = {}  # of those, where names and attributes find no room, either
+        self.on_full: Callable[[str], None] | None = None  # told of each call that fails for want of room, by its path
         self._boot_id = self._draw_boot_id()
         self._mounts: dict[str, int] = {}  # folders that were mounted anew, and how often
 
@@ -146,18 +150,22 @@ class SimFileSystem:
         """The folder is a disk of this size."""
         self._capacities[clean(path)] = capacity_bytes
 
-    def fill(self, path: str, *, leave_bytes: int = 0) -> None:
+    def fill(self, path: str, *, leave_bytes: int = 0, to_the_last_block: bool = False) -> None:
         """The folder is a disk on which so many bytes are free."""
         disk = clean(path)
+        if to_the_last_block:
+            self._no_block_left[disk] = None
         self._capacities[disk] = CAPACITY_BYTES
         used_bytes = CAPACITY_BYTES - self._free_bytes(path)
         self._capacities[disk] = used_bytes + leave_bytes
 
     def unfill(self, path: str) -> None:
         self._capacities.pop(clean(path), None)
+        self._no_block_left.pop(clean(path), None)
 
     def unfill_all(self) -> None:
         self._capacities.clear()
+        self._no_block_left.clear()
 
     def swap_disk(self, other: SimFileSystem, path: str) -> None:
         """Somebody has put each machine's disk into the other one, after both were unmounted as they should be."""
@@ -190,6 +198,14 @@ class SimFileSystem:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def files_below(self, path: str) -> list[str]:
+        """Paths of all files in a folder and those in it, in order; no call, no step."""
+        found = []
+        for name in sorted(self.names_in(path)):
+            inside = f"{path}/{name}"
+            found += [inside] if isinstance(self._tree.node(inside), File) else self.files_below(inside)
+        return found
+
     def peek(self, path: str, offset: int, size_bytes: int) -> bytes | None:
         """A part of it; None if there is no such file."""
         try:
@@ -210,6 +226,7 @@ class SimFileSystem:
             if node is None:
                 if not create:
                     raise failure(errno.ENOENT, path)
+                self._need_block(path)
                 node = self._new_file()
                 self._names.change((folder, name, node))
             elif create and exclusive:
@@ -247,7 +264,7 @@ class SimFileSystem:
             if size_bytes and grows_bytes > 0 and self._capacities:
                 size_bytes -= max(0, grows_bytes - self._free_bytes(path))
                 if size_bytes <= 0:
-                    raise failure(errno.ENOSPC, path)
+                    raise self._full(path)
             if size_bytes:
                 file.change(Write(offset, data[:size_bytes]))
                 file.mtime_s = self.clock_s()
@@ -269,7 +286,7 @@ class SimFileSystem:
                 raise failure(errno.EINVAL, path)
             file = self._opened_file(fd, writable=True)
             if size_bytes - file.allocated_bytes > self._free_bytes(path):
-                raise failure(errno.ENOSPC, path)
+                raise self._full(path)
             file.preallocated_bytes = max(file.preallocated_bytes, size_bytes)
 
     def fdatasync(self, fd: int) -> None:
@@ -313,7 +330,10 @@ class SimFileSystem:
         with self._faults.call("set_xattr", path, changes=True, detail=name):
             if not name.startswith("user."):
                 raise failure(errno.EOPNOTSUPP, path)
-            self._opened_file(fd).change_xattr(SetXattr(name, value))
+            file = self._opened_file(fd)
+            if file.xattrs.get(name) != value:
+                self._need_block(path)
+            file.change_xattr(SetXattr(name, value))
 
     def remove_xattr(self, fd: int, name: str) -> None:
         with self._faults.call("remove_xattr", self._path(fd), changes=True, detail=name):
@@ -345,6 +365,7 @@ class SimFileSystem:
             for depth, name in enumerate(parts, start=1):
                 node = folder.entries.get(name)
                 if node is None:
+                    self._need_block("/" + "/".join(parts[:depth]))
                     node = Folder(self._new_inode())
                     self._names.change((folder, name, node))
                 if not isinstance(node, Folder):
@@ -369,6 +390,8 @@ class SimFileSystem:
                 raise failure(errno.EISDIR if isinstance(old, Folder) else errno.ENOTDIR, target)
             if isinstance(old, Folder) and old.entries:
                 raise failure(errno.ENOTEMPTY, target)
+            if old is None and target_folder is not source_folder:  # in its own folder it takes its own place
+                self._need_block(target)
             self._names.change((target_folder, target_name, node), (source_folder, source_name, None))
 
     def exchange(self, one: str, other: str) -> None:
@@ -403,6 +426,7 @@ class SimFileSystem:
             folder, name = self._tree.parent(path)
             node = folder.entries.get(name)
             if node is None:
+                self._need_block(path)
                 node = self._new_file()
                 self._names.change((folder, name, node))
             if not isinstance(node, File):
@@ -467,6 +491,16 @@ class SimFileSystem:
         if writable and not opened.writable:
             raise failure(errno.EBADF, opened.path)
         return opened.file
+
+    def _need_block(self, path: str) -> None:
+        """For a name or an attribute."""
+        if self._no_block_left and self._disk(path)[0] in self._no_block_left and self._free_bytes(path) == 0:
+            raise self._full(path)
+
+    def _full(self, path: str) -> OSError:
+        if self.on_full is not None:
+            self.on_full(clean(path))
+        return failure(errno.ENOSPC, path)
 
     def _disk(self, path: str) -> tuple[str, int]:
         """The innermost folder with a capacity that holds `path`, and that capacity."""

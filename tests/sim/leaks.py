@@ -1,13 +1,14 @@
 """What nobody needs any more and is still there: descriptors, tasks, locks, files, memory, connections.
 
-    left_over            while everything runs, and nobody asks for anything: locks, unfinished files, files that no
-                         record gives a node, descriptors of its disks that nothing in its memory accounts for, whatever
-                         else it holds in memory beyond its bounds, connections of processes that have ended
+    left_over            while everything runs, and nobody asks for anything: locks, files below a node's disks and in
+                         its journal's folder that have no business there (leaked_files.py), descriptors that nothing
+                         in its memory accounts for, whatever else it holds in memory beyond its bounds, connections of
+                         processes that have ended
     stop_and_look        everything is told to stop, as by SIGTERM: no task, no descriptor and no connection may be left
 
 Invariants: it looks, and has nothing repaired; whatever is left for good is a leak, and fails the story.
 Neighbours: checkers.py calls the first at the end of every story, stories.py the other after that; held.py has the
-            bounds of what is in memory.
+            bounds of what is in memory, leaked_files.py what a node may have on its disks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import collections
 import gc
 from collections.abc import Mapping
 
-from neve.extent_node.disk import EXTENTS, TMP
 from neve.extent_node.replica import NO_FD
 from neve.meta.lock import lock_key
 from neve.stream_manager import records
 from tests.sim import held, memory
 from tests.sim.cluster import ROOT, SimCluster
+from tests.sim.leaked_files import leaked_files
 from tests.sim.manager import SimManager
 from tests.sim.node import SimNode
 
@@ -34,17 +35,10 @@ STOP_S = 60.0  # virtual, for whatever a stop lets finish
 def left_over(cluster: SimCluster) -> list[str]:
     found = [f"the leader's lock of {what}" for what in cluster.term.ctx.locks.waiters]
     found += [f"{kv.key!r}" for kv in cluster.etcd.all_keys() if kv.key.startswith(LOCKS)]
-    extents = cluster.state.extents
     for node in cluster.nodes.values():
-        if not node.running:
-            continue
-        found += unfinished_files(node)
-        found += unexplained_descriptors(node)
-        found += [
-            f"extent {extent_id} on {node.host}"
-            for extent_id in _extents_on(node)
-            if extent_id not in extents or node.node_id not in extents[extent_id].node_ids
-        ]
+        if node.running:
+            found += leaked_files(node, cluster.state.extents)
+            found += unexplained_descriptors(node)
     return found or [*held_in_memory(cluster), *unused_connections(cluster)]
 
 
@@ -93,17 +87,6 @@ def unused_connections(cluster: SimCluster) -> list[str]:
         for (host, address), count in found.items()
         if host in ended or count > held.LANES
     ]
-
-
-def _extents_on(node: SimNode) -> list[int]:
-    folders = [f"/disk{number}/{EXTENTS}" for number in range(node.disks)]
-    files = [name for top in folders for part in node.fs.names_in(top) for name in node.fs.names_in(f"{top}/{part}")]
-    return [int(name.removesuffix(".ext"), 16) for name in files if name.endswith(".ext")]
-
-
-def unfinished_files(node: SimNode) -> list[str]:
-    folders = [f"/disk{number}/{TMP}" for number in range(node.disks)]
-    return [f"{folder}/{name}" for folder in folders for name in node.fs.names_in(folder)]
 
 
 def unexplained_descriptors(node: SimNode) -> list[str]:

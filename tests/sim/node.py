@@ -53,6 +53,8 @@ WALL_EPOCH_MS = 1_700_000_000_000  # what a node's clock says at virtual second 
 HEARTBEAT_S = 1.0
 DRAIN_S = 5.0
 REPORT_INTERVAL_S = 10.0
+TRASH_S = 3.0  # in the trash: so short that a story sees it emptied
+PURGE_INTERVAL_S = 4.0
 
 
 def disk_uuid(node_id: int, number: int = 0, *, making: int = 0) -> str:
@@ -143,7 +145,13 @@ class SimNode:
         self._location = location or Location()
         self._scrub_interval_s = scrub_interval_s
         self._rng = random.Random(network.rng.getrandbits(64))
-        settings: dict[str, Any] = {"preallocate_bytes": 0, "marks": Marks(high=1.1, low=1.0), **changes}
+        settings: dict[str, Any] = {
+            "preallocate_bytes": 0,
+            "marks": Marks(high=1.1, low=1.0),
+            "trash_delay_s": TRASH_S,
+            "purge_interval_s": PURGE_INTERVAL_S,
+            **changes,
+        }
         self._config = StoreConfig(
             cluster=CLUSTER,
             node_id=node_id,

@@ -1,5 +1,5 @@
 """Deliberate bugs that lose nothing and leave something behind: descriptors, tasks of processes that have stopped,
-memory, connections.
+memory, connections, files; and a disk that nobody uses again.
 
 Invariants: as in bugs.py: nothing outside of a bug's context is changed.
 Neighbours: bugs.py has what a bug is, leaks.py finds these, hunt.py plays stories.
@@ -8,8 +8,10 @@ Neighbours: bugs.py has what a bug is, leaks.py finds these, hunt.py plays stori
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
+from neve.extent_node.disk import Disk, DiskState
 from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.store_files import SealedFiles
 from neve.meta.lease import Lease
@@ -95,3 +97,39 @@ def _open_channels(change: Any) -> None:
         self._channels.clear()
 
     change(ChannelPool, "close", wrong)
+
+
+# --- on disks -------------------------------------------------------------------------------------------------
+
+
+@bug("a deleted extent's index stays", origin="leaks")
+def _index_stays(change: Any) -> None:
+    """The extent's file goes to the trash, and its index is left where it was."""
+
+    def wrong(self: Any, extent_id: int, folder_name: str, name: str) -> None:
+        folder = os.path.join(self.folder, folder_name)
+        self.fs.rename(self.extent_path(extent_id), os.path.join(folder, name))
+        self.fs.fsync_dir(folder)
+        self.fs.fsync_dir(self.extent_folder(extent_id))
+
+    change(Disk, "_move_aside", wrong)
+
+
+@bug("the trash is never emptied", origin="leaks")
+def _keeps_trash(change: Any) -> None:
+    """What was deleted takes its room for ever."""
+    change(Disk, "purge_trash", lambda self, before_ms: 0)
+
+
+@bug("a full disk stays read-only", origin="T24", needs=("disk full",))
+def _full_for_ever(change: Any) -> None:
+    """A disk that was full once takes no appends any more, whatever room there is."""
+    note_usage = Disk.note_usage
+
+    def wrong(self: Any, usage: Any) -> None:
+        state, reason = self.state, self.reason
+        note_usage(self, usage)
+        if state is DiskState.READ_ONLY:
+            self.state, self.reason = state, reason
+
+    change(Disk, "note_usage", wrong)
