@@ -29,12 +29,14 @@ from typing import Any, Self
 
 from neve.client.options import ClientOptions
 from neve.client.types import Position, Stream
+from neve.proto import extent_node_pb2 as en
 from neve.proto.blocks import HEADER_BYTES, split_record, verify
 from neve.proto.errors import INT64_MAX, NeveError
 from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.leader import Term
+from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, root_of
 from neve.stream_manager.state import State
 from tests.sim import processes
@@ -277,6 +279,7 @@ class SimCluster:
         dead = state.dead_nodes()
         found = [f"node {node_id} is declared dead" for node_id in sorted(dead) if self.nodes[node_id].running]
         found += [f"a task for extent {extent_id}" for extent_id in state.tasks]
+        found += self._disks_not_writable()
         for extent in state.extents.values():
             wanted = max(state.streams[stream_id].policy.replicas for stream_id in state.streams_of(extent.extent_id))
             if extent.seal is not None and not extent.all_confirmed:
@@ -293,6 +296,21 @@ class SimCluster:
                     elif data is None or len(data) != extent.seal.length:
                         held = "no file" if data is None else f"{len(data)} bytes"
                         found.append(f"extent {extent.extent_id} on node {node_id}: {held}")
+        return found
+
+    def _disks_not_writable(self) -> list[str]:
+        """Of nodes that run, as the leader has heard it from them: those that are full no more are used again, and
+        none is missing."""
+        found = []
+        part = self.term.ctx.part
+        assert isinstance(part, ClusterNodes)
+        for node in self.nodes.values():
+            if node.running:
+                heard = part.registry._statuses.get(node.node_id)
+                told = heard.disks if heard is not None else ()
+                writable = sum(disk.state == en.DiskInfo.WRITABLE for disk in told)
+                if writable != node.disks:
+                    found.append(f"{node.host} tells of {writable} writable disks, and has {node.disks}")
         return found
 
     async def until_in_order(self, *, limit_s: float = UNTIL_S) -> None:

@@ -173,6 +173,7 @@ class Story:
         if patient:
             self.users.wait_for(stream_id)
         else:
+            self._begun.add("stream taken over")  # from whoever has it by now, who may be deaf
             self.users.take_over(stream_id)
 
     def for_a_while(

@@ -17,7 +17,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from tests.sim.client import Killed
 from tests.sim.disk_nodes import PowerCutMode
-from tests.sim.node import SimNode
+from tests.sim.node import JOURNAL, SimNode
 from tests.sim.troubles import SKEWS_MS, Kind, Scene
 
 POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
@@ -33,6 +33,9 @@ FORGETTING = (
 )
 SOON_S = (0.01, 0.1, 0.4)  # before a writer gives a node up
 NODES_MAX = 6
+FULL = "disk full"
+FULL_S = (0.5, 2.0, 5.0, 12.0)  # until something is written there
+LEFT_BYTES = (0, 0, 500, 5_000)  # on a full disk: without a byte not even a name or an attribute is taken
 
 
 async def start_node(scene: Scene, node: SimNode) -> None:
@@ -81,6 +84,17 @@ def go_down(scene: Scene, node: SimNode, how: str) -> None:
     scene.say(f"{node.host}: {how} for {scene.for_a_while(restart):.2f} s")
 
 
+def used_folders(scene: Scene, node: SimNode) -> list[str]:
+    """The disks on which it has replicas that are written now, as far as anybody knows."""
+    extents = scene.cluster.stored_state().extents.values()
+    tails = [extent.extent_id for extent in extents if extent.seal is None and node.node_id in extent.node_ids]
+    return [
+        f"/disk{number}"
+        for number in range(node.disks)
+        if any(node.fs.stat(node.extent_path(extent_id, number)) is not None for extent_id in tails)
+    ]
+
+
 class NodeTroubles:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -95,7 +109,7 @@ class NodeTroubles:
             Kind("power cut, and killed again", self._restart_twice, sharp=True),
             Kind("disk remounted", self._remount, sharp=True),
             Kind("slow disk", self._slow_disk),
-            Kind("disk full", self._fill),
+            Kind(FULL, self._fill, sharp=True, armed=True),
             Kind("disks swapped", self._swap),
             Kind("node's clock skewed", self._skew),
             Kind("node drained", self._drain),
@@ -230,10 +244,12 @@ class NodeTroubles:
     def _fill(self) -> bool:
         if (node := self._one()) is None:
             return False
-        folder = self._scene.rng.choice([self._folder(node), "/journal"])
+        used = used_folders(self._scene, node) or [self._folder(node)]
+        folder = self._scene.rng.choice([self._scene.rng.choice(used)] * 3 + [JOURNAL])
         fs = node.fs
-        fs.fill(folder, leave_bytes=self._scene.rng.choice((0, 500, 5_000)))
-        length_s = self._scene.for_a_while(lambda: fs.unfill(folder))
+        fs.fill(folder, leave_bytes=self._scene.rng.choice(LEFT_BYTES), to_the_last_block=True)
+        fs.on_full = lambda path: self._scene.hit(FULL)
+        length_s = self._scene.for_a_while(lambda: fs.unfill(folder), lengths_s=FULL_S)
         self._scene.say(f"{folder} of {node.host} is full for {length_s:.2f} s")
         return True
 

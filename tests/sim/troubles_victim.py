@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tests.sim.disk import SYNCS
 from tests.sim.node import SimNode
 from tests.sim.troubles import Kind, Scene
-from tests.sim.troubles_nodes import POWER_CUT_MODES, go_down, running_nodes, start_node
+from tests.sim.troubles_nodes import POWER_CUT_MODES, go_down, running_nodes, start_node, used_folders
 
 DISK_ERRORS = "disk errors"
 EXTENT = ".ext"
@@ -45,17 +45,6 @@ def is_needed(scene: Scene) -> bool:
         extent.seal is not None and not extent.all_confirmed and scene.victim in extent.node_ids
         for extent in scene.cluster.stored_state().extents.values()
     )
-
-
-def used_folders(scene: Scene, node: SimNode) -> list[str]:
-    """The disks on which it has replicas that are written now, as far as anybody knows."""
-    extents = scene.cluster.stored_state().extents.values()
-    tails = [extent.extent_id for extent in extents if extent.seal is None and node.node_id in extent.node_ids]
-    return [
-        f"/disk{number}"
-        for number in range(node.disks)
-        if any(node.fs.stat(node.extent_path(extent_id, number)) is not None for extent_id in tails)
-    ]
 
 
 class VictimTroubles:
