@@ -20,8 +20,8 @@ from neve.extent_node.journal_label import read_journal_label, slot_path
 from neve.stream_manager.records import Extent
 from tests.sim.node import JOURNAL, SimNode
 from tests.sim.troubles import Kind, Scene
-from tests.sim.troubles_nodes import POWER_CUT_MODES, go_down, running_nodes, start_node
-from tests.sim.troubles_victim import used_folders, victim_of
+from tests.sim.troubles_nodes import POWER_CUT_MODES, go_down, running_nodes, start_node, used_folders
+from tests.sim.troubles_victim import victim_of
 
 IN_SEALED, IN_TAIL = "bits flipped", "bits flipped in a tail"
 IN_JOURNAL, IN_LABEL = "bits flipped in a journal", "bits flipped in a label"
