@@ -307,6 +307,20 @@ class Disk:
                 if extent_id is not None and f"{extent_id & 0xFF:02x}" == sub:
                     yield extent_id
 
+    def remove_stray_indexes(self) -> int:
+        """Remove indexes without their extent, after an unclean stop: it was moved aside, and its index was to follow.
+        How many."""
+        removed = 0
+        for sub in self.fs.list_dir(os.path.join(self.folder, EXTENTS)):
+            folder = os.path.join(self.folder, EXTENTS, sub)
+            names = set(self.fs.list_dir(folder))
+            for name in sorted(names):
+                stem, dot, suffix = name.rpartition(".")
+                if dot and suffix == "idx" and f"{stem}.ext" not in names:
+                    self.fs.unlink(os.path.join(folder, name))
+                    removed += 1
+        return removed
+
     def empty_tmp(self) -> int:
         """Remove what a process that died was making."""
         folder = os.path.join(self.folder, TMP)

@@ -67,6 +67,8 @@ def load_disk(disk: Disk, journal: Journal, now_ms: int) -> DiskScan:
     for extent_id, reason in scan.bad:
         log.error("replica_unreadable extent_id=%d disk=%s reason=%s", extent_id, disk.uuid, reason)
         disk.move_to_quarantine(extent_id, 0, now_ms)
+    if not scan.clean:
+        disk.remove_stray_indexes()
     scan.quarantined = dict.fromkeys(disk.quarantined_ids())
     journal_is_ours = scan.journal_uuid == journal.label.uuid
     all_stored = True

@@ -291,3 +291,41 @@ def _class_of(result: pb.SegmentResult) -> type[NeveError]:
     from neve.proto import errors
 
     return type(errors.from_message(result.error))
+
+
+# --- indexes -------------------------------------------------------------------------------------------------
+
+
+def test_an_index_whose_extent_was_moved_aside_when_the_process_died_is_removed_by_the_next_start() -> None:
+    machine = Machine(1)
+    index = PATH.replace(".ext", ".idx")
+
+    async def killed_before_the_index_goes(store: Store) -> None:
+        await fill(store, BLOCKS)
+        await seal(store, EXTENT, len(BYTES))
+        machine.fs.fail(errno.EIO, match=lambda call, path: call == "unlink" and path == index)
+        assert await error_of(delete(store, EXTENT))
+
+    machine.run(killed_before_the_index_goes)
+    assert machine.fs.stat(index) is not None
+    assert machine.fs.stat(PATH) is None
+
+    async def look(store: Store) -> None:
+        assert machine.fs.stat(index) is None
+
+    machine.restart(look)
+
+
+def test_an_index_beside_its_extent_stays_after_an_unclean_stop() -> None:
+    machine = Machine(1)
+
+    async def sealed(store: Store) -> None:
+        await fill(store, BLOCKS)
+        await seal(store, EXTENT, len(BYTES))
+
+    machine.run(sealed)
+
+    async def look(store: Store) -> None:
+        assert machine.fs.stat(PATH.replace(".ext", ".idx")) is not None
+
+    machine.restart(look)
