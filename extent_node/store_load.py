@@ -10,6 +10,7 @@ Neighbours: `store_start` has the order of a start; core decides on doubt.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -61,15 +62,15 @@ def load_disk(disk: Disk, journal: Journal, now_ms: int) -> DiskScan:
     for found in scan_disk(disk, scan):
         tombstone = scan.tombstones.get(found.extent_id)
         if tombstone is not None and tombstone >= found.state.eversion_now:
-            _finish_delete(found, now_ms)
+            _unless_full(disk, found.extent_id, functools.partial(_finish_delete, found, now_ms))
         else:
             scan.replicas.append(found)
     for extent_id, reason in scan.bad:
         log.error("replica_unreadable extent_id=%d disk=%s reason=%s", extent_id, disk.uuid, reason)
-        disk.move_to_quarantine(extent_id, 0, now_ms)
+        _unless_full(disk, extent_id, functools.partial(disk.move_to_quarantine, extent_id, 0, now_ms))
     if not scan.clean:
         disk.remove_stray_indexes()
-    scan.quarantined = dict.fromkeys(disk.quarantined_ids())
+    scan.quarantined = dict.fromkeys([*disk.quarantined_ids(), *(extent_id for extent_id, _ in scan.bad)])
     journal_is_ours = scan.journal_uuid == journal.label.uuid
     all_stored = True
     for found in scan.replicas:
@@ -85,6 +86,18 @@ def load_disk(disk: Disk, journal: Journal, now_ms: int) -> DiskScan:
     disk.store_boot(clean=False)
     disk.extents = len(scan.replicas)
     return scan
+
+
+def _unless_full(disk: Disk, extent_id: int, move: Callable[[], None]) -> None:
+    """A disk without room for a name in another folder is used all the same: the file stays where it is, is no replica
+    of this node by its tombstone or as one in quarantine, and the next start moves it."""
+    try:
+        move()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        log.error("replica_not_moved extent_id=%d disk=%s error=%s", extent_id, disk.uuid, error)
+        disk.note_full(f"{type(error).__name__}: {error}")
 
 
 def _newest_tombstones(disk: Disk) -> dict[int, int]:
@@ -221,7 +234,11 @@ def _remove(found: Replica, move: Callable[[], None]) -> None:
         if error.errno in SHORT_OF_RESOURCES:
             raise
         log.error("replica_not_moved extent_id=%d disk=%s error=%s", found.extent_id, found.disk.uuid, error)
-        found.disk.note_failed(f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {error}"
+        if error.errno in FULL:
+            found.disk.note_full(reason)
+        else:
+            found.disk.note_failed(reason)
     found.gone = True
     found.disk.extents -= 1
     found.close()

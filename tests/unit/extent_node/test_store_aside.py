@@ -329,3 +329,43 @@ def test_an_index_beside_its_extent_stays_after_an_unclean_stop() -> None:
         assert machine.fs.stat(PATH.replace(".ext", ".idx")) is not None
 
     machine.restart(look)
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------
+
+
+def test_a_start_on_a_disk_without_room_for_a_name_serves_nothing_of_what_it_cannot_move_to_the_trash() -> None:
+    machine = Machine(1)
+
+    async def killed_in_a_delete(store: Store) -> None:
+        await fill(store, BLOCKS)
+        machine.fs.fail(errno.EINTR, match=lambda call, path: call == "rename" and path == PATH)
+        assert await error_of(delete(store, EXTENT))
+
+    machine.run(killed_in_a_delete)
+    machine.fs.fill("/disk0", to_the_last_block=True)
+
+    async def look(store: Store) -> None:
+        assert (await fence(store, EXTENT)).kind == Kind.DELETED
+        assert machine.fs.stat(PATH) is not None
+
+    machine.restart(look)
+    machine.fs.unfill("/disk0")
+
+    async def look_again(store: Store) -> None:
+        assert (await fence(store, EXTENT)).kind == Kind.DELETED
+        assert machine.fs.stat(PATH) is None
+
+    machine.restart(look_again)
+
+
+def test_a_start_on_a_disk_without_room_for_a_name_answers_what_it_cannot_quarantine_as_damaged() -> None:
+    machine = spoiled()
+    machine.fs.fill("/disk0", to_the_last_block=True)
+
+    async def look(store: Store) -> None:
+        await store.verified()
+        assert (await fence(store, EXTENT)).kind == Kind.DAMAGED
+        assert await error_of(create(store, EXTENT, disk=1)) is ReplicaDamaged
+
+    machine.run(look)
