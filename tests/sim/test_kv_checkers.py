@@ -16,6 +16,7 @@ import pytest
 from neve.extent_node.disk import TMP
 from neve.meta import keys
 from neve.meta.lock import lock_key
+from neve.meta.txn import Put, create_revision_is
 from neve.proto import extent_node_pb2 as en
 from neve.proto import methods
 from neve.proto.errors import Overloaded
@@ -101,12 +102,15 @@ async def a_key_that_cannot_be_got(world: PartitionWorld) -> None:
 
 
 async def _move_start(world: PartitionWorld, start: bytes) -> None:
-    """Of the last region, in the metadata store, by nobody's leave."""
+    """Of the last region, in the metadata store, as if the leader did it."""
     region = world.partitions.map.regions[-1]
     key = keys.region_key(ROOT, region.partition_id)
     region = type(region).FromString(region.SerializeToString())
     region.start = start
-    await a_server(world).store.put(key, region.SerializeToString())
+    leader = world.scene.cluster.etcd.regions_leader()
+    assert leader is not None
+    guard = create_revision_is(leader.key, leader.create_revision)
+    assert (await a_server(world).store.txn([guard], [Put(key, region.SerializeToString())])).succeeded
 
 
 @spoils("do not cover all keys once.*zz")

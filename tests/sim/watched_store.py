@@ -116,7 +116,7 @@ class WatchedStore(MemoryStore):
         return self.key_space.read(KeyRange.prefix(self.root)).kvs
 
     def txn(self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
-        leader, regions_leader = self._leader(), self._regions_leader()
+        leader, regions_leader = self._leader(), self.regions_leader()
         puts = [op for op in success if isinstance(op, Put)]
         old = {op.key: self.at(op.key) for op in puts if self._is_extent(op.key)}
         result = super().txn(compares, success, failure)
@@ -195,7 +195,7 @@ class WatchedStore(MemoryStore):
     def _leader(self) -> KeyValue | None:
         return self._oldest(r.election_prefix(self.root))
 
-    def _regions_leader(self) -> KeyValue | None:
+    def regions_leader(self) -> KeyValue | None:
         """Of the partition managers."""
         return self._oldest(self.root + keys.PARTITION_MANAGERS)
 
