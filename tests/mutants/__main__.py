@@ -32,7 +32,11 @@ TREE = ROOT / "build" / "mutants"
 
 UNIT = "tests/unit"
 CORES: Mapping[str, Sequence[str]] = {
-    "client/core_batch": (f"{UNIT}/client/test_core_writer.py", f"{UNIT}/client/test_segment_codec.py"),
+    "client/core_batch": (
+        f"{UNIT}/client/test_core_batch.py",
+        f"{UNIT}/client/test_core_writer.py",
+        f"{UNIT}/client/test_segment_codec.py",
+    ),
     "client/core_kv_routing": (f"{UNIT}/client_kv/test_core_kv_routing.py",),
     "client/core_reader": (f"{UNIT}/client/test_core_reader.py",),
     "client/core_writer": (f"{UNIT}/client/test_core_writer.py",),

@@ -20,6 +20,7 @@ from neve.client.core_kv_routing import (
     smaller_end,
 )
 from neve.proto import errors
+from neve.proto import partition_manager_pb2 as pm
 
 KEYS = st.binary(min_size=1, max_size=3)
 
@@ -59,11 +60,40 @@ def test_an_empty_map_has_nobody_for_a_key() -> None:
     assert RegionMap(0).find(b"x") is None
 
 
+def test_a_map_is_what_the_manager_sent() -> None:
+    messages = [
+        pm.Region(partition_id=4, start=b"m", end=b"", server_id=2, address="two:1"),
+        pm.Region(partition_id=3, start=b"", end=b"m", server_id=1, address="one:1"),
+    ]
+    regions = RegionMap.from_messages(17, messages)
+    assert regions.version == 17
+    assert regions.regions == [Region(3, b"", b"m", 1, "one:1"), Region(4, b"m", b"", 2, "two:1")]
+    with pytest.raises(errors.ProtocolViolation, match=r"map 18: a region begins at b'm'"):
+        RegionMap.from_messages(18, messages[:1])
+    with pytest.raises(errors.ProtocolViolation, match=r"map 18: no region has the keys from b'm' on"):
+        RegionMap.from_messages(18, messages[1:])
+
+
 @given(st.binary(max_size=3), st.binary(max_size=5))
 def test_a_prefix_ends_behind_all_keys_that_begin_with_it(prefix: bytes, key: bytes) -> None:
     end = prefix_end(prefix)
     inside = prefix <= key and (not end or key < end)
     assert inside == key.startswith(prefix)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"),
+    [(b"a", b"b"), (b"\xfe", b"\xff"), (b"X", b"Y"), (b"aX\xff\xff", b"aY"), (b"\xff", b""), (b"", b"")],
+)
+def test_where_a_prefix_ends(prefix: bytes, end: bytes) -> None:
+    assert prefix_end(prefix) == end
+
+
+@given(st.binary(max_size=3), st.binary(max_size=3))
+def test_no_key_lies_between_a_key_and_the_one_after_it(key: bytes, other: bytes) -> None:
+    assert key < key_after(key)
+    assert not key < other < key_after(key)
+    assert key_after(b"a") == b"a\0"
 
 
 @given(st.binary(max_size=3), st.binary(max_size=3))
@@ -148,11 +178,11 @@ def test_t51_a_scan_gives_every_key_once_whatever_the_partitions_do(
     assert given_keys == expected
 
 
-@pytest.mark.parametrize("page", [[b"a"], [b"c", b"b"], [b"c", b"c"], [b"c", b"x"]])
+@pytest.mark.parametrize("page", [[b"a"], [b"c", b"b"], [b"c", b"c"], [b"c", b"m"], [b"c", b"x"]])
 def test_a_page_that_goes_back_repeats_or_leaves_its_range_is_refused(page: list[bytes]) -> None:
     cursor = ScanCursor.over(prefix=b"", start=b"b", end=b"m")
     region = Region(1, b"", b"", 1, "a:1")
-    with pytest.raises(errors.ProtocolViolation):
+    with pytest.raises(errors.ProtocolViolation, match="gave the key"):
         cursor.advance(region, b"m", page, b"")
 
 
@@ -163,6 +193,42 @@ def test_a_continuation_is_for_its_own_partition_alone() -> None:
     assert cursor.continuation_for(one) == b"token"
     assert cursor.continuation_for(other) == b""
     assert cursor.start == key_after(b"a")
+    cursor.forget_snapshot()
+    assert cursor.continuation_for(one) == b""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "start", "end", "first", "bound", "done"),
+    [
+        (b"", b"b", b"m", b"b", b"m", False),
+        (b"", b"b", b"", b"b", b"", False),
+        (b"", b"m", b"m", b"m", b"m", True),
+        (b"", b"n", b"m", b"n", b"m", True),
+        (b"k", b"", b"", b"k", b"l", False),
+        (b"k", b"ka", b"kx", b"ka", b"kx", False),
+        (b"k", b"a", b"z", b"k", b"l", False),
+        (b"k", b"l", b"", b"l", b"l", True),
+        (b"k", b"", b"k", b"k", b"k", True),
+    ],
+)
+def test_a_scan_is_of_what_lies_in_both_its_range_and_its_prefix(
+    prefix: bytes, start: bytes, end: bytes, first: bytes, bound: bytes, done: bool
+) -> None:
+    cursor = ScanCursor.over(prefix=prefix, start=start, end=end)
+    assert (cursor.start, cursor.end, cursor.done) == (first, bound, done)
+
+
+def test_a_region_is_asked_up_to_its_own_end_or_that_of_the_scan() -> None:
+    cursor = ScanCursor.over(prefix=b"", start=b"b", end=b"m")
+    assert cursor.end_within(Region(1, b"", b"k", 1, "a:1")) == b"k"
+    assert cursor.end_within(Region(1, b"", b"x", 1, "a:1")) == b"m"
+    assert cursor.end_within(Region(1, b"", b"", 1, "a:1")) == b"m"
+
+
+def test_a_scan_that_has_given_the_last_key_below_its_end_is_done_though_there_is_a_continuation() -> None:
+    cursor = ScanCursor.over(prefix=b"", start=b"", end=b"a\0")
+    cursor.advance(Region(1, b"", b"", 1, "a:1"), b"a\0", [b"a"], b"token")
+    assert cursor.done is True
 
 
 # --- numbers of writes -------------------------------------------------------------------------------------------
