@@ -43,6 +43,7 @@ CORES: Mapping[str, Sequence[str]] = {
     "extent_node/core_answers": (f"{UNIT}/extent_node/test_core_answers.py",),
     "extent_node/core_append": (f"{UNIT}/extent_node/test_core_append.py",),
     "extent_node/core_control": (f"{UNIT}/extent_node/test_core_control.py",),
+    "extent_node/core_copy": (f"{UNIT}/extent_node/test_core_copy.py",),
     "extent_node/core_state": (f"{UNIT}/extent_node/test_core_answers.py",),
     "partition_manager/core_balance": (f"{UNIT}/partition_manager/test_core_balance.py",),
     "partition_manager/core_regions": (f"{UNIT}/partition_manager/test_core_regions.py",),

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from neve.extent_node import attributes, copier, core_copy
-from neve.extent_node.attributes import Doubt, Meta, Seal
+from neve.extent_node import attributes, copier
 from neve.extent_node.blocks import encode_block, extent_digest
 from neve.extent_node.copier import Copier
-from neve.extent_node.core import Refuse, ReplicaState, Tombstone
-from neve.extent_node.core_copy import Aside, MakeCopy, QuarantineFirst, ReplaceBy, VerifyHere, decide_copy
 from neve.extent_node.disk import Marks
 from neve.extent_node.store import Store
 from neve.proto import common_pb2, errors
@@ -772,76 +769,3 @@ def _check_after(machine: Machine, before: str, *, was_done: bool) -> None:
             assert info.length == len(BLOCKS[0] + BLOCKS[1])
 
     machine.run(look)
-
-
-# --- the decision --------------------------------------------------------------------------------------------
-
-
-DIGEST, OTHER_DIGEST = b"d" * 32, b"e" * 32
-
-
-def _state(eversion: int = 4, **fields: Any) -> ReplicaState:
-    meta = Meta(EXTENT, eversion, 77, 5, 0, 1000, rig.NODE_ID, rig.disk_uuid(0))
-    return ReplicaState(meta, **{"length": 100, **fields})
-
-
-def _sealed_state(digest: bytes = DIGEST, length: int = 100, **fields: Any) -> ReplicaState:
-    ends = {"length": length, "durable_end": length, "journaled_end": length}
-    return _state(seal=Seal(length, 5, digest), **{**ends, **fields})
-
-
-@pytest.mark.parametrize(
-    ("existing", "expected"),
-    [
-        (None, MakeCopy()),
-        (Tombstone(EXTENT, 4), MakeCopy()),
-        (Tombstone(EXTENT, 5), errors.ReplicaDeleted),
-        (Tombstone(EXTENT, 6), errors.ReplicaDeleted),
-        (_state(), Aside.TRASH),
-        (_state(length=0), Aside.TRASH),
-        (_state(length=900), Aside.TRASH),
-        (_state(fenced=True, doubt=Doubt.POWER_CUT), Aside.TRASH),
-        (_state(damaged_at=50, doubt=Doubt.DAMAGE), Aside.QUARANTINE),
-        (_state(committed=100), Aside.TRASH),
-        (_state(length=200, committed=101), errors.Conflict),
-        (_state(eversion=6), errors.EversionMismatch),
-        (_sealed_state(), VerifyHere(Seal(100, 5, DIGEST))),
-        (_sealed_state(eversion=6), VerifyHere(Seal(100, 5, DIGEST))),
-        (_sealed_state(damaged_at=3), Aside.QUARANTINE),
-        (_sealed_state(digest=OTHER_DIGEST), QuarantineFirst),
-        (_sealed_state(digest=OTHER_DIGEST, damaged_at=3), QuarantineFirst),
-        (_sealed_state(length=99), errors.Conflict),
-        (_sealed_state(length=101), errors.Conflict),
-    ],
-)
-def test_the_order_is_decided_by_what_is_here(existing: object, expected: object) -> None:
-    request = pb.StartCopyRequest(
-        task_id=1, extent_id=EXTENT, seal=common_pb2.Seal(length=100, eversion=5, digest=DIGEST)
-    )
-    decision = decide_copy(existing, request)  # type: ignore[arg-type]
-    if isinstance(expected, Aside):
-        assert isinstance(decision, ReplaceBy)
-        assert decision.aside is expected
-    elif isinstance(expected, type) and issubclass(expected, errors.NeveError):
-        assert isinstance(decision, Refuse)
-        assert type(decision.error) is expected
-    elif isinstance(expected, type):
-        assert isinstance(decision, expected)
-    else:
-        assert decision == expected
-    assert core_copy.check_copy(request) is not None  # it has no source
-
-
-def test_an_order_without_a_digest_verifies_what_is_here_by_its_own_seal() -> None:
-    request = pb.StartCopyRequest(task_id=1, extent_id=EXTENT, seal=common_pb2.Seal(length=100, eversion=5))
-    assert decide_copy(_sealed_state(), request) == VerifyHere(Seal(100, 5, DIGEST))
-
-
-def test_the_orders_own_eversion_counts_where_it_has_one() -> None:
-    seal = common_pb2.Seal(length=100, eversion=5, digest=DIGEST)
-    request = pb.StartCopyRequest(task_id=1, extent_id=EXTENT, seal=seal, eversion=9)
-    assert decide_copy(Tombstone(EXTENT, 8), request) == MakeCopy()
-    assert isinstance(decide_copy(Tombstone(EXTENT, 9), request), Refuse)
-    older, same = decide_copy(_sealed_state(), request), decide_copy(_sealed_state(eversion=9), request)
-    assert isinstance(older, ReplaceBy)
-    assert isinstance(same, VerifyHere)
