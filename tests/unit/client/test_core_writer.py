@@ -7,6 +7,7 @@ with seals at every length that rule 18 allows, and then looks at what the strea
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -415,6 +416,12 @@ def test_what_all_replicas_get_at_once_is_at_most_a_quarter_of_a_frame() -> None
     taken = core.take_for_all()
     assert taken is not None
     assert (taken.first_number, taken.epoch, taken.offset, taken.end, taken.more) == (0, 0, 0, 25, False)
+    assert [core.take(replica, 1000) for replica in range(3)] == [None] * 3
+    core.push(b"two", "w2")
+    following = core.take_for_all()
+    assert following is not None
+    assert (following.first_number, following.offset, following.end) == (1, 25, 36)
+    core.validate()
 
 
 def test_a_replica_that_has_gone_back_is_asked_by_itself_even_when_it_has_caught_up() -> None:
@@ -449,9 +456,9 @@ def test_what_was_answered_after_going_back_is_not_sent_again() -> None:
         core.on_answer(replica, take(core, replica, 9))
     core.on_answer(0, frames[0])  # the first is acknowledged: numbers and places of the others are not the same
     assert core.on_failure(0, frames[1], LOST) is Verdict.RETRY
-    assert core.on_answer(0, frames[2]) == []  # it had come through after all
+    assert core.on_answer(0, frames[3]) == []  # it had come through after all, and what was before it
     again = take(core, 0)
-    assert (again.first_number, again.offset, again.end) == (3, 27, 45)
+    assert (again.first_number, again.offset, again.end) == (4, 36, 45)
     core.validate()
 
 
@@ -778,6 +785,15 @@ class World:
         elif self.core.on_failure(replica, taken, error, length=length) in (Verdict.REPLACE, Verdict.SEALED):
             self.roll(length_choice=0, all_took_part=True, limit_bytes=limit_bytes)
 
+    def spread(self, replicas: Sequence[int], bytes_max: int, fates: Sequence[str]) -> None:
+        """All that these replicas are to get is on its way, and what came through is there; nothing is answered yet."""
+        for replica in replicas:
+            while (taken := self.core.take(replica, bytes_max)) is not None:
+                self.sent[replica].append(taken)
+            for number in range(len(self.sent[replica])):
+                fate = fates[number % len(fates)]
+                self.deliver(replica, lose=fate == "lose", twice=fate == "twice")
+
     def roll(self, *, length_choice: int, all_took_part: bool, limit_bytes: int) -> None:
         """Fence, choose a length that rule 18 may choose, settle, go on."""
         end_acknowledged = self.core.begin_seal()
@@ -810,9 +826,16 @@ ACTIONS = st.one_of(
     st.tuples(st.just("record"), st.integers(61, 180)),
     st.tuples(st.just("take"), st.integers(0, 2), st.integers(1, 200)),
     st.tuples(st.just("take for all")),
-    # Single steps seldom bring anything to all replicas before a seal: what is there, but not acknowledged, is the
-    # hard case.
-    st.tuples(st.just("spread"), st.sampled_from([(0,), (0, 1), (1, 2), (0, 1, 2)]), st.integers(1, 200)),
+    # Single steps seldom bring anything to all replicas before a seal, lose one of several frames, or find all of them
+    # in step: what is there, but not acknowledged, is the hard case.
+    st.tuples(
+        st.just("spread"),
+        st.sampled_from([(0,), (0, 1), (1, 2), (0, 1, 2), (0, 1, 2)]),
+        st.integers(1, 200),
+        st.lists(st.sampled_from(["ok", "ok", "ok", "lose", "twice"]), min_size=1, max_size=4),
+    ),
+    st.tuples(st.just("hear"), st.integers(0, 50), st.integers(2, 6), st.sampled_from([False, False, False, True])),
+    st.tuples(st.just("alone"), st.integers(0, 20)),
     st.tuples(st.just("deliver"), st.integers(0, 2), st.sampled_from(["ok", "ok", "ok", "lose", "twice"])),
     st.tuples(st.just("answer"), st.integers(0, 50), st.sampled_from([False, False, False, True])),
     st.tuples(st.just("roll"), st.integers(0, 2), st.booleans()),
@@ -857,12 +880,16 @@ def test_every_record_is_in_the_stream_once_in_order_and_the_acknowledged_ones_a
         elif action == "take for all":
             world.take_for_all()
         elif action == "spread":
-            for replica in how[0]:
-                taken = core.take(replica, how[1])
-                if taken is not None:
-                    world.sent[replica].append(taken)
-                while world.sent[replica]:
-                    world.deliver(replica, lose=False, twice=False)
+            world.spread(how[0], how[1], how[2])
+        elif action == "hear":
+            for _ in range(how[1]):
+                world.answer(how[0], lose=bool(how[2]), limit_bytes=limit_bytes)
+        elif action == "alone":
+            world.spread((0, 1, 2), 1000, ["ok"])
+            while world.answers:
+                world.answer(0, lose=False, limit_bytes=limit_bytes)
+            core.push(payload(how[0]), first)
+            world.take_for_all()
         elif action == "deliver":
             world.deliver(how[0], lose=how[1] == "lose", twice=how[1] == "twice")
         elif action == "answer":
