@@ -25,6 +25,7 @@ from neve.extent_node.core import (
     NothingToDelete,
     Persist,
     Quarantine,
+    Quarantined,
     ReadOnly,
     Ready,
     Refuse,
@@ -48,6 +49,7 @@ from tests.unit.extent_node.core_states import (
     told_by,
 )
 
+EMPTY: dict[str, Any] = {"length": 0, "durable_end": 0, "journaled_end": 0}
 BOTH = (False, True)
 READ_ONLY = (None, *ReadOnly)
 OTHER_DIGEST = bytes(32)
@@ -55,6 +57,11 @@ OTHER_DIGEST = bytes(32)
 
 def error_of(decision: object) -> type | None:
     return told_by(decision) if isinstance(decision, Refuse) else None
+
+
+def refusal(decision: object) -> errors.NeveError:
+    assert isinstance(decision, Refuse)
+    return decision.error
 
 
 # --- create ------------------------------------------------------------------------------------------------------
@@ -104,7 +111,49 @@ def test_a_repeated_create_finds_its_replica_also_after_the_token_was_raised() -
 
 
 def test_an_extent_without_room_is_refused() -> None:
-    assert error_of(core.decide_create(None, create_request(extent_bytes_max=0))) is errors.InvalidArgument
+    error = refusal(core.decide_create(None, create_request(extent_bytes_max=0)))
+    assert isinstance(error, errors.InvalidArgument)
+    assert error.what == "extent_bytes_max"
+    assert "needs room" in error.detail
+
+
+def test_what_is_in_quarantine_is_neither_made_anew_nor_deleted() -> None:
+    error = refusal(core.decide_create(Quarantined(42), create_request()))
+    assert isinstance(error, errors.ReplicaDamaged)
+    assert (error.extent_id, error.offset) == (42, 0)
+    assert core.decide_delete(Quarantined(42), delete_request(5)) == NothingToDelete(Tombstone(42, 5))
+
+
+def test_a_replica_of_one_byte_is_not_the_empty_one_that_was_asked_for() -> None:
+    state = replica(length=1, durable_end=1, journaled_end=1)
+    assert error_of(core.decide_create(state, create_request())) is errors.AlreadyExists
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "difference"),
+    [
+        (EMPTY, {"eversion": 6}, "has eversion 5, not 6"),
+        (EMPTY, {"extent_bytes_max": 999}, "is for 1000 bytes, not 999"),
+        (EMPTY, {"replica": common_pb2.Replica(disk_uuid="other")}, f"is on disk {DISK}"),
+        (EMPTY | {"seal": Seal(0, 6, DIGEST)}, {}, "is sealed"),
+        (EMPTY | {"fenced": True}, {}, "is fenced"),
+        (EMPTY | {"length": 7}, {}, "has 7 bytes"),
+        (EMPTY | {"damaged_at": 0}, {}, "is doubtful or damaged"),
+    ],
+)
+def test_a_create_that_finds_another_replica_is_told_how_it_differs(
+    state: dict[str, Any], changes: dict[str, Any], difference: str
+) -> None:
+    error = refusal(core.decide_create(replica(**state), create_request(**changes)))
+    assert isinstance(error, errors.AlreadyExists)
+    assert (error.kind, error.name) == ("replica of extent", "42")
+    assert error.detail == f"the one here {difference}"
+
+
+def test_a_create_of_what_was_deleted_is_told_by_which_order() -> None:
+    error = refusal(core.decide_create(Tombstone(42, 5), create_request()))
+    assert isinstance(error, errors.ReplicaDeleted)
+    assert (error.extent_id, error.detail) == (42, "by an order of eversion 5")
 
 
 # --- raise and fence -----------------------------------------------------------------------------------------------
@@ -181,6 +230,38 @@ def test_a_fence_repeated_is_ready_and_appends_stay_refused() -> None:
     assert core.length_answer(state).length == LENGTH
 
 
+def test_a_raise_and_a_fence_that_are_refused_are_told_the_facts() -> None:
+    def fenced_by(state: ReplicaState, eversion: int, token: int) -> errors.NeveError:
+        return refusal(
+            core.decide_fence(state, pb.FenceRequest(extent_id=42, replica=RIGHT, eversion=eversion, token=token))
+        )
+
+    nobody = refusal(core.decide_raise(replica(), pb.RaiseTokenRequest(extent_id=42, replica=RIGHT, eversion=5)))
+    assert isinstance(nobody, errors.InvalidArgument)
+    assert nobody.what == "token"
+    assert "no owner" in nobody.detail
+    older = fenced_by(replica(), 4, 12)
+    assert isinstance(older, errors.EversionMismatch)
+    assert (older.extent_id, older.eversion, older.eversion_here) == (42, 4, 5)
+    locked = fenced_by(replica(), 5, TOKEN - 1)
+    assert isinstance(locked, errors.LockedByOther)
+    assert (locked.extent_id, locked.token, locked.token_seen) == (42, TOKEN - 1, TOKEN)
+
+
+@pytest.mark.parametrize("read_only", [ReadOnly.SYNC_FAILED, ReadOnly.DISK_FAILED])
+def test_who_meets_a_replica_that_cannot_be_written_is_told_why(read_only: ReadOnly) -> None:
+    state = replica(read_only=read_only)
+    empty = replica(**EMPTY, read_only=read_only)
+    for decision in (
+        core.decide_create(empty, create_request()),
+        core.decide_fence(state, pb.FenceRequest(extent_id=42, replica=RIGHT, eversion=5)),
+        core.decide_seal(state, seal_request()),
+    ):
+        error = refusal(decision)
+        assert isinstance(error, errors.ReplicaReadOnly)
+        assert (error.extent_id, error.detail) == (42, read_only.value)
+
+
 # --- seal --------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +317,13 @@ def test_every_seal_of_an_unsealed_replica() -> None:
     assert len(outcomes) == 6
 
 
+def assert_other_digest(decision: object) -> None:
+    assert isinstance(decision, Quarantine)
+    assert isinstance(decision.error, errors.ReplicaDamaged)
+    assert (decision.error.extent_id, decision.error.offset) == (42, 0)
+    assert "its digest is not the one" in decision.error.detail
+
+
 def test_every_seal_of_a_sealed_replica() -> None:
     for length, eversion, digest, damaged_at, identity in itertools.product(
         (0, LENGTH - 1, LENGTH, LENGTH + 1),
@@ -250,13 +338,15 @@ def test_every_seal_of_a_sealed_replica() -> None:
         if identity == WRONG["disk"]:
             assert error_of(decision) is errors.WrongReplica
         elif length != LENGTH:
-            assert isinstance(decision, Refuse)
-            assert isinstance(decision.error, errors.Conflict)
-            assert decision.error.offset == min(length, LENGTH)
+            assert error_of(decision) is errors.Conflict
+            error = refusal(decision)
+            assert isinstance(error, errors.Conflict)
+            assert (error.extent_id, error.offset) == (42, min(length, LENGTH))
+            assert error.detail == f"sealed at {LENGTH} here, a seal at {length} is ordered"
         elif damaged_at is not None:
             assert decision == NotConfirmed(7, fence=False)
         elif digest == OTHER_DIGEST:
-            assert isinstance(decision, Quarantine)
+            assert_other_digest(decision)
         else:
             assert decision == Confirmed(Seal(LENGTH, 6, DIGEST))
 
@@ -298,8 +388,24 @@ def test_a_seal_that_is_no_block_boundary_is_not_confirmed() -> None:
 
 def test_whole_blocks_with_another_digest_are_quarantined() -> None:
     decision = core.decide_verified(replica(), seal_request(digest=OTHER_DIGEST), problem=None, digest=DIGEST)
-    assert isinstance(decision, Quarantine)
-    assert isinstance(decision.error, errors.ReplicaDamaged)
+    assert_other_digest(decision)
+
+
+def test_a_seal_that_is_refused_is_told_the_facts() -> None:
+    older = refusal(core.decide_seal(replica(), seal_request(eversion=4)))
+    assert isinstance(older, errors.EversionMismatch)
+    assert (older.extent_id, older.eversion, older.eversion_here) == (42, 4, 5)
+    less = refusal(core.decide_seal(replica(committed=60), seal_request(59)))
+    assert isinstance(less, errors.Conflict)
+    assert (less.extent_id, less.offset) == (42, 59)
+    assert "60 are committed here" in less.detail
+
+
+def test_a_problem_may_begin_at_the_end_of_the_seal_and_not_behind_it() -> None:
+    at_end = Problem(LENGTH, ProblemKind.CUT_SHORT, "x")
+    assert core.decide_verified(replica(), seal_request(), problem=at_end, digest=DIGEST) == NotConfirmed(LENGTH, False)
+    with pytest.raises(AssertionError):
+        core.decide_verified(replica(), seal_request(LENGTH - 1), problem=at_end, digest=DIGEST)
 
 
 # --- delete ------------------------------------------------------------------------------------------------------
@@ -320,7 +426,9 @@ def test_an_order_removes_only_the_replica_it_means_at_or_below_its_eversion(
     if identity not in (RIGHT, ANY):
         assert error_of(decision) is errors.WrongReplica
     elif eversion < (6 if sealed else 5):
-        assert error_of(decision) is errors.EversionMismatch
+        error = refusal(decision)
+        assert isinstance(error, errors.EversionMismatch)
+        assert (error.extent_id, error.eversion, error.eversion_here) == (42, eversion, 6 if sealed else 5)
     else:
         assert decision == MoveToTrash(Tombstone(42, eversion))
 
