@@ -17,7 +17,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from tests.sim.client import Killed
 from tests.sim.disk_nodes import PowerCutMode
-from tests.sim.node import JOURNAL, SimNode
+from tests.sim.node import SimNode
 from tests.sim.troubles import SKEWS_MS, Kind, Scene
 
 POWER_CUT_MODES: tuple[PowerCutMode, ...] = ("lose_all", "random", "attributes")
@@ -242,10 +242,12 @@ class NodeTroubles:
         return True
 
     def _fill(self) -> bool:
+        """A disk that is written to. Not the journal: its segments and its label have their blocks, and nothing that a
+        story does makes it grow."""
         if (node := self._one()) is None:
             return False
         used = used_folders(self._scene, node) or [self._folder(node)]
-        folder = self._scene.rng.choice([self._scene.rng.choice(used)] * 3 + [JOURNAL])
+        folder = self._scene.rng.choice(used)
         fs = node.fs
         fs.fill(folder, leave_bytes=self._scene.rng.choice(LEFT_BYTES), to_the_last_block=True)
         fs.on_full = lambda path: self._scene.hit(FULL)
