@@ -32,6 +32,7 @@ from tests.unit.extent_node.core_states import (
     WRONG,
     body_of,
     replica,
+    sealed_replica,
     told_by,
 )
 
@@ -199,6 +200,25 @@ def test_refusals_carry_what_the_writer_needs() -> None:
     assert isinstance(full, errors.ExtentFull)
     assert (full.length, full.limit_bytes) == (100, 1000)
     assert "sync" in str(refused(replica(read_only=ReadOnly.SYNC_FAILED), *segment_at(100)))
+    sealed = refused(sealed_replica(90), *segment_at(90))
+    assert isinstance(sealed, errors.ExtentSealed)
+    assert (sealed.extent_id, sealed.length) == (42, 90)
+    damaged = refused(replica(damaged_at=30), *segment_at(100))
+    assert isinstance(damaged, errors.ReplicaDamaged)
+    assert (damaged.extent_id, damaged.offset) == (42, 30)
+    assert "power_cut" in str(refused(replica(doubt=Doubt.POWER_CUT), *segment_at(100)))
+    empty = refused(replica(), segment_at(100)[0], b"")
+    assert isinstance(empty, errors.InvalidArgument)
+    assert empty.what == "block_sizes"
+    assert "no bytes came" in empty.detail
+
+
+@pytest.mark.parametrize("offset", [80, LENGTH])
+def test_blocks_of_another_extent_are_never_taken_neither_at_once_nor_by_the_long_way(offset: int) -> None:
+    segment, body = segment_at(offset)
+    segment.extent_id = 43
+    with pytest.raises(AssertionError):
+        core.decide_append(replica(), segment, body)
 
 
 def test_a_refusal_changes_nothing() -> None:
@@ -230,7 +250,7 @@ def test_the_overlap_is_compared_before_anything_else_happens() -> None:
     decision = core.decide_compared(replica(), segment, body, core.Compared(100, differs_at=93))
     assert isinstance(decision, Refuse)
     assert isinstance(decision.error, errors.Conflict)
-    assert decision.error.offset == 93
+    assert (decision.error.extent_id, decision.error.offset) == (42, 93)
 
 
 def test_a_replica_that_grew_during_the_comparison_is_compared_again() -> None:
