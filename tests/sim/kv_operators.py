@@ -23,6 +23,7 @@ from tests.sim.troubles import Scene
 
 MIDDLE_KEYS = (b"b", b"d", b"h", b"l", b"n", b"p", b"r")  # none of them between the twins
 REGIONS_MAX = 6
+EXTENTS_MAX = 100
 SCATTERED = 0.3  # of splits: the new half is moved
 ORDER_TIMEOUT_S = 15.0
 OPERATOR = "kv operator"  # to whom it is told when something fails
@@ -95,18 +96,25 @@ class Operators:
             return
         self._wrong(f"partition {partition_id} was split at {middle_key!r}, which is outside of it (T19)")
 
-    def merge(self, server_id: int | None = None) -> bool:
-        """One of this server's into one of another's; any two."""
+    def mergeable(self, server_id: int | None = None) -> list[tuple[pm.RegionRecord, pm.RegionRecord]]:
+        """Those of this server's that may become a part of another's; any two."""
         pairs = list(itertools.pairwise(self._partitions.map.regions))
         if server_id is not None:
             pairs = [pair for pair in pairs if pair[1].server_id == server_id != pair[0].server_id]
-        if self._is_over() or not pairs:
+        return [] if self._is_over() else pairs
+
+    def merge(self) -> bool:
+        if not (pairs := self.mergeable()):
             return False
-        left, right = (region.partition_id for region in self._rng.choice(pairs))
-        self._scene.say(f"partitions {left} and {right} are merged")
-        request = pm.MergeRegionsRequest(left_partition_id=left, right_partition_id=right)
-        self._order(methods.PARTITION_MANAGER_MERGE_REGIONS, request)
+        self.merge_pair(*self._rng.choice(pairs))
         return True
+
+    def merge_pair(
+        self, left: pm.RegionRecord, right: pm.RegionRecord, *, then: Callable[[Any], None] | None = None
+    ) -> None:
+        self._scene.say(f"partitions {left.partition_id} and {right.partition_id} are merged")
+        request = pm.MergeRegionsRequest(left_partition_id=left.partition_id, right_partition_id=right.partition_id)
+        self._order(methods.PARTITION_MANAGER_MERGE_REGIONS, request, then=then)
 
     def move(self) -> bool:
         if self._is_over():
@@ -132,6 +140,12 @@ class Operators:
         self._scene.say(f"partition {region.partition_id} is compacted at server {region.server_id}")
         self._scene.spawn(self._compact(region))
         return True
+
+    def give_back(self, key: bytes) -> None:
+        """All that its partition's log can do without."""
+        region = self._partitions.region(key)
+        if not self._is_over() and region.server_id in self._partitions.servers:
+            self._scene.spawn(self._compact(region, extents_max=EXTENTS_MAX))
 
     def look(self) -> None:
         """Who serves what, by the manager's word and by a server's own."""
@@ -170,7 +184,7 @@ class Operators:
         if len(versions) > 1:
             self._wrong(f"{method.name} was done twice, as versions {sorted(versions)} of the map (T19, T50)")
 
-    async def _compact(self, region: pm.RegionRecord) -> None:
+    async def _compact(self, region: pm.RegionRecord, *, extents_max: int = 2) -> None:
         channel = self._partitions.operator_channel(self._partitions.servers[region.server_id].address)
         extents = self._scene.cluster.stored_state().streams.get(region.log_stream_id)
         sealed = list(extents.extent_ids[:-1]) if extents is not None else []
@@ -178,7 +192,7 @@ class Operators:
             compact = ps.CompactPartitionRequest(partition_id=region.partition_id, full=self._rng.random() < 0.5)
             await channel.call(methods.PARTITION_SERVER_COMPACT_PARTITION, compact, timeout_s=ORDER_TIMEOUT_S)
             if sealed:
-                some = self._rng.sample(sealed, min(2, len(sealed)))
+                some = self._rng.sample(sealed, min(extents_max, len(sealed)))
                 reclaim = ps.ReclaimLogExtentsRequest(partition_id=region.partition_id, extent_ids=some)
                 reply = await channel.call(
                     methods.PARTITION_SERVER_RECLAIM_LOG_EXTENTS, reclaim, timeout_s=ORDER_TIMEOUT_S

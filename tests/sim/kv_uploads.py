@@ -36,6 +36,7 @@ ENDS = (
 )
 UPLOADER = "kv upload"
 RESHAPED = 0.15  # of pauses: the key's partition is split or moved meanwhile
+GIVEN_BACK = 0.25
 SENT_AGAIN = 0.2  # of parts
 
 Wrong = Callable[[str], None]
@@ -64,13 +65,15 @@ class StoryUpload(Upload):
 
 @dataclass(frozen=True, slots=True)
 class Uploading:
-    """How a client uploads. `reshape` has the partition of a key split or moved."""
+    """How a client uploads. `reshape` has the partition of a key split or moved, `give_back` extents of its log given
+    back, in which parts may be that nothing else refers to yet."""
 
     recorder: Recorder
     rng: random.Random
     wrong: Wrong
     told: Told
     reshape: Callable[[bytes], None]
+    give_back: Callable[[bytes], None]
 
     async def upload(
         self, client: KeyValueClient, name: str, key: bytes, value: bytes, *, if_absent: bool, if_version: int | None
@@ -111,8 +114,11 @@ class Uploading:
         await self._pause(key)
 
     async def _pause(self, key: bytes) -> None:
-        if self.rng.random() < RESHAPED:
+        how = self.rng.random()
+        if how < RESHAPED:
             self.reshape(key)
+        elif how < RESHAPED + GIVEN_BACK:
+            self.give_back(key)
         await asyncio.sleep(self.rng.choice(PAUSES_S))
 
     async def _abort(self, upload: StoryUpload) -> bool:

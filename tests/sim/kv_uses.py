@@ -27,6 +27,7 @@ from typing import Any, cast
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_types import Object
+from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import NeveError, NotFound
 from tests.history.history import Operation, Recorder, RecordingClient
 from tests.history.workload import Journal
@@ -44,6 +45,8 @@ TWINS = (b"kiwi.1", b"kiwi.2")
 SIZES_BYTES = (10, 10, 120, 260, 260, 900, 4000)
 TTLS_S = (0.4, 2.0, 6.0)
 ATTEMPT_TIMEOUTS_S = (0.5, 3.0, 9.0)  # some wait for a server that hangs until others have long been told by the next
+MERGE_S = 6.0
+LATE_READS = 6
 READS_MAX = 40  # under way, of one reader
 WALL_MARGIN_MS = 2
 
@@ -96,7 +99,9 @@ class KeyValueUsers:
         self._version = 0  # the last that anybody was told
         self._rng = random.Random(scene.rng.getrandbits(64))  # of its own: what is used must not shift the troubles
         self.operators = Operators(scene, partitions, self._rng, is_over=lambda: self.over, wrong=self.wrong)
-        self._uploading = Uploading(self.recorder, self._rng, self.wrong, scene.told, self.operators.reshape)
+        self._uploading = Uploading(
+            self.recorder, self._rng, self.wrong, scene.told, self.operators.reshape, self.operators.give_back
+        )
 
     def begin(self, *, clients: int, workers: int, readers: int, operators: int) -> None:
         for _ in range(clients):
@@ -139,6 +144,31 @@ class KeyValueUsers:
                 reading[task] = None
                 task.add_done_callback(reading.pop)
         await asyncio.gather(*reading)
+
+    async def see_merged(self, left: pm.RegionRecord, right: pm.RegionRecord) -> None:
+        """A merge, with somebody who knows the old map and reads by it while another one writes by the new one."""
+        keys = [key for key in HOT_KEYS if right.start <= key and (not right.end or key < right.end)]
+        reader = await self.connected("reader-kv", patience_s=min(ATTEMPT_TIMEOUTS_S)) if keys else None
+        merged = asyncio.Event()
+        if reader is None:
+            self.operators.merge_pair(left, right)
+            return
+        key = self._rng.choice(keys)
+        reading = RecordingClient(reader.kv, self.recorder, name=reader.name)
+        with suppress(Killed):
+            await reader.run(reading.get(key))
+            self.operators.merge_pair(left, right, then=lambda _: merged.set())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(merged.wait(), MERGE_S)
+            writer = await self.connected("kv")
+            if writer is not None:
+                writing = RecordingClient(writer.kv, self.recorder, name=writer.name)
+                await writer.run(writing.put(key, self._value(key)))
+                writer.kill()
+            for _ in range(LATE_READS):
+                await reader.run(reading.get(key))
+                await asyncio.sleep(self._rng.uniform(0.02, 0.1))
+        reader.kill()
 
     async def connected(self, role: str, *, patience_s: float | None = None) -> SimKeyValue | None:
         """A new process of that kind; None if it could not connect."""

@@ -78,7 +78,9 @@ RESHAPERS: Mapping[str, Causes] = {
     "DeadlineExceeded": None,
     "LeaseLost": None,
     "NotLeader": None,
+    "NotEnoughNodes": None,
     "NotOwner": None,
+    "SealUnavailable": None,
     "ShuttingDown": None,
     "WrongServer": None,
 }

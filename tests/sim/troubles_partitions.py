@@ -128,7 +128,9 @@ class PartitionTroubles:
         length_s = self._scene.rng.choice(UNHEARD_S)
         server.store.interrupt_watches(length_s)
         self._scene.say(f"{server.host} hears nothing of the map for {length_s:g} s")
-        if self._scene.rng.random() < 0.5 and self._users.operators.merge(server.server_id):
+        pairs = self._users.operators.mergeable(server.server_id)
+        if pairs and self._scene.rng.random() < 0.7:
+            self._scene.spawn(self._users.see_merged(*self._scene.rng.choice(pairs)))
             return True
         return self._users.operators.split(server.server_id)
 

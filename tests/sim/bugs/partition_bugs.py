@@ -117,7 +117,13 @@ def _unconfirmed(change: Any) -> None:
     change(hosted.Hosted, "_confirmed", wrong)
 
 
-@bug("a freeze does not stop reads", origin="T20, T48", world=WORLD)
+@bug(
+    "a freeze does not stop reads",
+    origin="T20, T48",
+    needs=("partition reshaped unheard",),
+    world=WORLD,
+    shows="NotLinearizable",
+)
 def _reads_when_frozen(change: Any) -> None:
     """When a split is answered for, the server goes on reading for keys that may be another's already."""
     enter = hosted.Hosted._enter
@@ -317,7 +323,12 @@ def _completes_again(change: Any) -> None:
     change(Uploads, "_end", lambda self, upload: None)
 
 
-@bug("parts of an upload do not keep their extents", origin="T40", world=WORLD)
+@bug(
+    "parts of an upload do not keep their extents",
+    origin="T40",
+    world=WORLD,
+    shows="no such extent|NotLinearizable|nobody has asked for one",
+)
 def _unpinned_parts(change: Any) -> None:
     """The log's extents are given back while parts in them wait for the others."""
 
