@@ -67,11 +67,15 @@ KEY_VALUE: Mapping[str, Causes] = {
     "WrongServer": None,
 }
 RESHAPERS: Mapping[str, Causes] = {
+    # Others move, split and merge the same partition at the same time, and it is closed for that.
+    "AppendOutcomeUnknown": CALM,
+    "NotOwner": CALM,
+    "ShuttingDown": CALM,
+    "WrongServer": CALM,
     "InvalidArgument": CALM,
     "NotFound": CALM,
     "Overloaded": CALM,
     "VersionConflict": CALM,
-    "AppendOutcomeUnknown": None,
     "Cancelled": None,
     "ConnectFailed": None,
     "ConnectionLost": None,
@@ -79,10 +83,7 @@ RESHAPERS: Mapping[str, Causes] = {
     "LeaseLost": None,
     "NotLeader": None,
     "NotEnoughNodes": None,
-    "NotOwner": None,
     "SealUnavailable": None,
-    "ShuttingDown": None,
-    "WrongServer": None,
 }
 MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
     "operator": OWNERS,
