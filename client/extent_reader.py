@@ -120,10 +120,7 @@ class ExtentReader:
         try:
             while True:
                 if extent.length is not None and offset >= extent.length:
-                    if offset > begun_at:
-                        _ensure_kept(extent, offset)
-                    if offset > extent.length:
-                        raise OutOfRange(extent_id=extent_id, offset=offset, readable=extent.length)
+                    _ensure_inside(extent, extent.length, offset, begun_at)
                     yield Chunk([], offset, sealed=True)
                     return
                 first_bytes = _up_to(stop, offset, self._options.read_first_bytes)
@@ -325,8 +322,10 @@ def _check_answer(won: Won, offset: int) -> None:
         raise ProtocolViolation(detail=detail)
 
 
-def _ensure_kept(extent: Extent, offset: int) -> None:
-    """Of an extent that was read up to `offset` while it was open, and is sealed now."""
-    if extent.length is not None and extent.length < offset:
+def _ensure_inside(extent: Extent, length: int, offset: int, begun_at: int) -> None:
+    """Of a sealed extent. What was read while it was open was there: its reader has asked for nothing wrong."""
+    if offset > length and offset > begun_at:
         detail = "it was read before: without sync it went with the power of all replicas; with sync this is a bug"
-        raise AcknowledgedLost(extent_id=extent.id, sealed_length=extent.length, acknowledged=offset, detail=detail)
+        raise AcknowledgedLost(extent_id=extent.id, sealed_length=length, acknowledged=offset, detail=detail)
+    if offset > length:
+        raise OutOfRange(extent_id=extent.id, offset=offset, readable=length)
