@@ -144,6 +144,8 @@ class NodeSenders:
                 self._pump()
         finally:
             self._scheduled = False
+            if self._due or self._woken:  # by what failed at once, when those who are woken had had their turn
+                self._ask_for_a_turn()
         self._send_filled()
 
     def _pump(self) -> None:

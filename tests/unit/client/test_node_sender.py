@@ -14,7 +14,7 @@ from neve.client.node_sender import Frame, NodeSender, NodeSenders, Sent
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import PlaceEncoder, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import NeveError
+from neve.proto.errors import ConnectionLost, NeveError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Buffer, Reply
 from neve.rpc.started import OnDone
@@ -209,3 +209,45 @@ async def test_nodes_get_frames_in_turn(kind: type[Source]) -> None:
         senders.wake([source], hurry=False)
     await asyncio.sleep(0)
     assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [1, 2, 3, 1, 2, 3]
+
+
+class Refusing(Wire):
+    """One whose connection is not there: frames fail while they are being sent."""
+
+    def begin(self, _: object, request: bytes, on_done: OnDone[Reply[Any]], **how: object) -> Wire:
+        on_done(None, ConnectionLost(detail="no connection"))
+        return self
+
+
+class Followed(Source):
+    """When it fails, another one has something to send."""
+
+    next: Source | None = None
+
+    def failed(self, taken: Sent, error: NeveError) -> None:
+        super().failed(taken, error)
+        if self.next is not None:
+            self.next.blocks += 1
+            self.next.wake()
+
+
+async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn() -> None:
+    """Also if its sender had it before, and nothing else is sent any more (found by seed 303)."""
+    wires = {"up:1": Wire(), "down:1": Refusing()}
+
+    class Pool:
+        def channel(self, address: str) -> Wire:
+            return wires[address]
+
+    senders = NodeSenders(cast(ChannelPool, Pool()), ClientOptions(frame_segments_max=1))
+    up, down = Source(senders.to("up:1")), Followed(senders.to("down:1"))
+    down.next = up
+    for lane in (up, down):
+        append(senders, lane, hurry=False)
+    await asyncio.sleep(0)
+    assert wires["up:1"].segments() == [1]
+    assert len(down.ends) == 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert wires["up:1"].segments() == [1, 1]
+    assert not senders._due
