@@ -12,6 +12,7 @@ What is made for every call is a tuple: a frozen dataclass of ten fields takes t
 from __future__ import annotations
 
 import itertools
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -120,12 +121,24 @@ class Stream(NamedTuple):
         what = (number, name, lock, (*ids, extent_id), sealed, policy, labels, version + 1, created, before)
         return _new(Stream, (*what, mod_revision, made_by, call or linked_by, holes))
 
-    def with_list(self, extent_ids: tuple[int, ...], *others: Stream, truncated_before: int | None = None) -> Stream:
-        """The next version with a list that is put together from this stream's, with holes, and from others'."""
+    def with_list(
+        self,
+        extent_ids: tuple[int, ...],
+        *others: Stream,
+        empty: Container[int] = (),
+        truncated_before: int | None = None,
+    ) -> Stream:
+        """The next version with a list that is put together from this stream's, with holes, and from others'. Where one
+        that is `empty` is left out there is no hole: a record may have gone on over it."""
         follows: set[tuple[int, int]] = set()
         for stream in (self, *others):
             holes = set(stream.after_hole)
-            follows.update(pair for pair in itertools.pairwise(stream.extent_ids) if pair[1] not in holes)
+            before: list[int] = []  # what the next one goes on: the last, and if that is empty, the one before it
+            for extent_id in stream.extent_ids:
+                if extent_id in holes:
+                    before = []
+                follows.update((each, extent_id) for each in before)
+                before = [*before, extent_id] if extent_id in empty else [extent_id]
         after_hole = tuple(pair[1] for pair in itertools.pairwise(extent_ids) if pair not in follows)
         return self.changed(extent_ids, truncated_before=truncated_before)._replace(after_hole=after_hole)
 

@@ -182,6 +182,7 @@ async def _unlink(
             left = set(part)
             changed = stream.with_list(
                 tuple(extent_id for extent_id in stream.extent_ids if extent_id not in left),
+                empty={each for each in part if _is_empty(ctx.state.extents[each])},
                 truncated_before=max(stream.truncated_before, truncated_before if not rest else 0),
             )
             changes.put_stream(stream, changed)
@@ -194,6 +195,10 @@ async def _unlink(
         stream = ctx.state.streams[stream.stream_id]
         if not rest:
             return stream
+
+
+def _is_empty(extent: Extent) -> bool:
+    return extent.seal is not None and extent.seal.length == 0
 
 
 def _delete_unreferenced(

@@ -55,6 +55,46 @@ async def test_a_record_does_not_go_on_behind_a_hole(cluster: SimCluster) -> Non
 
 
 @simulated()
+async def test_a_record_goes_on_behind_an_extent_that_held_nothing_of_it(cluster: SimCluster) -> None:
+    """It was sealed before anything was written to it, and is punched out later: it is no hole (found by seed 582)."""
+    stream = await cluster.create_stream(replicas=3, extent_bytes_max=4000)
+    client = await cluster.client("writer")
+    writer = await client.writer(stream.id)
+    hosts = [node.host for node in cluster.nodes.values()]
+    loop = asyncio.get_running_loop()
+    rolls: list[str] = []
+
+    def look(method: str, kind: str, source: str, target: str) -> None:
+        """Whoever was given an extent reaches nobody, until it asks for the next one."""
+        if method == "StreamAllocExtent":
+            rolls.append(kind)
+            for host in hosts:
+                if rolls == ["request", "reply"]:
+                    loop.call_soon(cluster.network.partition, target, host)
+                elif kind == "request":
+                    loop.call_soon(cluster.network.heal, source, host)
+
+    cluster.wire.listeners[look] = None
+    await writer.append_some(4, RECORD_BYTES)
+    cluster.wire.listeners.pop(look)
+    appended = [attempt.payload for attempt in writer.session.attempts]
+    first, empty, *_ = extent_ids = cluster.state.streams[stream.id].extent_ids
+    seal = cluster.state.extents[empty].seal
+    assert seal is not None
+    assert seal.length == 0
+    spanning = [each for each in writer.session.attempts if {extent_id for extent_id, _ in each.ends} > {first}]
+    assert len(spanning) == 1
+    cluster.ledger.removed[stream.id] = {empty}
+    await client.run(client.neve.punch(stream.id, [empty]))
+    assert cluster.stored_state().streams[stream.id].extent_ids == (first, *extent_ids[2:])
+    assert cluster.stored_state().streams[stream.id].after_hole == ()
+    await writer.flush()
+    reader = await cluster.client("reader")
+    assert payloads(await reader.read(stream.id)) == appended
+    await cluster.settle()
+
+
+@simulated()
 async def test_a_record_of_one_stream_does_not_go_on_in_another_that_it_absorbed(cluster: SimCluster) -> None:
     client = await cluster.client("owner")
     streams = [await cluster.create_stream(replicas=3, extent_bytes_max=4000) for _ in range(2)]

@@ -222,6 +222,17 @@ def test_a_list_that_is_put_together_remembers_where_it_was_cut() -> None:
     assert stream.with_list((1, 2, 3, 4, 5, 8, 9), other).after_hole == (8, 9)
 
 
+def test_an_empty_extent_leaves_no_hole() -> None:
+    stream = r.Stream(1, "", "", (1, 2, 3, 4, 5, 6), False, r.Policy(3, False, 1, "", False), (), 1, 1)
+    assert stream.with_list((1, 4, 5, 6), empty={2, 3}).after_hole == ()
+    assert stream.with_list((1, 4, 5, 6), empty={2}).after_hole == (4,)
+    assert stream.with_list((1, 4, 5, 6), empty={3}).after_hole == (4,)
+    assert stream.with_list((1, 3, 5, 6), empty={4}).after_hole == (3,)
+    for before_or_behind_it in (4, 5):
+        cut = stream._replace(after_hole=(before_or_behind_it,))
+        assert cut.with_list((1, 2, 3, 5, 6), empty={4}).after_hole == (5,)
+
+
 @given(streams, extents, replays)
 def test_what_is_new_is_encoded_and_described_as_any_other(
     stream: r.Stream, extent: r.Extent, replay: r.Replay
