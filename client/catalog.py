@@ -34,10 +34,7 @@ class Catalog:
             with_extents=with_extents,
             revision_min=self._link.revision_seen,
         )
-        try:
-            reply = await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
-        except NotFound:  # a manager that follows may not have heard of it yet
-            reply = await self._link.ask_leader(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
+        reply = await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_STREAMS, request)
         self._link.note_revision(reply.revision)
         if not reply.streams:
             raise NotFound(kind="stream", name=str(stream))

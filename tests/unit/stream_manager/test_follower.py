@@ -33,6 +33,45 @@ async def test_a_follower_answers_reads_at_the_revision_that_is_asked_for() -> N
 
 
 @simulated
+async def test_a_follower_does_not_deny_a_stream_that_it_has_not_heard_of() -> None:
+    """Found by short story 870: its watch was down, and the leader did not answer."""
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, 2)
+        follower = cluster.managers[2]
+        created = await cluster.create(name="known")
+        await asyncio.sleep(1)
+        news = follower.store.plan
+        news.delay_s_min = news.delay_s_max = 0.3
+        late = await cluster.create(name="late")
+        ids, names = [created.stream.stream_id, late.stream.stream_id], ["known", "late"]
+        for request in (
+            sm.DescribeStreamsRequest(names=["late"]),
+            sm.DescribeStreamsRequest(stream_ids=[late.stream.stream_id]),
+            sm.DescribeStreamsRequest(stream_ids=ids[:1], names=names[1:]),
+        ):
+            reply = await cluster.ask(follower, DESCRIBE, request)
+            assert reply.streams[-1] == late.stream
+        for unknown in (sm.DescribeStreamsRequest(names=["none"]), sm.DescribeStreamsRequest(stream_ids=[999])):
+            error = await error_of(cluster.ask(follower, DESCRIBE, unknown), NotFound)
+            assert error.kind == "stream"
+        many = sm.DescribeStreamsRequest(stream_ids=[*ids, *range(1000, 1300)])
+        assert len((await cluster.ask(follower, DESCRIBE, many)).streams) == 2
+
+
+@simulated
+async def test_a_follower_without_news_says_so_instead_of_denying_a_stream() -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, 2)
+        follower = cluster.managers[2]
+        await asyncio.sleep(1)
+        follower.store.interrupt_watches(30.0)
+        await cluster.create(name="late")
+        request = sm.DescribeStreamsRequest(names=["late"])
+        error = await error_of(cluster.ask(follower, DESCRIBE, request, timeout_s=10.0), MetaUnavailable)
+        assert "is wanted" in error.detail
+
+
+@simulated
 async def test_leader_and_follower_hold_the_same_state() -> None:
     """What the leader applies from its own changes is what a watch makes of etcd's keys."""
     async with Cluster() as cluster:
