@@ -23,7 +23,7 @@ from neve.proto.common_pb2 import CallId
 from neve.proto.errors import ConditionFailed, NeveError, NotFound
 from tests.history.history import Kind, Operation, Outcome, Recorder
 
-SIZES_BYTES = (40, 1200, 3000, 6500)
+SIZES_BYTES = (40, 1200, 3000, 6500, 14_000)  # the last one mostly fills an extent of the log
 PARTS = (1, 2, 2, 4)
 PAUSES_S = (0.0, 0.0, 0.1, 0.6, 2.5)
 ENDS = (

@@ -197,7 +197,7 @@ class KeyValueUsers:
             "single": lambda: self._call_alone(single, versions),
             "rush": lambda: self._rush(kv, versions),
             "stream": lambda: self._stream(kv, versions),
-            "upload": lambda: self._upload(client.kv, name, versions),
+            "upload": lambda: self._upload(client.kv, kv, versions),
             "fleeting": lambda: self._use_fleeting(client.kv),
         }
 
@@ -295,11 +295,14 @@ class KeyValueUsers:
         value = self._value(key, self._rng.choice(kv_uploads.SIZES_BYTES))
         self._note(versions, key, await kv.put(key, value, chunk_bytes=CHUNK_BYTES, **self._condition(key, versions)))
 
-    async def _upload(self, kv: KeyValueClient, name: str, versions: dict[bytes, int]) -> None:
+    async def _upload(self, client: KeyValueClient, kv: RecordingClient, versions: dict[bytes, int]) -> None:
         key = self._rng.choice(HOT_KEYS)
         value = self._value(key, self._rng.choice(kv_uploads.SIZES_BYTES))
         conditions = {"if_absent": False, "if_version": None, **self._condition(key, versions)}
-        self._note(versions, key, await self._uploading.upload(kv, name, key, value, **conditions))
+        version = await self._uploading.upload(client, kv.name, key, value, **conditions)
+        self._note(versions, key, version)
+        if version is not None:
+            await kv.get(key)  # before somebody puts another object there
 
     def _condition(self, key: bytes, versions: dict[bytes, int]) -> dict[str, Any]:
         how = self._rng.choice(("", "", "", "if_absent", "if_version"))

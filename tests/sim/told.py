@@ -51,6 +51,8 @@ OWNERS: Mapping[str, Causes] = {
     "MaybeApplied": META,
     "MetaUnavailable": META,
     "NotEnoughNodes": None,
+    "NotLeader": META,
+    "Overloaded": None,  # a writer holds as much as it may that is not acknowledged yet
     "SealUnavailable": None,
 }
 READERS: Mapping[str, Causes] = {
@@ -63,6 +65,8 @@ KEY_VALUE: Mapping[str, Causes] = {
     "ConditionFailed": CALM,
     "InvalidArgument": CALM,
     "NotFound": CALM,
+    # Nobody served the key until the time was over; while nothing can have been done, the last error says why.
+    "ConnectFailed": None,
     "DeadlineExceeded": None,
     "WrongServer": None,
 }
@@ -91,8 +95,8 @@ MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
     "writer": OWNERS,
     "reader": READERS,
     "kv": KEY_VALUE,
-    "kv upload": KEY_VALUE,
-    "reader-kv": {name: KEY_VALUE[name] for name in ("DeadlineExceeded", "WrongServer")},
+    "kv upload": {**KEY_VALUE, "Overloaded": CALM},  # those that were left count until they are idle for too long
+    "reader-kv": {name: KEY_VALUE[name] for name in ("ConnectFailed", "DeadlineExceeded", "WrongServer")},
     "kv operator": RESHAPERS,
     "last": {},  # who looks when all is well again
 }
