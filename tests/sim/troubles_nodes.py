@@ -306,5 +306,8 @@ class NodeTroubles:
         return True
 
     def _drain(self) -> bool:
-        drain_node(self._scene, self._scene.rng.choice(list(self._scene.cluster.nodes)))
+        node_id = self._scene.rng.choice(list(self._scene.cluster.nodes))
+        if node_id not in self._scene.cluster.stored_state().nodes:
+            return False  # it has joined, and nobody has heard it yet
+        drain_node(self._scene, node_id)
         return True
