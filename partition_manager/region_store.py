@@ -1,7 +1,9 @@
 """The region map in the metadata store: read from what is followed, changed by compare-and-swap.
 
 Invariants: every change is one transaction that compares the leader's key, the map's record and each region that it
-            touches: a deposed manager changes nothing (G7), and nothing is decided on an old map;
+            touches: a deposed manager changes nothing (G7), and nothing is decided on an old map. A split or a merge
+            (reshape.py) is written by the stream manager, by its own leader's key and this map's record: one that was
+            on its way when we were deposed is done if nobody has changed the map since, and else not at all;
             an unknown outcome is settled by sending the identical transaction again until the map's record says whether
             it was applied: the call that caused it is remembered in it;
             nobody is answered before this manager has itself heard of what it has committed.
