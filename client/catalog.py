@@ -61,12 +61,11 @@ class Catalog:
             self._extents.move_to_end(extent_id)
             return known
         request = sm.DescribeExtentsRequest(extent_ids=[extent_id], revision_min=self._link.revision_seen)
-        for asking in (self._link.ask, self._link.ask_leader):  # that there is none is for the leader to say
-            reply = await asking(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)
-            self._link.note_revision(reply.revision)
-            for info in reply.extents:
-                if info.extent_id == extent_id:
-                    return self.note(info)
+        reply = await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)
+        self._link.note_revision(reply.revision)
+        for info in reply.extents:
+            if info.extent_id == extent_id:
+                return self.note(info)
         self._extents.pop(extent_id, None)
         raise NotFound(kind="extent", name=str(extent_id))
 

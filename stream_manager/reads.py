@@ -16,7 +16,6 @@ from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NotFound
 from neve.stream_manager import describe
-from neve.stream_manager import records as r
 from neve.stream_manager.quota import QuotaTable
 from neve.stream_manager.records import Extent, NodeEntry
 from neve.stream_manager.slices import Slices
@@ -27,10 +26,9 @@ EXTENTS_MAX = 5_000  # described in one reply: a message has 4 MiB at most
 LISTED_IDS_MAX = 200_000  # extent ids in one page of streams
 
 
-def unknown_keys(state: State, request: sm.DescribeStreamsRequest) -> list[bytes]:
-    """Of streams and names that are asked for, and are not in this state."""
-    ids = [state.root + r.STREAMS + r.id_text(each) for each in request.stream_ids if each not in state.streams]
-    return ids + [state.root + r.NAMES + each.encode() for each in request.names if each not in state.names]
+def has_streams(state: State, request: sm.DescribeStreamsRequest) -> bool:
+    """All that are asked for."""
+    return state.streams.keys() >= {*request.stream_ids} and state.names.keys() >= {*request.names}
 
 
 def describe_streams(state: State, request: sm.DescribeStreamsRequest) -> sm.DescribeStreamsReply:

@@ -3,7 +3,8 @@
 Invariants: a call for the leader is answered by a leader only, by its lease's clock (25); elsewhere `NotLeader` says
             whom to ask;
             any manager hands out ids and answers reads: the leader from its own state, others from the followed one;
-            one that follows has late news: that there is no such stream it says only after it has asked etcd.
+            one that follows has late news: that there is no such stream or extent it says only when it has all that
+            was committed before it was asked.
 Neighbours: manager.py has the term and the follower; the flows are in streams, open_stream, allocate and split_merge.
 """
 
@@ -11,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from neve.meta.txn import TXN_OPS_MAX
+from neve.meta.txn import KeyRange
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import MIB
@@ -27,6 +28,7 @@ from neve.stream_manager.describe import node_record
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.reads import NodeRecordOf
+from neve.stream_manager.records import COMMITS
 from neve.stream_manager.state import State
 
 Req = TypeVar("Req", bound=Message)
@@ -34,7 +36,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 BLOCK_PAYLOAD_BYTES_MAX = 16 * MIB - 1
 ANSWER_MARGIN_S = 0.05
-NEWS_S_MAX = 1.0  # that a manager waits for news of what it knows to be there: another one may have it
+NEWS_S_MAX = 1.0  # that a manager waits for news that it knows to be there: another one may have it
 
 CtxFlow = Callable[[LeaderContext, Req, Mutation], Coroutine[Any, Any, Rep]]
 
@@ -60,11 +62,10 @@ class StreamManagerServicer:
         state = await self._manager.follower.at(revision_min, deadline_s=call.deadline_s - ANSWER_MARGIN_S)
         return state, node_record, None
 
-    async def _state_with(self, keys: Sequence[bytes], state: State, call: Call) -> State:
-        """The followed state once it has those of these keys that etcd has; the first ones, if there are very many."""
-        newest = max(await self._manager.store.mod_revisions((), keys[:TXN_OPS_MAX]) or (0,))
-        if newest <= state.revision:
-            return state
+    async def _newest_state(self, call: Call) -> State:
+        """The followed state, with all that any leader has committed until now: each batch leaves its mark."""
+        marks = await self._manager.store.range(KeyRange.prefix(self._manager.root + COMMITS))
+        newest = max((kv.mod_revision for kv in marks.kvs), default=0)
         now_s = asyncio.get_running_loop().time()
         deadline_s = min(call.deadline_s - ANSWER_MARGIN_S, now_s + NEWS_S_MAX)
         return await self._manager.follower.at(newest, deadline_s=deadline_s)
@@ -79,8 +80,8 @@ class StreamManagerServicer:
 
     async def describe_streams(self, request: sm.DescribeStreamsRequest, call: Call) -> sm.DescribeStreamsReply:
         state, _, term = await self._state(call, request.revision_min)
-        if term is None and (unknown := reads.unknown_keys(state, request)):
-            state = await self._state_with(unknown, state, call)
+        if term is None and not reads.has_streams(state, request):
+            state = await self._newest_state(call)
         reply = reads.describe_streams(state, request)
         if term is not None:
             reads.in_read_order(reply.extents, term.part.failures)
@@ -92,6 +93,8 @@ class StreamManagerServicer:
 
     async def describe_extents(self, request: sm.DescribeExtentsRequest, call: Call) -> sm.DescribeExtentsReply:
         state, _, term = await self._state(call, request.revision_min)
+        if term is None and not state.extents.keys() >= {*request.extent_ids}:
+            state = await self._newest_state(call)
         reply = reads.describe_extents(state, request)
         if term is not None:
             reads.in_read_order(reply.extents, term.part.failures)
