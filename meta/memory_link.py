@@ -43,6 +43,7 @@ class FaultPlan:
     lost_after_apply_share: float = 0.0
     scripted: deque[Fault] = field(default_factory=deque)
     scripted_for_writes_only: bool = True
+    on_fault: Callable[[Fault, bool], None] = lambda fault, write: None  # told of each that is not scripted
 
     def draw_fault(self, *, write: bool) -> Fault | None:
         if self.scripted and (write or not self.scripted_for_writes_only):
@@ -53,6 +54,7 @@ class FaultPlan:
         at = self.rng.random()
         for fault, share in zip(Fault, shares, strict=True):
             if at < share:
+                self.on_fault(fault, write)
                 return fault
             at -= share
         return None

@@ -137,12 +137,14 @@ class SimNetwork:
         self.link(source, target).drops_due.extend([on_lost] * count)
         self.note(f"drop_next {source}>{target} count={count}")
 
-    def partition_one_way(self, source: str, target: str) -> None:
+    def partition_one_way(self, source: str, target: str, *, on_blocked: Callable[[], None] = lambda: None) -> None:
+        """`on_blocked` is told of each frame that is sent and does not arrive before the end."""
         self._set_blocked(source, target, blocked=True)
+        self.link(source, target).on_blocked = on_blocked
 
-    def partition(self, one: str, other: str) -> None:
-        self._set_blocked(one, other, blocked=True)
-        self._set_blocked(other, one, blocked=True)
+    def partition(self, one: str, other: str, *, on_blocked: Callable[[], None] = lambda: None) -> None:
+        self.partition_one_way(one, other, on_blocked=on_blocked)
+        self.partition_one_way(other, one, on_blocked=on_blocked)
 
     def heal(self, one: str, other: str) -> None:
         """End the partition between two hosts, both ways."""
@@ -252,7 +254,7 @@ class SimNetwork:
         link = self.link(source, target)
         if link.blocked == blocked:
             return
-        link.blocked = blocked
+        link.blocked, link.on_blocked = blocked, lambda: None
         self.note(f"{'partition' if blocked else 'heal'} {source}>{target}")
         for connection in self._connections_of(source):
             if connection.touches(target):

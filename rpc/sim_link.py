@@ -50,6 +50,7 @@ class Link:
     on_chance: Callable[[], None] = lambda: None  # told of a frame that is lost by it
     drops_due: deque[Callable[[], None]] = field(default_factory=deque)  # frames lost for certain from now on, and told
     blocked: bool = False
+    on_blocked: Callable[[], None] = lambda: None  # told of each frame that finds it blocked
 
     def draw_delay_s(self, rng: random.Random, size_bytes: int) -> float:
         return min(self.delay(rng, size_bytes) * self.slow_factor, DELAY_S_MAX)
@@ -109,6 +110,8 @@ class Pipe:
         if self._shut:
             return
         self._note("send", frame)
+        if self._link().blocked:
+            self._link().on_blocked()
         if frame.kind is not Kind.END and not self.lost and self._link().draw_loss(self._conditions.rng):
             self.lost = True
         if self.lost:

@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> int:
         parser.error("--seed is one story, --seeds are many: choose")
     if options.bugs is not None and (options.seed is not None or options.seeds):
         parser.error("--bugs chooses its own stories: without --seed and --seeds")
+    if options.bugs is not None and (options.short or options.world != DEFAULT_WORLD):
+        parser.error("--bugs: each has its own world, and short stories: without --world and --short")
     if options.log and options.seed is None:
         parser.error("--log: it is of one story: which --seed?")
     if options.events is not None and options.seed is None:

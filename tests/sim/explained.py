@@ -46,7 +46,7 @@ LEADING = frozenset(
     }
 )
 VICTIMS = ERRORS | DAMAGE | WIPES  # what befalls one node of a story at most
-ANY: frozenset[str] = frozenset()
+ANY: frozenset[str] = frozenset()  # one of whatever kind, and not none
 
 EXPLAINED: Mapping[str, frozenset[str]] = {
     "bad_replica_found": ERRORS | DAMAGE | WIPES | SWAPS | POWER,
@@ -86,7 +86,7 @@ def is_explained(event: str, host: str, *, troubles: Collection[str], victim: st
     causes = EXPLAINED.get(event)
     if causes is None:
         return False
-    if causes and causes.isdisjoint(troubles):
+    if not troubles or (causes and causes.isdisjoint(troubles)):
         return False
     if host.startswith("node") and host != victim:
         causes -= VICTIMS

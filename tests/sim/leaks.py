@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from neve.extent_node.replica import NO_FD
 from neve.meta.lock import lock_key
+from neve.rpc.sim_connection import host_of
 from neve.stream_manager import records
 from tests.sim import held, memory
 from tests.sim.cluster import ROOT, SimCluster
@@ -79,13 +80,15 @@ def counts_of(cluster: SimCluster) -> held.Counts:
 
 
 def unused_connections(cluster: SimCluster) -> list[str]:
-    """Those of processes that have ended, on either side, and those that a process has beside the ones it uses."""
+    """Those of clients that have ended and of nodes that are gone, and those that a process has beside the ones it
+    uses."""
     found = collections.Counter((each.client_host, each.address) for each in cluster.network._connections)
     ended = {name for name, client in cluster.clients.items() if not client.running}
+    ended |= {node.host for node in cluster.nodes.values() if node.gone}
     return [
         f"{count} connections from {host} to {address}"
         for (host, address), count in found.items()
-        if host in ended or count > held.LANES
+        if host in ended or host_of(address) in ended or count > held.LANES
     ]
 
 

@@ -66,6 +66,7 @@ async def test_t01_a_lost_replica_is_not_length_zero(cluster: SimCluster, lost: 
     stream, client, writer, extent = await written(cluster)
     acknowledged = length_of(writer)
     node = cluster.nodes[extent.node_ids[0]]
+    cluster.unreliable.add(node.node_id)
     node.kill()
     if lost == "file":
         node.fs.unlink(node.extent_path(extent.extent_id))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from neve.meta.memory_link import Fault
 from neve.proto.errors import NeveError
 from neve.rpc.sim import DEFAULT_DELAY, exponential_delay
 from tests.sim.client import Killed, SimClient
@@ -26,6 +27,8 @@ from tests.sim.swarm import Shape
 T = TypeVar("T")
 
 LOST, LOST_BY_CHANCE = "lost frames", "losses by chance"
+CUT, CUT_ONE_WAY = "links cut", "links cut one way"
+MAYBE, UNAVAILABLE = "metadata maybe applied", "metadata unavailable"
 
 SKEWS_MS = (-600_000, -5_000, 5_000, 60_000)  # what was made in the future is collected when it is past
 
@@ -113,8 +116,8 @@ class NetworkTroubles:
 
     def kinds(self) -> Sequence[Kind]:
         return (
-            Kind("links cut", self._partition, sharp=True),
-            Kind("links cut one way", self._partition_one_way, sharp=True),
+            Kind(CUT, self._partition, sharp=True, armed=True),
+            Kind(CUT_ONE_WAY, self._partition_one_way, sharp=True, armed=True),
             Kind("late frames", self._cut_connections, sharp=True),
             Kind(LOST, self._lose_frames, sharp=True, armed=True),
             Kind(LOST_BY_CHANCE, self._lose_by_chance, armed=True),
@@ -147,14 +150,14 @@ class NetworkTroubles:
 
     def _partition(self) -> bool:
         one, other = self._two()
-        self._network.partition(one, other)
+        self._network.partition(one, other, on_blocked=lambda: self._scene.hit(CUT))
         length_s = self._scene.for_a_while(lambda: self._network.heal(one, other))
         self._scene.say(f"links cut {one} = {other} for {length_s:.2f} s")
         return True
 
     def _partition_one_way(self) -> bool:
         one, other = self._two()
-        self._network.partition_one_way(one, other)
+        self._network.partition_one_way(one, other, on_blocked=lambda: self._scene.hit(CUT_ONE_WAY))
         length_s = self._scene.for_a_while(lambda: self._network.heal(one, other))
         self._scene.say(f"link cut {one} > {other} for {length_s:.2f} s")
         return True
@@ -236,8 +239,8 @@ class MetaTroubles:
         return (
             Kind("metadata stalls", self._stall, sharp=True),
             Kind("metadata refuses", self._refuse, sharp=True),
-            Kind("metadata maybe applied", self._unknown_outcomes, sharp=True),
-            Kind("metadata unavailable", self._unavailable),
+            Kind(MAYBE, self._unknown_outcomes, sharp=True, armed=True),
+            Kind(UNAVAILABLE, self._unavailable, armed=True),
             Kind("metadata slow", self._slow, sharp=True),
             Kind("metadata compacted", self._compact),
             Kind("watches interrupted", self._interrupt, sharp=True),
@@ -278,6 +281,7 @@ class MetaTroubles:
             return False
         name, store = user
         plan = store.plan
+        plan.on_fault = self._on_fault
         plan.lost_after_apply_share = self._scene.rng.choice((0.1, 0.5, 0.9))
         plan.lost_before_apply_share = self._scene.rng.choice((0.0, 0.1))
 
@@ -287,10 +291,17 @@ class MetaTroubles:
         self._scene.say(f"unknown outcomes for {name} for {self._scene.for_a_while(end):.2f} s")
         return True
 
+    def _on_fault(self, fault: Fault, write: bool) -> None:
+        if fault is Fault.UNAVAILABLE:
+            self._scene.hit(UNAVAILABLE)
+        elif write:  # of what only reads, nobody asks whether it was done
+            self._scene.hit(MAYBE)
+
     def _unavailable(self) -> bool:
         if (user := self._user()) is None:
             return False
         name, store = user
+        store.plan.on_fault = self._on_fault
         store.plan.unavailable_share = self._scene.rng.choice((0.1, 0.7))
 
         def end() -> None:

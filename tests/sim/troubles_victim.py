@@ -136,7 +136,6 @@ class VictimTroubles:
         folder = self._scene.rng.choice(used)
         times = self._scene.rng.choice((1, 3, None))
         cold = self._scene.rng.random() < 0.5
-        self._scene.cluster.unreliable.add(node.node_id)
         process, wire = node.process, self._scene.cluster.wire
 
         def fails(call: str, path: str) -> bool:
@@ -145,6 +144,7 @@ class VictimTroubles:
             if call in SYNCS and path.endswith(EXTENT):  # opened under its own name, or when it was made aside
                 extent_id = int(path.rpartition("/")[2].removesuffix(EXTENT).partition("-")[0], 16)
                 wire.sync_failed(node.host, extent_id, lives=lambda: node.process is process)
+            self._scene.cluster.unreliable.add(node.node_id)
             self._scene.hit(DISK_ERRORS)
             return True
 

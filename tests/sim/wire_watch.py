@@ -79,6 +79,7 @@ class Promise:
     synced_length: int = 0  # that no loss of power takes away
     token: int = 0  # below which it takes nothing more
     token_length: int = 0  # when it said so
+    unsynced: bool = False  # it was sent something that need not be on its disk when it is answered
     fenced_length: int | None = None
     sealed: Sealed | None = None
 
@@ -90,6 +91,7 @@ class WireWatch:
         self.extents_ordered: set[int] = set()  # that nodes were asked to make, or to delete
         self.fences: dict[tuple[str, int], pb.LengthAnswer] = {}  # what nodes have answered to the last, by extent
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
+        self.swapped: set[str] = set()  # hosts that had another one's disk
         self.lost_bytes: Callable[[str], bool] = lambda _: False  # whether disks of this host were lost or damaged
         self.seals_checked = 0  # what was said of replicas that had confirmed a seal
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
@@ -108,7 +110,7 @@ class WireWatch:
             methods.EXTENT_NODE_FENCE.method_id: self._on_fence,
             methods.EXTENT_NODE_SEAL_EXTENT.method_id: self._on_seal,
             methods.EXTENT_NODE_DESCRIBE_REPLICA.method_id: self._on_described,
-            methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH.method_id: self._on_owner,
+            methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH.method_id: self._on_opened,
             methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT.method_id: self._on_alloc,
             methods.STREAM_MANAGER_WAIT_CONFIRMED.method_id: self._on_owner,
         }
@@ -152,11 +154,13 @@ class WireWatch:
             self._on_delete(pb.DeleteExtentRequest.FromString(frame.message))
         if frame.method_id not in self._judges:
             return
+        if frame.method_id == methods.EXTENT_NODE_APPEND_BLOCK.method_id:
+            for segment in pb.AppendBlockRequest.FromString(frame.message).segments:
+                self._promise(pipe.target, segment.extent_id).unsynced |= segment.no_sync
         asked = _Asked(frame, pipe.source, asyncio.get_running_loop().time())
         if frame.method_id in OWNERS_CALLS:
             owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner
-            held = self._etcd.at(lock_key(self._etcd.root, owner.lock))
-            asked.deposed = held is None or held.mod_revision != owner.token
+            asked.deposed = not self._is_owner(owner)
             asked.leaders = len(self._etcd.leaders)
         if len(self._asked) >= CALLS_KEPT_MAX:
             self._wrong(f"{len(self._asked)} calls wait for answers: too many to judge these")
@@ -212,7 +216,10 @@ class WireWatch:
         if reply.HasField("replica"):
             seal = reply.seal if reply.HasField("seal") else None
             self._check_sealed(node, request.extent_id, reply.replica, seal, reply.kind, since_s=asked.begun_s)
-        if reply.kind != pb.LengthAnswer.LENGTH or reply.HasField("seal"):
+        if reply.HasField("seal"):
+            return
+        if reply.kind != pb.LengthAnswer.LENGTH:
+            self._check_excuse(node, request.extent_id, reply.kind)
             return
         self._check_length(node, request.extent_id, reply.length)
         promise = self._promise(node, request.extent_id)
@@ -222,6 +229,18 @@ class WireWatch:
             promise.token, promise.token_length = reply.token, reply.length
         if reply.fenced:
             promise.fenced_length = reply.length
+
+    def _check_excuse(self, node: str, extent_id: int, kind: pb.LengthAnswer.Kind) -> None:
+        """Of a replica that has no length to tell. What it has answered for with a sync, and nothing else, is on its
+        disk: if nobody took or damaged that, it is there, and in no doubt."""
+        promise, node_id = self._promise(node, extent_id), int(node.removeprefix("node"))
+        if not promise.synced_length or promise.unsynced or kind == pb.LengthAnswer.DELETED:
+            return
+        if self.lost_bytes(node) or node in self.damaged or node in self.swapped:
+            return
+        if self._etcd.is_listed(extent_id) and node_id in self._etcd.nodes_of[extent_id]:
+            says = f"{node} says {pb.LengthAnswer.Kind.Name(kind)} of extent {extent_id}"
+            self._wrong(f"{says}, and had {promise.synced_length} bytes on its disk, which is well (12, 18)")
 
     def _on_fence(self, node: str, asked: _Asked, request: pb.FenceRequest, reply: pb.LengthAnswer) -> None:
         self.fences[node, request.extent_id] = reply
@@ -307,12 +326,31 @@ class WireWatch:
         if not any(self._addresses[manager].encode() in each for each in leaders):
             self._wrong(f"{manager} answered {name}, and did not lead: {leaders} (25)")
 
+    def _on_opened(self, manager: str, asked: _Asked, request: Any, reply: sm.CheckCommitLengthReply) -> None:
+        self._on_owner(manager, asked, request, reply)
+        if reply.HasField("sealed"):
+            self._check_decided(manager, reply.sealed)
+        if reply.HasField("tail") and reply.stream.extent_ids[-1] != reply.tail.extent_id:
+            self._wrong(
+                f"{manager} opens extent {reply.tail.extent_id}, and its list is {reply.stream.extent_ids} (15)"
+            )
+        if reply.HasField("tail") and reply.tail.extent_id in self._etcd.seals and self._is_owner(request.owner):
+            self._wrong(f"{manager} opens extent {reply.tail.extent_id}, which is sealed (15)")
+
+    def _is_owner(self, owner: common_pb2.Owner) -> bool:
+        held = self._etcd.at(lock_key(self._etcd.root, owner.lock))
+        return held is not None and held.mod_revision == owner.token
+
+    def _check_decided(self, manager: str, sealed: sm.ExtentInfo) -> None:
+        """A seal is in etcd before anybody hears of it."""
+        decided, length = self._etcd.seals.get(sealed.extent_id), sealed.seal.length
+        if length != decided or not sealed.HasField("seal"):
+            self._wrong(f"{manager} says that extent {sealed.extent_id} ends at {length}, sealed is {decided} (16)")
+
     def _on_alloc(self, manager: str, asked: _Asked, request: Any, reply: Any) -> None:
         self._on_owner(manager, asked, request, reply)
-        extent_id, length = reply.sealed.extent_id, reply.sealed.seal.length
-        decided = self._etcd.seals.get(extent_id)
-        if decided is not None and length != decided:
-            self._wrong(f"{manager} says that extent {extent_id} ends at {length}, sealed is {decided} (16)")
+        extent_id = reply.sealed.extent_id
+        self._check_decided(manager, reply.sealed)
         if reply.HasField("tail"):
             self._check_successor(manager, request.stream_id, extent_id, reply.tail.extent_id)
 

@@ -22,10 +22,10 @@ from neve.client import core_reader, extent_reader
 from neve.client.core_writer import WriterCore
 from neve.client.lane import Lane
 from neve.client.writer_tail import WriterTail
-from neve.extent_node import attributes, core, core_append, store_append
+from neve.extent_node import attributes, core, core_append, core_state, store_append, store_control
 from neve.extent_node import servicer as node_servicer
 from neve.extent_node.commit import Committer
-from neve.extent_node.replica import Replica
+from neve.extent_node.replica import Replica, make_replica
 from neve.meta import lease as meta_lease
 from neve.meta import lock as meta_lock
 from neve.meta.election import Leadership
@@ -320,7 +320,7 @@ def _equal_clocks(change: Any) -> None:
     change(meta_lease, "RATE_ERROR_MAX", 0.0)
 
 
-@bug("a reopening keeps its token", origin="rule 1")
+@bug("a reopening keeps its token", origin="rule 1", shows=r"\(rule 1\)")
 def _equal_token(change: Any) -> None:
     """A process that opens the stream again finds its own key and adopts it."""
     step = meta_lock.next_step
@@ -340,7 +340,7 @@ def _equal_token(change: Any) -> None:
 # --- owners and managers --------------------------------------------------------------------------------------
 
 
-@bug("a sealed length for a deposed owner", origin="rule 3")
+@bug("a sealed length for a deposed owner", origin="rule 3", shows=r"which was over before \(3\)")
 def _no_owner_check(change: Any) -> None:
     """A repeated request is answered without asking who holds the lock."""
 
@@ -383,7 +383,7 @@ def _no_leader_compare(change: Any) -> None:
     change(Leadership, "guard", lambda self: ())
 
 
-@bug("young orphans are deleted", origin="T37, rule 24")
+@bug("young orphans are deleted", origin="T37, rule 24", shows=r"\(24\)")
 def _no_grace(change: Any) -> None:
     """The collector orders deleted what metadata does not know, however young, without its transaction."""
     due = Collector._due
@@ -404,12 +404,13 @@ def _no_grace(change: Any) -> None:
 @bug(
     "a stale leader's delete order",
     origin="rule 24",
-    needs=("metadata maybe applied",),
+    needs=("metadata refuses", "metadata stalls"),
+    shows=r"\(24\)",
 )
 def _stale_order(change: Any) -> None:
     """A leader that was replaced hears of it late, and orders deleted what its successor has made and it does not know:
     without a transaction, and no node knows whom to obey."""
-    due, begin = Collector._due, Term.__init__
+    due = Collector._due
 
     def wrong(self: Any, found: Any, odd: Any, trouble: Any, now_s: float) -> bool:
         leadership = self._ctx.ensure_leading.__self__._leadership
@@ -419,6 +420,29 @@ def _stale_order(change: Any) -> None:
 
     async def allowed(self: Any, found: Any, trouble: Any) -> bool:
         return True
+
+    _leads_on(change)
+    change(Collector, "_due", wrong)
+    change(Collector, "_allow", allowed)
+    change(Collector, "_still_odd", lambda self, found, trouble: True)
+    change(node_servicer.LeaderMemory, "check", lambda self, leader: None)
+
+
+@bug(
+    "a deposed manager answers reads",
+    origin="T14, rule 25",
+    suits=lambda shape: shape.operators > 0,  # who make streams that it has not heard of
+    needs=("metadata refuses", "metadata stalls"),
+    shows=r"nobody has deleted it|nobody has taken it out|has read the stream, and not found|s old'",
+)
+def _deposed_reads(change: Any) -> None:
+    """A leader that was replaced hears of it late, and answers from what it knows; its transactions fail."""
+    _leads_on(change)
+
+
+def _leads_on(change: Any) -> None:
+    """A manager does not look at its lease, and ends its term long after that is lost."""
+    begin = Term.__init__
 
     def begin_late(self: Any, **how: Any) -> None:
         begin(self, **how)
@@ -430,12 +454,8 @@ def _stale_order(change: Any) -> None:
         if self.over:
             raise self._not_leader()
 
-    change(Collector, "_due", wrong)
-    change(Collector, "_allow", allowed)
-    change(Collector, "_still_odd", lambda self, found, trouble: True)
     change(Term, "ensure_leading", unaware)
     change(Term, "__init__", begin_late)
-    change(node_servicer.LeaderMemory, "check", lambda self, leader: None)
 
 
 @bug("truncation takes one extent more", origin="rule 23", suits=lambda shape: shape.operators > 0)
@@ -575,6 +595,43 @@ def _no_doubt(change: Any) -> None:
 
 
 @bug(
+    "every restart brings doubt",
+    origin="rule 12",
+    suits=lambda shape: shape.sync,
+    needs=("node killed", *FORGETFUL),
+    shows=r"which is well \(12, 18\)",
+)
+def _needless_doubt(change: Any) -> None:
+    """Whatever was open when a process began is doubtful, also if all of it was synced."""
+
+    def wrong(state: Any, **how: Any) -> Any:
+        return core_state.Doubt.POWER_CUT if state.seal is None and state.doubt is None else None
+
+    change(core, "doubt_on_start", wrong)
+
+
+@bug(
+    "a new extent's name is not synced",
+    origin="rule 11",
+    suits=lambda shape: shape.sync,
+    needs=("power cut", "power cut everywhere"),
+    shows=r"which is well \(12, 18\)",
+)
+def _nameless(change: Any) -> None:
+    """The file of a new replica is, and the folder that names it is not."""
+    make = make_replica
+
+    def wrong(disk: Any, meta: Any, **how: Any) -> Any:
+        synced, disk.fs.fsync_dir = disk.fs.fsync_dir, lambda path: None
+        try:
+            return make(disk, meta, **how)
+        finally:
+            disk.fs.fsync_dir = synced
+
+    change(store_control, "make_replica", wrong)
+
+
+@bug(
     "the journal stands above unsynced bytes",
     origin="T21, rule 10",
     suits=lambda shape: shape.sync and shape.eager_journal,
@@ -607,6 +664,7 @@ def _no_sync(change: Any) -> None:
     origin="T23",
     suits=lambda shape: shape.loses == "errors" and shape.sync and not shape.eager_journal,  # it syncs in place
     needs=("disk errors",),
+    shows=r"\(T23\)",
 )
 def _failed_sync_counts(change: Any) -> None:
     """An error of fdatasync is passed over."""

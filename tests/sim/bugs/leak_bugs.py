@@ -23,7 +23,7 @@ from tests.sim.bugs.bugs import bug
 LATE_S = 3600.0
 
 
-@bug("a sealed replica keeps its descriptor", origin="leaks")
+@bug("a sealed replica keeps its descriptor", origin="leaks", shows=r"descriptor \d+")
 def _never_closed(change: Any) -> None:
     """The descriptor of a replica is forgotten when it is sealed or deleted, and not closed."""
 
@@ -35,7 +35,7 @@ def _never_closed(change: Any) -> None:
     change(Replica, "close", wrong)
 
 
-@bug("a deleted extent stays mapped", origin="leaks", suits=lambda shape: shape.operators > 0)
+@bug("a deleted extent stays mapped", origin="leaks", shows=r"descriptor \d+", suits=lambda shape: shape.operators > 0)
 def _stays_mapped(change: Any) -> None:
     """What is deleted goes from the list of open files without being closed."""
 
@@ -45,7 +45,7 @@ def _stays_mapped(change: Any) -> None:
     change(SealedFiles, "forget", wrong)
 
 
-@bug("a term's work outlives it", origin="leaks")
+@bug("a term's work outlives it", origin="leaks", shows=r"and has left: ")
 def _outlives_its_term(change: Any) -> None:
     """A manager that stops leading leaves a task behind."""
     stopped = Term.stopped
@@ -57,7 +57,7 @@ def _outlives_its_term(change: Any) -> None:
     change(Term, "stopped", wrong)
 
 
-@bug("a lease's renewal outlives it", origin="leaks")
+@bug("a lease's renewal outlives it", origin="leaks", shows=r"and has left: .*lease-")
 def _renews_on(change: Any) -> None:
     """The task that renews a lease finds out by itself, in its time, that the lease was given up."""
 
@@ -69,7 +69,7 @@ def _renews_on(change: Any) -> None:
     change(Lease, "_lose", wrong)
 
 
-@bug("a replica that was looked at stays pinned", origin="leaks")
+@bug("a replica that was looked at stays pinned", origin="leaks", shows=r"descriptor \d+")
 def _stays_pinned(change: Any) -> None:
     """A read that fails does not give its descriptor back."""
     unpin = Replica.unpin
@@ -83,13 +83,18 @@ def _stays_pinned(change: Any) -> None:
     change(Replica, "unpin", wrong)
 
 
-@bug("what was in the way is never forgotten", origin="leaks", needs=("node killed", "power cut everywhere"))
+@bug(
+    "what was in the way is never forgotten",
+    origin="leaks",
+    shows=r"Problems._problems",
+    needs=("node killed", "power cut everywhere"),
+)
 def _keeps_problems(change: Any) -> None:
     """The leader keeps what held an extent up after it is over."""
     change(Problems, "solved", lambda self, extent_id: None)
 
 
-@bug("a pool forgets its channels", origin="leaks")
+@bug("a pool forgets its channels", origin="leaks", shows=r"and has left: ")
 def _open_channels(change: Any) -> None:
     """Who closes all channels of a process closes none."""
 
@@ -102,7 +107,7 @@ def _open_channels(change: Any) -> None:
 # --- on disks -------------------------------------------------------------------------------------------------
 
 
-@bug("a deleted extent's index stays", origin="leaks")
+@bug("a deleted extent's index stays", origin="leaks", shows=r"\.idx on node")
 def _index_stays(change: Any) -> None:
     """The extent's file goes to the trash, and its index is left where it was."""
 
@@ -115,7 +120,7 @@ def _index_stays(change: Any) -> None:
     change(Disk, "_move_aside", wrong)
 
 
-@bug("the trash is never emptied", origin="leaks")
+@bug("the trash is never emptied", origin="leaks", shows=r"/trash/")
 def _keeps_trash(change: Any) -> None:
     """What was deleted takes its room for ever."""
     change(Disk, "purge_trash", lambda self, before_ms: 0)
