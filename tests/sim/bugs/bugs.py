@@ -22,7 +22,7 @@ from neve.client import core_reader, extent_reader
 from neve.client.core_writer import WriterCore
 from neve.client.lane import Lane
 from neve.client.writer_tail import WriterTail
-from neve.extent_node import attributes, core, core_append, core_state, store_append, store_control
+from neve.extent_node import attributes, core, core_append, store_append, store_control
 from neve.extent_node import servicer as node_servicer
 from neve.extent_node.commit import Committer
 from neve.extent_node.replica import Replica, make_replica
@@ -605,7 +605,7 @@ def _needless_doubt(change: Any) -> None:
     """Whatever was open when a process began is doubtful, also if all of it was synced."""
 
     def wrong(state: Any, **how: Any) -> Any:
-        return core_state.Doubt.POWER_CUT if state.seal is None and state.doubt is None else None
+        return attributes.Doubt.POWER_CUT if state.seal is None and state.doubt is None else None
 
     change(core, "doubt_on_start", wrong)
 
