@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 
 from neve.partition_server import manifest as manifests
 from neve.partition_server.committer import Committer
@@ -83,11 +84,13 @@ async def _last_manifest(store: Store, committer: Committer) -> records.Manifest
     """The newest one of the partition as it is now."""
     last: records.Manifest | None = None
     streams = store.streams
-    async for batch in read_to_end(streams.client, streams.meta, None, manifests.MARKER):
-        for position, payload, _ in batch:
-            manifest = manifests.decode(payload)
-            if manifest is not None and manifests.counts_after(manifest, store.region.merged_at):
-                last, committer.position = manifest, position
+    batches = read_to_end(streams.client, streams.meta, None, manifests.MARKER)
+    async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
+        async for batch in batches:
+            for position, payload, _ in batch:
+                manifest = manifests.decode(payload)
+                if manifest is not None and manifests.counts_after(manifest, store.region.merged_at):
+                    last, committer.position = manifest, position
     return last
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from itertools import islice
 
 from neve.client.types import Position, Record
@@ -33,14 +34,16 @@ async def replay(store: Store, start: Position | None, make_room: Callable[[], A
     flushed_seq = store.seq
     marker = encode_loaded(store.partition_id, modified_ms=store.wall_ms())
     streams = store.streams
-    async for batch in read_to_end(streams.client, streams.log, start, marker):
-        slices = iter(batch)
-        while some := list(islice(slices, SLICE_RECORDS)):
-            records += _apply(store, some, flushed_seq)
-            if store.active.is_full(store.config) or store.memory.full:
-                await make_room()
-            else:
-                await asyncio.sleep(0)
+    batches = read_to_end(streams.client, streams.log, start, marker)
+    async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
+        async for batch in batches:
+            slices = iter(batch)
+            while some := list(islice(slices, SLICE_RECORDS)):
+                records += _apply(store, some, flushed_seq)
+                if store.active.is_full(store.config) or store.memory.full:
+                    await make_room()
+                else:
+                    await asyncio.sleep(0)
     return records
 
 
