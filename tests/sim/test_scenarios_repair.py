@@ -333,7 +333,7 @@ async def test_replicas_that_come_back_are_asked_while_a_task_finds_no_source(cl
         for node, other, folder in zip(away, others, folders, strict=True):
             node.kill()
             other.kill()
-            cluster.wire.swapped.update((node.host, other.host))
+            cluster.wire.without_disk.update((node.host, other.host))
             node.fs.swap_disk(other.fs, folder)
             await node.start()
             await other.start()

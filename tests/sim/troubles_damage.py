@@ -161,6 +161,7 @@ class DamageTroubles:
         if path.endswith(BOOT):  # believed by nobody: another boot, and an unclean stop
             go_down(scene, node, f"a bit flips in {path}; down")
             return True
+        scene.cluster.wire.without_disk.add(node.host)
         renewed = path.startswith(JOURNAL) and scene.rng.random() < 0.5
 
         async def put_right() -> None:

@@ -265,7 +265,7 @@ class NodeTroubles:
         other.kill()
         folder = self._folder(one)
         one.fs.swap_disk(other.fs, folder)
-        self._scene.cluster.wire.swapped.update((one.host, other.host))
+        self._scene.cluster.wire.without_disk.update((one.host, other.host))
 
         async def put_back() -> None:
             if put_back not in (*one.repairs, *other.repairs):

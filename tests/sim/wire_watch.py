@@ -80,6 +80,7 @@ class Promise:
     token: int = 0  # below which it takes nothing more
     token_length: int = 0  # when it said so
     unsynced: bool = False  # it was sent something that need not be on its disk when it is answered
+    sent_length: int = 0  # of what it was sent
     fenced_length: int | None = None
     sealed: Sealed | None = None
 
@@ -91,7 +92,7 @@ class WireWatch:
         self.extents_ordered: set[int] = set()  # that nodes were asked to make, or to delete
         self.fences: dict[tuple[str, int], pb.LengthAnswer] = {}  # what nodes have answered to the last, by extent
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
-        self.swapped: set[str] = set()  # hosts that had another one's disk
+        self.without_disk: set[str] = set()  # hosts that had to do without one, for a while
         self.lost_bytes: Callable[[str], bool] = lambda _: False  # whether disks of this host were lost or damaged
         self.seals_checked = 0  # what was said of replicas that had confirmed a seal
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
@@ -156,7 +157,9 @@ class WireWatch:
             return
         if frame.method_id == methods.EXTENT_NODE_APPEND_BLOCK.method_id:
             for segment in pb.AppendBlockRequest.FromString(frame.message).segments:
-                self._promise(pipe.target, segment.extent_id).unsynced |= segment.no_sync
+                promise = self._promise(pipe.target, segment.extent_id)
+                promise.unsynced |= segment.no_sync
+                promise.sent_length = max(promise.sent_length, segment.offset + sum(segment.block_sizes))
         asked = _Asked(frame, pipe.source, asyncio.get_running_loop().time())
         if frame.method_id in OWNERS_CALLS:
             owner = ALL_METHODS[frame.method_id].request.FromString(frame.message).owner
@@ -232,11 +235,14 @@ class WireWatch:
 
     def _check_excuse(self, node: str, extent_id: int, kind: pb.LengthAnswer.Kind) -> None:
         """Of a replica that has no length to tell. What it has answered for with a sync, and nothing else, is on its
-        disk: if nobody took or damaged that, it is there, and in no doubt."""
+        disk: if nobody took or damaged that, it is there; and in no doubt, unless it has begun to write more, of which
+        a loss of power may have left anything (13)."""
         promise, node_id = self._promise(node, extent_id), int(node.removeprefix("node"))
         if not promise.synced_length or promise.unsynced or kind == pb.LengthAnswer.DELETED:
             return
-        if self.lost_bytes(node) or node in self.damaged or node in self.swapped:
+        if kind != pb.LengthAnswer.NEVER_EXISTED and promise.sent_length > promise.synced_length:
+            return
+        if self.lost_bytes(node) or node in self.damaged or node in self.without_disk:
             return
         if self._etcd.is_listed(extent_id) and node_id in self._etcd.nodes_of[extent_id]:
             says = f"{node} says {pb.LengthAnswer.Kind.Name(kind)} of extent {extent_id}"
