@@ -231,7 +231,8 @@ class TaskSteps:
     async def hand_over(
         self, task: Task, extent: Extent, error: str, trouble: Trouble, budget: Budget, now_s: float
     ) -> None:
-        """Try again under a new id: at another node if this one is gone or has failed too often."""
+        """Try again under a new id: at another node if this one is gone or has failed too often. If there is none, and
+        the lost replica's node is well again, it is the reconciler's, who can have it filled where it is."""
         assert task.target is not None
         assert task.lost is not None
         ctx, node_id = self._ctx, task.target.node_id
@@ -248,6 +249,9 @@ class TaskSteps:
                 if chosen is None and gone:
                     return  # those that could take it are only busy: in a later pass
             except NotEnoughNodes as refusal:
+                if kind == Kind.COPY and trouble.reason(task.extent_id, task.lost) is None:
+                    await self.cancel(task, "nobody can take it, and the lost replica's node is back")
+                    return
                 chosen, problem = None, f"{problem}; and no other node: {refusal}"[: 2 * ERROR_CHARS_MAX]
             if chosen is not None:
                 kind, target = Kind.COPY, chosen

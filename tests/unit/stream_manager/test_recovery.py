@@ -273,6 +273,24 @@ async def test_a_node_that_dies_while_it_copies_hands_its_task_over() -> None:
 
 
 @simulated
+async def test_a_copy_whose_target_is_gone_makes_way_for_the_lost_node_if_that_is_back_without_its_replica() -> None:
+    """Nobody else can take it: it is filled where it was (found by short story 1770)."""
+    async with Rig() as rig:
+        await rig.start_nodes(1, 2, 3, 4)
+        stream_id = await rig.make_stream(nodes=(1, 2, 3))
+        extent_id = rig.tail(stream_id).extent_id
+        hold_copies(rig, 4, asyncio.Event())
+        rig.nodes[3].kill()
+        await rig.until(lambda: extent_id in rig.ctx.state.tasks)
+        await declare_dead(rig, 4)
+        rig.nodes[3].wipe()
+        await rig.nodes[3].start()
+        await rig.until(lambda: rig.extent(extent_id).all_confirmed and not rig.ctx.state.tasks)
+        assert set(rig.extent(extent_id).node_ids) == {1, 2, 3}
+        rig.check_equal(extent_id)
+
+
+@simulated
 async def test_a_node_that_restarts_while_it_copies_is_given_the_task_again() -> None:
     async with Rig() as rig:
         await rig.start_nodes(1, 2, 3, 4)
