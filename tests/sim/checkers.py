@@ -35,6 +35,7 @@ from tests.sim.ledger import Session, Sighting, payloads
 LAST_OWNER_S = 60.0  # to open a stream: above what it takes to know that a node is dead
 FOLLOWED_S = 30.0  # for a follower that was waiting when all was well
 LEFT_S = 300.0  # for the collector: above its grace period, a report and the delays of its attempts
+LOOK_S = 2.0  # between two looks at everything that is open or in memory, which take longer than all else at the end
 
 Block = tuple[Position, int, bytes]  # where, type, payload
 
@@ -150,7 +151,7 @@ async def check_no_leaks(cluster: SimCluster) -> None:
     """Nobody asks for anything any more: nothing is locked, open or under way (leaks.py), and the calls that are
     remembered are those that are stored."""
     try:
-        await cluster.until(lambda: not left_over(cluster), "nothing is left over", limit_s=LEFT_S, step_s=0.5)
+        await cluster.until(lambda: not left_over(cluster), "nothing is left over", limit_s=LEFT_S, step_s=LOOK_S)
     except AssertionError as error:
         raise AssertionError(f"{error}: {left_over(cluster)}") from None
     stored = [kv for kv in cluster.etcd.all_keys() if kv.key.startswith(cluster.etcd.root + r.REPLAY)]

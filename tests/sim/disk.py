@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from neve.extent_node.fs import Buffer, Stat, Usage
 from tests.sim import disk_nodes as nodes
 from tests.sim.disk_faults import Fault, Faults, Match, SimulatedCrash, When
-from tests.sim.disk_nodes import File, Folder, Node, Resize, SetXattr, Write, clean, failure
+from tests.sim.disk_nodes import File, Folder, Node, Resize, SetXattr, Write, clean, failure, files_of
 
 CAPACITY_BYTES = 1 << 40
 
@@ -200,11 +200,10 @@ class SimFileSystem:
 
     def files_below(self, path: str) -> list[str]:
         """Paths of all files in a folder and those in it, in order; no call, no step."""
-        found = []
-        for name in sorted(self.names_in(path)):
-            inside = f"{path}/{name}"
-            found += [inside] if isinstance(self._tree.node(inside), File) else self.files_below(inside)
-        return found
+        try:
+            return files_of(self._tree.folder(path), path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def peek(self, path: str, offset: int, size_bytes: int) -> bytes | None:
         """A part of it; None if there is no such file."""

@@ -291,6 +291,14 @@ def reachable(node: Node, *, durable: bool = True) -> Iterator[Node]:
             yield from reachable(entries[name], durable=durable)
 
 
+def files_of(folder: Folder, path: str) -> list[str]:
+    """Paths of all files in it and below, which is at `path`, in the order of names."""
+    found: list[str] = []
+    for name, node in sorted(folder.entries.items()):
+        found += [f"{path}/{name}"] if isinstance(node, File) else files_of(node, f"{path}/{name}")
+    return found
+
+
 def clean(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 

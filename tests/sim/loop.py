@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LOOKS_EVERY = 64  # turns of the loop, for whether it takes too long
+LOOKS_EVERY = 1024  # turns of the loop, for whether it takes too long
 THREAD_DELAY_S_MAX = 0.001  # before and after a call in a thread
 EPOCH_S = 1_000_000.0  # far from 0, so that code which mistakes "never" for time 0 is seen
 
