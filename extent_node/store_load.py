@@ -222,6 +222,8 @@ def _move_aside(store: StoreState, other: Replica, better: Replica) -> None:
         folder,
     )
     move = other.disk.move_to_trash if covered else other.disk.move_to_quarantine
+    if not covered:
+        store.quarantined[other.extent_id] = None
     _remove(other, lambda: move(other.extent_id, state.meta.incarnation, store.wall_clock_ms()))
 
 

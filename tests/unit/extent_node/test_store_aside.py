@@ -204,6 +204,7 @@ def test_of_two_replicas_the_one_with_bytes_that_the_other_may_not_have_is_kept_
         await store.verified()
         answer = await raise_token(store, EXTENT, 20)
         assert (answer.kind, answer.length) == (Kind.LENGTH, len(BYTES))
+        assert EXTENT in store._state.quarantined  # now, and not by the next start alone
 
     machine.run(after)
     assert len(machine.fs.list_dir("/disk1/quarantine")) == 1
