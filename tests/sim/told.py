@@ -28,7 +28,7 @@ from neve.proto.errors import (
     ShuttingDown,
     StreamSealed,
 )
-from tests.sim.explained import LEADING, POWER
+from tests.sim.explained import ERRORS, LEADING, POWER, SWAPS
 from tests.sim.ledger import Ledger
 
 Causes = frozenset[str] | None  # kinds of trouble, one of which it takes; None: any; CALM: none at all
@@ -60,6 +60,9 @@ READERS: Mapping[str, Causes] = {
     "AcknowledgedLost": POWER,
     "ConnectFailed": None,
     "DeadlineExceeded": None,
+    # No replica could give it until the time was over, and why the last one could not.
+    "OutOfRange": None,
+    "ReplicaDoubtful": ERRORS | POWER | SWAPS,
 }
 KEY_VALUE: Mapping[str, Causes] = {
     "ConditionFailed": CALM,
