@@ -146,6 +146,7 @@ MANAGER: Bounds = {
 # Closed: what is left goes with it. Senders and what was heard of nodes and extents are not let go one by one.
 CLIENT: Bounds = {
     "Catalog._extents": "extents_made",
+    "ExtentReader._reported": 1000,  # bad replicas: told of once
     "ManagerLink._managers": 8,
     "NodeHistory._failed_s": "nodes",
     "NodeSenders._senders": "nodes",
