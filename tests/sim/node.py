@@ -43,7 +43,7 @@ from neve.rpc.service import Service
 from neve.rpc.sim import SimNetwork
 from tests.sim.disk import SimFileSystem
 from tests.sim.disk_nodes import PowerCutMode
-from tests.sim.processes import Clock, Process, ProcessFileSystem, lasting
+from tests.sim.processes import Clock, Killed, Process, ProcessFileSystem, lasting
 
 CLUSTER = "test"
 PORT = 3501
@@ -165,12 +165,15 @@ class SimNode:
         return self.process is not None
 
     async def start(self) -> None:
-        """Until it serves. Errors of the start, such as a refused disk, are raised and leave no process."""
+        """Until it serves. Errors of the start, such as a refused disk, are raised and leave no process; `Killed`, if
+        somebody else has ended it meanwhile."""
         assert self.process is None, f"{self.host} runs"
         process = self.process = Process(self.host, clock=self.clock)
         try:
             await process.spawn(self._start(process))
-        except BaseException:
+        except BaseException as error:
+            if process.killed and isinstance(error, asyncio.CancelledError):
+                raise Killed(self.host) from None
             self.kill()
             raise
 

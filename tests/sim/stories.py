@@ -414,7 +414,7 @@ def play(
                 collecting=COLLECTING,
                 **kind.cluster_options(seed),
             )
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is what the story found
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it was, it is what the story found
         frames = traceback.extract_tb(error.__traceback__)
         outcome.error = f"{type(error).__name__}: {error}"
         outcome.where = "".join(traceback.format_list(frames[-3:]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
+from contextlib import suppress
 
 from neve.extent_node.journal_label import JournalRefused
 from neve.extent_node.store_start import NoUsableDisk
@@ -49,6 +50,8 @@ async def start_node(scene: Scene, node: SimNode) -> None:
         if not node.repairs or (isinstance(error, OSError) and error.errno != errno.EIO):
             raise
         scene.say(f"{node.host} refuses to start: {error}")
+    except Killed:
+        scene.say(f"{node.host} is killed while it starts")
     else:
         scene.on_started(node)
 
@@ -299,8 +302,9 @@ class NodeTroubles:
         node = cluster.add_node(max(cluster.nodes) + 1)
 
         async def join() -> None:
-            if not node.running:
-                await node.start()
+            with suppress(Killed):
+                if not node.running:
+                    await node.start()
 
         self._scene.spawn(join())
         self._scene.say(f"{node.host} joins")
