@@ -117,6 +117,7 @@ class Reclaimer:
             return []
         extent_ids = await self._extents(self._store.log.stream_id)
         if start.extent_id not in extent_ids:
+            self._store.ensure_owner()  # or the next owner has flushed it, and let it go
             raise Internal(detail=f"the log does not have {start}, where its replay begins")
         return extent_ids[: extent_ids.index(start.extent_id)]
 
