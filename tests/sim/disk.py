@@ -191,15 +191,8 @@ class SimFileSystem:
         """What a reader sees; no call, no step."""
         return bytes(self._tree.file(path).content)
 
-    def names_in(self, path: str) -> list[str]:
-        """Of a folder; no call, no step. Nothing if there is no such folder."""
-        try:
-            return list(self._tree.folder(path).entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
     def files_below(self, path: str) -> list[str]:
-        """Paths of all files in a folder and those in it, in order; no call, no step."""
+        """Paths of all files in a folder and those in it, in order; no call, no step. Nothing if it is not there."""
         try:
             return files_of(self._tree.folder(path), path)
         except (FileNotFoundError, NotADirectoryError):

@@ -619,12 +619,11 @@ def _needless_doubt(change: Any) -> None:
 )
 def _nameless(change: Any) -> None:
     """The file of a new replica is, and the folder that names it is not."""
-    make = make_replica
 
     def wrong(disk: Any, meta: Any, **how: Any) -> Any:
         synced, disk.fs.fsync_dir = disk.fs.fsync_dir, lambda path: None
         try:
-            return make(disk, meta, **how)
+            return make_replica(disk, meta, **how)
         finally:
             disk.fs.fsync_dir = synced
 
