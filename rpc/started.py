@@ -3,7 +3,8 @@
 A task makes its first step on the loop's next turn and costs more than the rest of a small call.
 
 Invariants: `on_done` is called exactly once, never from inside of the constructor, unless the coroutine ended there;
-            a cancelled one calls back with CancelledError, at once.
+            a cancelled one calls back with CancelledError, at once, and cancels what it has waited for, as a task does:
+            nobody else may be left to hear how that ends.
 Neighbours: service.py begins calls by it. The coroutine must not use asyncio.timeout, a TaskGroup or current_task: it
             has no task. `Channel.call` of sim does not.
 """
@@ -36,8 +37,8 @@ class Started(Generic[T]):
         waits_for, self._waits_for = self._waits_for, None
         if waits_for is not None:
             waits_for.remove_done_callback(self._wake)
-            if waits_for.done() and not waits_for.cancelled():
-                waits_for.exception()  # seen, as a task that is cancelled then sees it: nobody else will
+            waits_for.add_done_callback(_see)  # as a task that is cancelled does: nobody else will
+            waits_for.cancel()
         self._step(asyncio.CancelledError())
 
     def _wake(self, future: asyncio.Future[Any]) -> None:
@@ -71,3 +72,8 @@ class Started(Generic[T]):
         on_done(result, error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
+
+
+def _see(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -45,3 +45,37 @@ async def test_an_error_that_a_cancelled_one_does_not_see_any_more_is_not_called
     await asyncio.sleep(0)
     gc.collect()
     assert not unhandled
+
+
+async def test_a_cancelled_one_cancels_what_it_waits_for() -> None:
+    """Otherwise that goes on for nobody, and its error is called unseen."""
+    awaited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    ends: list[BaseException | None] = []
+
+    async def work() -> int:
+        return await awaited
+
+    started = Started(work(), lambda result, error: ends.append(error))
+    started.cancel()
+    assert awaited.cancelled()
+    await asyncio.sleep(0)
+    assert [type(each) for each in ends] == [asyncio.CancelledError]
+
+
+async def test_a_cancelled_one_sees_what_its_parts_end_with() -> None:
+    """A gathering ends when all of its parts have, and with an error of its own."""
+    loop, unhandled = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    parts = [asyncio.ensure_future(asyncio.sleep(10)) for _ in range(2)]
+
+    async def work() -> None:
+        await asyncio.gather(*parts)
+
+    started = Started(work(), lambda result, error: None)
+    started.cancel()
+    await asyncio.wait(parts)
+    await asyncio.sleep(0)
+    assert all(part.cancelled() for part in parts)
+    del started
+    gc.collect()
+    assert not unhandled
