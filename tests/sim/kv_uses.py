@@ -46,6 +46,8 @@ SIZES_BYTES = (10, 10, 120, 260, 260, 900, 4000)
 TTLS_S = (0.4, 2.0, 6.0)
 ATTEMPT_TIMEOUTS_S = (0.5, 3.0, 9.0)  # some wait for a server that hangs until others have long been told by the next
 MERGE_S = 6.0
+REPLACED_LOOK_S = 0.05
+REPLACED_LOOKS = 400  # more than a lease, and what it takes to notice its end
 LATE_READS = 6
 READS_MAX = 40  # under way, of one reader
 WALL_MARGIN_MS = 2
@@ -147,28 +149,51 @@ class KeyValueUsers:
 
     async def see_merged(self, left: pm.RegionRecord, right: pm.RegionRecord) -> None:
         """A merge, with somebody who knows the old map and reads by it while another one writes by the new one."""
-        keys = [key for key in HOT_KEYS if right.start <= key and (not right.end or key < right.end)]
-        reader = await self.connected("reader-kv", patience_s=min(ATTEMPT_TIMEOUTS_S)) if keys else None
         merged = asyncio.Event()
+
+        async def merge() -> None:
+            self.operators.merge_pair(left, right, then=lambda _: merged.set())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(merged.wait(), MERGE_S)
+
+        await self._see_changed(right, merge)
+
+    async def see_replaced(self, region: pm.RegionRecord) -> None:
+        """A partition whose server is being replaced, with somebody who knows the old one and still reaches it while
+        another one writes by way of the new one."""
+
+        async def replace() -> None:
+            for _ in range(REPLACED_LOOKS):
+                await asyncio.sleep(REPLACED_LOOK_S)
+                if self._partitions.region(region.start).server_id != region.server_id:
+                    break
+
+        await self._see_changed(region, replace)
+
+    async def _see_changed(self, region: pm.RegionRecord, change: Callable[[], Awaitable[None]]) -> None:
+        """Its keys are read by the map as it was before the change, also after somebody has written by the new one."""
+        keys = [key for key in HOT_KEYS if region.start <= key and (not region.end or key < region.end)]
+        reader = await self.connected("reader-kv", patience_s=min(ATTEMPT_TIMEOUTS_S)) if keys else None
         if reader is None:
-            self.operators.merge_pair(left, right)
+            await change()
             return
         key = self._rng.choice(keys)
         reading = RecordingClient(reader.kv, self.recorder, name=reader.name)
         with suppress(Killed):
             await reader.run(reading.get(key))
-            self.operators.merge_pair(left, right, then=lambda _: merged.set())
-            with suppress(TimeoutError):
-                await asyncio.wait_for(merged.wait(), MERGE_S)
-            writer = await self.connected("kv")
-            if writer is not None:
-                writing = RecordingClient(writer.kv, self.recorder, name=writer.name)
-                await writer.run(writing.put(key, self._value(key)))
-                writer.kill()
+            await change()
+            await self._put_by_another(key)
             for _ in range(LATE_READS):
                 await reader.run(reading.get(key))
                 await asyncio.sleep(self._rng.uniform(0.02, 0.1))
         reader.kill()
+
+    async def _put_by_another(self, key: bytes) -> None:
+        writer = await self.connected("kv")
+        if writer is not None:
+            writing = RecordingClient(writer.kv, self.recorder, name=writer.name)
+            await writer.run(writing.put(key, self._value(key)))
+            writer.kill()
 
     async def connected(self, role: str, *, patience_s: float | None = None) -> SimKeyValue | None:
         """A new process of that kind; None if it could not connect."""

@@ -42,7 +42,7 @@ from tests.sim.client import OPTIONS
 from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, calm, run_story
 from tests.sim.node import CLUSTER
 from tests.sim.partition_processes import SimPartitionManager, SimPartitionServer
-from tests.sim.processes import Process
+from tests.sim.processes import Killed, Process
 from tests.sim.region_watcher import RegionWatcher
 
 T = TypeVar("T")
@@ -93,6 +93,9 @@ class SimKeyValue:
         return not self.process.killed
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self.running:  # nobody would ever end it
+            work.close()
+            raise Killed(self.name)
         return await self.process.run(work)
 
     async def close(self) -> None:

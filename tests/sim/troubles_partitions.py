@@ -118,6 +118,8 @@ class PartitionTroubles:
 
         length_s = self._scene.for_a_while(reconnect, lengths_s=LONG_PAST_LEASE_S)
         self._scene.say(f"{server.host} does not reach the metadata store for {length_s:.2f} s")
+        if regions := [each for each in self._partitions.map.regions if each.server_id == server.server_id]:
+            self._scene.spawn(self._users.see_replaced(self._scene.rng.choice(regions)))
         return True
 
     def _reshape_unheard(self) -> bool:
