@@ -146,23 +146,30 @@ class Lane:
 
     # --- told by the sender ----------------------------------------------------------------------------------
 
+    def has(self, taken: Sent) -> None:
+        if self._closed:
+            return
+        if isinstance(taken, int):
+            self._tell_attempts = 0
+            self.told = max(self.told, taken)
+            self._owner.on_told()
+            return
+        core = self._core
+        acknowledged = core.on_answer(self.replica, taken)
+        if acknowledged or core.full:
+            self._owner.on_acknowledged(acknowledged)
+
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
         if self._closed:
             return
         if result.HasField("error"):
             error = errors.from_message(result.error)
             self._on_failure(taken, error, length=result.length if result.HasField("length") else None)
-        elif isinstance(taken, int):
-            self._tell_attempts = 0
-            self.told = max(self.told, taken)
-            self._owner.on_told()
-        elif result.end != taken.end:
+        elif not isinstance(taken, int) and result.end != taken.end:
             detail = f"it answered {result.end} for a segment that ends at {taken.end}"
             self._on_failure(taken, errors.Internal(detail=detail), length=result.length)
         else:
-            acknowledged = self._core.on_answer(self.replica, taken)
-            if acknowledged or self._core.full:
-                self._owner.on_acknowledged(acknowledged)
+            self.has(taken)
 
     def failed(self, taken: Sent, error: NeveError) -> None:
         if not self._closed:

@@ -42,6 +42,8 @@ IDLE_BUCKETS_PER_S = 1000  # their timers, too, are one for all writers
 REPLY_BYTES = 1024
 REPLY_BYTES_PER_SEGMENT = 512  # with an error's words
 
+BRIEF = pb.AppendBlockRequest(brief=True).SerializeToString()  # behind the segments
+
 # What a lane gave: batches, or `committed` alone.
 Sent = Taken | int
 
@@ -72,6 +74,9 @@ class SegmentSource(Protocol):
 
     @property
     def has_more(self) -> bool: ...
+
+    def has(self, taken: Sent) -> None:
+        """The replica has all of the segment."""
 
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None: ...
 
@@ -329,7 +334,7 @@ class Frame:
         buffers, crc = attachment_of(self._batches)
         self._call = channel.begin(
             methods.EXTENT_NODE_APPEND_BLOCK,
-            b"".join(self._segments),
+            b"".join((*self._segments, BRIEF)),
             self._on_done,
             timeout_s=timeout_s,
             attachment=buffers,
@@ -344,6 +349,10 @@ class Frame:
     def _on_done(self, reply: Reply[pb.AppendBlockReply] | None, error: BaseException | None) -> None:
         self._sender.ended(self)
         if reply is not None:
+            if reply.message.all_taken:
+                for lane, taken in self.parts:
+                    lane.has(taken)
+                return
             results = reply.message.results
             if len(results) == len(self.parts):
                 for (lane, taken), result in zip(self.parts, results, strict=True):

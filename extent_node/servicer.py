@@ -106,7 +106,7 @@ class ExtentNodeServicer:
         """`append_block` without a task, as nearly always: see `rpc.service.now`."""
         if request.HasField("payload_crc32c"):
             return None
-        begun = self._store.append_now(request.segments, attachment)
+        begun = self._store.append_now(request.segments, attachment, brief=request.brief)
         if isinstance(begun, pb.AppendBlockReply):
             self._metrics.append_s.observe(0.0)  # as always within one turn, in which the loop's clock stands still
             return begun
@@ -121,12 +121,12 @@ class ExtentNodeServicer:
                 raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
-        segments = request.segments
-        begun = self._store.append_now(segments, call.attachment)
+        segments, brief = request.segments, request.brief
+        begun = self._store.append_now(segments, call.attachment, brief=brief)
         if isinstance(begun, pb.AppendBlockReply):
             reply = begun
         else:
-            reply = await (begun if begun is not None else self._store.append(segments, call.attachment))
+            reply = await (begun or self._store.append(segments, call.attachment, brief=brief))
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return reply
 

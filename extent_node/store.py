@@ -118,13 +118,17 @@ class Store:
         self._state.check_running()
         return await self._state.order(store_control.create(self._state, request))
 
-    def append_now(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Begun | None:
+    def append_now(
+        self, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool = False
+    ) -> Begun | None:
         """The answer, or what it comes from; None if that takes a wait, and `append` does it."""
-        return store_append.append_now(self._state, segments, attachment)
+        return store_append.append_now(self._state, segments, attachment, brief=brief)
 
-    def append(self, segments: Sequence[pb.Segment], attachment: memoryview) -> Awaitable[pb.AppendBlockReply]:
-        """One result for each segment, in their order."""
-        return store_append.append(self._state, segments, attachment)
+    def append(
+        self, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool = False
+    ) -> Awaitable[pb.AppendBlockReply]:
+        """One result for each segment, in their order; if `brief`, and all are taken, that alone."""
+        return store_append.append(self._state, segments, attachment, brief=brief)
 
     def read_now(self, request: pb.ReadBlockRequest) -> ReadResult | None:
         """The answer if it can be given without waiting for anything; else None, and `read` waits."""

@@ -31,52 +31,60 @@ from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Ov
 from neve.rpc.service import Answer
 
 _ANY = common_pb2.Replica()
+ALL_TAKEN = pb.AppendBlockReply(all_taken=True)  # of whoever it is: nobody changes it
 _WRITABLE = DiskState.WRITABLE  # a look at a member of an enumeration costs more than a call
 
 
 class WhenDurable(Answer[pb.AppendBlockReply]):
     """The answer to segments of which some are not settled: it comes when all are durable, or cannot become so."""
 
-    __slots__ = ("_call", "_extent_ids", "_store")
+    __slots__ = ("_brief", "_call", "_extent_ids", "_store")
 
-    def __init__(self, store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
+    def __init__(self, store: StoreState, extent_ids: Sequence[int], call: AppendCall, *, brief: bool) -> None:
         self._store = store
         self._extent_ids = extent_ids
         self._call = call
+        self._brief = brief
 
     def then(self, on_done: Callable[[pb.AppendBlockReply | None, BaseException | None], None]) -> None:
-        self._call.then(lambda: on_done(_reply(self._store, self._extent_ids, self._call), None))
+        self._call.then(lambda: on_done(_reply(self._store, self._extent_ids, self._call, brief=self._brief), None))
 
     def abandon(self) -> None:
         self._call.give_up()
         _forget(self._store, self._extent_ids, self._call)
 
     def __await__(self) -> Generator[Any, Any, pb.AppendBlockReply]:
-        return _finish(self._store, self._extent_ids, self._call).__await__()
+        return _finish(self._store, self._extent_ids, self._call, brief=self._brief).__await__()
 
 
 Begun = pb.AppendBlockReply | WhenDurable
 
 
-def append_now(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> Begun | None:
-    """The answer, or what it comes from. None, and nothing has happened, if it is not to be had without a wait."""
+def append_now(
+    store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool
+) -> Begun | None:
+    """The answer, or what it comes from. None, and nothing has happened, if it is not to be had without a wait.
+    `brief`: if all segments are taken the answer says just that, for a result for each costs a frame of many streams
+    more than most else about it, here and at its caller's."""
     if store.dirty.must_wait or store.stopping:
         return None
-    if len(segments) == 1 and (begun := _append_one(store, segments[0], attachment)) is not None:
+    if len(segments) == 1 and (begun := _append_one(store, segments[0], attachment, brief=brief)) is not None:
         return begun
-    return _append_all(store, segments, attachment)
+    return _append_all(store, segments, attachment, brief=brief)
 
 
-async def append(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> pb.AppendBlockReply:
+async def append(
+    store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool
+) -> pb.AppendBlockReply:
     """One result for each segment, in their order. The attachment must not change until this returns."""
     store.check_running()
     if store.dirty.must_wait:
         await store.dirty.wait_for_room()
-    begun = _append_all(store, segments, attachment)
+    begun = _append_all(store, segments, attachment, brief=brief)
     return begun if isinstance(begun, pb.AppendBlockReply) else await begun
 
 
-def _append_one(store: StoreState, segment: pb.Segment, attachment: memoryview) -> Begun | None:
+def _append_one(store: StoreState, segment: pb.Segment, attachment: memoryview, *, brief: bool) -> Begun | None:
     """As `_append_all`, for a segment that is alone in its frame and needs no task, as most writers' frames have it.
     None, and nothing has happened, if it takes more. What is decided and done is the same, with fewer objects."""
     found = store.replicas.get(segment.extent_id)
@@ -89,12 +97,16 @@ def _append_one(store: StoreState, segment: pb.Segment, attachment: memoryview) 
     if decision.durable_to:
         call, extent_ids = AppendCall(1), (found.extent_id,)
         error = call.errors[0] = _carry_out(store, found, decision, attachment, call, 0)
-        return WhenDurable(store, extent_ids, call) if error is None else _reply(store, extent_ids, call)
+        if error is not None:
+            return _reply(store, extent_ids, call, brief=brief)
+        return WhenDurable(store, extent_ids, call, brief=brief)
     if decision.write_bytes:
         error = _write(store, found, attachment)
     if error is not None:
-        return _reply(store, [found.extent_id], _failed(error))
+        return _reply(store, [found.extent_id], _failed(error), brief=brief)
     _note(store, found, decision)
+    if brief:
+        return ALL_TAKEN
     reply = pb.AppendBlockReply()
     reply.results.add(end=decision.end, length=found.state.length)
     return reply
@@ -106,7 +118,7 @@ def _failed(error: NeveError) -> AppendCall:
     return call
 
 
-def _append_all(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview) -> Begun:
+def _append_all(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool) -> Begun:
     """Begin each segment, in their order; each that needs more than that has a task of its own."""
     segments = segments[:]  # a list: protobuf's own sequences are slow to go over
     bodies = _split(segments, attachment)
@@ -114,10 +126,14 @@ def _append_all(store: StoreState, segments: Sequence[pb.Segment], attachment: m
     extent_ids = [segment.extent_id for segment in segments]
     for number, extent_id in enumerate(extent_ids):
         _begin(store, extent_id, segments[number], bodies[number], call, number)
-    return WhenDurable(store, extent_ids, call) if call.pending else _reply(store, extent_ids, call)
+    if call.pending:
+        return WhenDurable(store, extent_ids, call, brief=brief)
+    return _reply(store, extent_ids, call, brief=brief)
 
 
-async def _finish(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb.AppendBlockReply:
+async def _finish(
+    store: StoreState, extent_ids: Sequence[int], call: AppendCall, *, brief: bool
+) -> pb.AppendBlockReply:
     """Until nothing of it is pending, or its caller gives up."""
     if call.pending:
         try:
@@ -125,7 +141,7 @@ async def _finish(store: StoreState, extent_ids: Sequence[int], call: AppendCall
         except asyncio.CancelledError:
             _forget(store, extent_ids, call)
             raise
-    return _reply(store, extent_ids, call)
+    return _reply(store, extent_ids, call, brief=brief)
 
 
 def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffer]:
@@ -154,7 +170,9 @@ def _forget(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> N
             store.committer.forget(found, call)
 
 
-def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> pb.AppendBlockReply:
+def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall, *, brief: bool) -> pb.AppendBlockReply:
+    if brief and not any(call.errors):
+        return ALL_TAKEN
     reply = pb.AppendBlockReply()
     add_result, replicas = reply.results.add, store.replicas
     for extent_id, end, error in zip(extent_ids, call.ends, call.errors, strict=True):

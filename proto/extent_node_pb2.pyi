@@ -53,16 +53,18 @@ class Segment(_message.Message):
     def __init__(self, extent_id: _Optional[int] = ..., replica: _Optional[_Union[_common_pb2.Replica, _Mapping]] = ..., eversion: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., committed: _Optional[int] = ..., no_sync: _Optional[bool] = ..., block_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AppendBlockRequest(_message.Message):
-    __slots__ = ("call", "segments", "payload_crc32c", "payload")
+    __slots__ = ("call", "segments", "payload_crc32c", "brief", "payload")
     CALL_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     call: _common_pb2.CallId
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
     payload_crc32c: int
+    brief: bool
     payload: bytes
-    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., payload_crc32c: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, call: _Optional[_Union[_common_pb2.CallId, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., payload_crc32c: _Optional[int] = ..., brief: _Optional[bool] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class SegmentResult(_message.Message):
     __slots__ = ("end", "length", "error")
@@ -75,10 +77,12 @@ class SegmentResult(_message.Message):
     def __init__(self, end: _Optional[int] = ..., length: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class AppendBlockReply(_message.Message):
-    __slots__ = ("results",)
+    __slots__ = ("results", "all_taken")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    ALL_TAKEN_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[SegmentResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[SegmentResult, _Mapping]]] = ...) -> None: ...
+    all_taken: bool
+    def __init__(self, results: _Optional[_Iterable[_Union[SegmentResult, _Mapping]]] = ..., all_taken: _Optional[bool] = ...) -> None: ...
 
 class ReadBlockRequest(_message.Message):
     __slots__ = ("call", "extent_id", "replica", "eversion", "offset", "max_blocks", "max_bytes", "follow", "wait_ms", "next_max_bytes")

@@ -187,7 +187,10 @@ class WireWatch:
         return self._promises.setdefault((node, extent_id), Promise())
 
     def _on_append(self, node: str, asked: _Asked, request: pb.AppendBlockRequest, reply: pb.AppendBlockReply) -> None:
-        for segment, result in zip(request.segments, reply.results, strict=True):
+        if reply.all_taken and not request.brief:
+            self._wrong(f"{node} answered {asked.client} in brief, who had not asked for that")
+        results = [_taken_whole(each) for each in request.segments] if reply.all_taken else reply.results
+        for segment, result in zip(request.segments, results, strict=True):
             promise = self._promise(node, segment.extent_id)
             self.on_committed(asked.client, segment.extent_id, segment.committed)
             if (not result.HasField("error") or result.error.code == Gap.code) and result.HasField("length"):
@@ -380,3 +383,8 @@ class WireWatch:
     def _on_linked(self, extent_id: int) -> None:
         if extent_id in self._deleted:
             self._wrong(f"extent {extent_id} is linked, and was ordered deleted (24)")
+
+
+def _taken_whole(segment: pb.Segment) -> pb.SegmentResult:
+    """What a brief answer says of it."""
+    return pb.SegmentResult(end=segment.offset + sum(segment.block_sizes))

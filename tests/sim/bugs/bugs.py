@@ -279,18 +279,18 @@ def _acknowledges_while_sealing(change: Any) -> None:
         finally:
             self.sealing = sealing
 
-    answered = Lane.answered
+    has = Lane.has
 
-    def heard(self: Any, taken: Any, result: Any) -> None:
-        if self._closed and self._core.sealing and not result.HasField("error") and not isinstance(taken, int):
+    def heard(self: Any, taken: Any) -> None:
+        if self._closed and self._core.sealing and not isinstance(taken, int):
             acknowledged = self._core.on_answer(self.replica, taken)
             if acknowledged:
                 self._owner.on_acknowledged(acknowledged)
             return
-        answered(self, taken, result)
+        has(self, taken)
 
     change(WriterCore, "on_answer", wrong)
-    change(Lane, "answered", heard)
+    change(Lane, "has", heard)
 
 
 @bug("a lease that ended is not noticed", origin="T11, rule 2", needs=("client stopped", "metadata stalls"))

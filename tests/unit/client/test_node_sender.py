@@ -39,10 +39,10 @@ class Wire:
         self.begun.append((pb.AppendBlockRequest.FromString(request), on_done))
         return self
 
-    def answer(self) -> None:
+    def answer(self, *, brief: bool = False) -> None:
         request, on_done = self.begun.pop(0)
-        results = [pb.SegmentResult() for _ in request.segments]
-        on_done(Reply(pb.AppendBlockReply(results=results)), None)
+        results = [pb.SegmentResult() for _ in request.segments if not brief]
+        on_done(Reply(pb.AppendBlockReply(results=results, all_taken=brief)), None)
 
     def segments(self) -> list[int]:
         return [len(request.segments) for request, _ in self.begun]
@@ -81,6 +81,9 @@ class Source:
         batch = Run([b"x"] * self.blocks, 9 * self.blocks, waiters=[]).encode()
         batch.offset, self.blocks = 0, 0
         return batch
+
+    def has(self, taken: Sent) -> None:
+        self.ends.append(None)
 
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
         self.ends.append(None)
@@ -124,6 +127,17 @@ async def test_one_append_at_a_time_leaves_at_once(kind: type[Source]) -> None:
         wire.answer()
     await asyncio.sleep(0)
     assert source.ends == [None] * 3
+
+
+async def test_a_brief_answer_is_one_for_every_segment_and_only_asked_for(kind: type[Source]) -> None:
+    wire, senders, sources = make(3, kind)
+    for source in sources:
+        append(senders, source, hurry=False)
+    await asyncio.sleep(0)
+    ((request, _),) = wire.begun
+    assert request.brief
+    wire.answer(brief=True)
+    assert [source.ends for source in sources] == [[None]] * 3
 
 
 async def test_an_append_that_nobody_awaits_leaves_on_the_next_turn_with_those_behind_it(kind: type[Source]) -> None:

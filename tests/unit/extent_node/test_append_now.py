@@ -78,8 +78,8 @@ EXTENTS = (1, 2, 3)
 Frame = list[tuple[int, Step]]  # extent, append
 
 
-async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool) -> list[object]:
-    """Outcomes of frames, or of the same segments one after the other."""
+async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool, brief: bool = False) -> list[object]:
+    """Outcomes of frames, or of the same segments one after the other. `brief`: and whether a frame's answer was."""
     for extent_id in EXTENTS:
         await rig.create(store, extent_id)
     replicas = store._state.replicas
@@ -101,10 +101,17 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool)
         alone = [([message], body) for message, body in zip(segments, bodies, strict=True)]
         groups = [(segments, b"".join(bodies))] if together else alone
         for group, attachment in groups:
-            begun = store.append_now(group, memoryview(attachment))
+            begun = store.append_now(group, memoryview(attachment), brief=brief)
             assert begun is not None
             reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
-            outcomes += [(result.end, result.error.SerializeToString()) for result in reply.results]
+            if reply.all_taken:
+                assert not reply.results
+                # One that tells `committed` alone has no end.
+                ends = (each.offset + sum(each.block_sizes) if each.block_sizes else 0 for each in group)
+                outcomes += [(end, b"") for end in ends]
+            else:
+                assert not brief or any(result.HasField("error") for result in reply.results)
+                outcomes += [(result.end, result.error.SerializeToString()) for result in reply.results]
     for extent_id in EXTENTS:
         found, state = replicas[extent_id], replicas[extent_id].state
         outcomes.append((state.length, state.durable_end, state.committed, state.token, state.unsynced))
@@ -121,6 +128,37 @@ def test_segments_of_one_frame_are_taken_as_one_after_the_other(frames: list[Fra
     assert together.run(lambda store: carry_out_frames(store, frames, together=True)) == alone.run(
         lambda store: carry_out_frames(store, frames, together=False)
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.sampled_from(EXTENTS), STEPS), max_size=5), max_size=4))
+def test_a_brief_answer_says_what_a_long_one_would(frames: list[Frame]) -> None:
+    brief, long = rig.Machine(), rig.Machine()
+    assert brief.run(lambda store: carry_out_frames(store, frames, together=True, brief=True)) == long.run(
+        lambda store: carry_out_frames(store, frames, together=True)
+    )
+
+
+def test_nobody_is_answered_in_brief_who_has_not_asked_for_it() -> None:
+    async def work(store: Store) -> None:
+        await rig.create(store, 1)
+        replica = store._state.replicas[1]
+        for brief in (False, True):
+            for no_sync in (False, True):  # when it is durable, and at once
+                for _ in range(2):  # the first one without sync takes a task
+                    message, body = rig.segment(1, replica.state.length, [rig.block_of("x")], no_sync=no_sync)
+                    rig._name_replica(store, message)
+                    begun = store.append_now([message], memoryview(body), brief=brief)
+                    assert begun is not None
+                    reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
+                    assert (reply.all_taken, len(reply.results)) == ((True, 0) if brief else (False, 1))
+        message, body = rig.segment(1, replica.state.length + 9, [rig.block_of("x")])
+        begun = store.append_now([message], memoryview(body), brief=True)
+        assert isinstance(begun, pb.AppendBlockReply)
+        assert not begun.all_taken
+        assert begun.results[0].HasField("error")
+
+    rig.Machine().run(work)
 
 
 def test_a_frame_that_is_given_up_leaves_no_line_and_no_answer() -> None:
