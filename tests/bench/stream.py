@@ -30,6 +30,7 @@ from tests.bench.node_samples import Together
 from tests.bench.processes import Child
 from tests.bench.report import Quantity, at_least, at_most
 from tests.bench.stream_cluster import NODES, BenchCluster
+from tests.bench.stream_writes import WARM_UP_BYTES
 from tests.bench.tcp_pair import TcpPair
 from tests.cluster.etcd import EtcdCluster
 
@@ -62,7 +63,7 @@ class StreamBench:
         as_found = self._claim_pages(total_bytes)
         before_s = self._cpu_s()
         rate = self.ask("append", block_bytes=LARGE_BYTES, total_bytes=total_bytes, delete=self._deletes)
-        cpu = cpu_of_1_mib(self._cpu_s() - before_s, total_bytes)
+        cpu = cpu_of_1_mib(self._cpu_s() - before_s, WARM_UP_BYTES + total_bytes)
         if self._deletes:
             self._cluster.collect()
         return {"rate": megabytes_per_second(rate, 1.0), "cpu": cpu, "as found": as_found}
@@ -102,8 +103,8 @@ class StreamBench:
 
     def _claim_pages(self, total_bytes: int) -> Quantity:
         """For every replica's copy."""
-        block_bytes = HEADER_BYTES + LARGE_BYTES
-        return limits.claim_free_pages(self._cluster.folder, size_bytes=NODES * total_bytes, block_bytes=block_bytes)
+        size_bytes, block_bytes = NODES * (WARM_UP_BYTES + total_bytes), HEADER_BYTES + LARGE_BYTES
+        return limits.claim_free_pages(self._cluster.folder, size_bytes=size_bytes, block_bytes=block_bytes)
 
     def _cpu_s(self) -> float:
         """Of the client and all nodes."""

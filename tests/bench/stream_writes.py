@@ -1,7 +1,8 @@
 """The writers of the streams' benchmark, as a program would write them. Each function takes one sample.
 
-Making a stream, opening its writer, a first append to it and deleting it are outside of what is timed; framing,
-checksums, all replicas and the acknowledgement are inside.
+Making a stream, opening its writer, first appends to it and deleting it are outside of what is timed; framing,
+checksums, all replicas and the acknowledgement are inside. A rate is that of a writer under way: what a process has not
+touched for seconds (buffers, windows of connections) is touched by the first appends.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from neve.client import Client, Position, Writer
@@ -18,6 +19,7 @@ from tests.bench.node_appends import WARM_UP_CALLS, WARM_UP_S, batches, make_pay
 
 MIB = 1 << 20
 REPLICAS = 3
+WARM_UP_BYTES = 48 * MIB  # of a stream whose rate is taken
 
 LARGE_WINDOW = 32  # appends in flight
 MANY_RECORDS = 1024  # of one append_many
@@ -49,58 +51,76 @@ async def new_writer(
             await client.delete(stream.id)
 
 
+def _room_bytes(total_bytes: int) -> int:
+    """For a sample and what goes before it, with the blocks' headers."""
+    return 2 * (WARM_UP_BYTES + total_bytes)
+
+
+async def _rate(write: Callable[[int], Awaitable[int]], total_bytes: int) -> float:
+    """Bytes a second of a writer under way: `write` appends so many bytes, and says how many those were."""
+    await write(WARM_UP_BYTES)
+    begun_s = time.perf_counter()
+    written = await write(total_bytes)
+    return written / (time.perf_counter() - begun_s)
+
+
 async def append(client: Client, *, block_bytes: int, total_bytes: int, delete: bool = True) -> float:
     """Payload bytes a second into one stream, not synced, one append call for each block."""
     blocks = batches(make_payloads(block_bytes), 1)
-    count = total_bytes // block_bytes
-    async with new_writer(client, extent_bytes_max=2 * total_bytes, sync=False, delete=delete) as writer:
+
+    async def write(size_bytes: int) -> int:
+        count = size_bytes // block_bytes
         pending: deque[asyncio.Future[Position]] = deque()
-        begun_s = time.perf_counter()
         for _ in range(count):
             if len(pending) >= LARGE_WINDOW:
                 await pending.popleft()
             pending.append(writer.submit(next(blocks)[0]))
         for future in pending:
             await future
-        took_s = time.perf_counter() - begun_s
-    return count * block_bytes / took_s
+        return count * block_bytes
+
+    async with new_writer(client, extent_bytes_max=_room_bytes(total_bytes), sync=False, delete=delete) as writer:
+        return await _rate(write, total_bytes)
 
 
 async def append_many(client: Client, *, block_bytes: int, total_bytes: int) -> float:
     """Payload bytes a second into one stream, not synced, by lists of small records."""
     records = batches(make_payloads(block_bytes), MANY_RECORDS)
-    lists = total_bytes // (block_bytes * MANY_RECORDS)
-    left = iter(range(lists))
-    async with new_writer(client, extent_bytes_max=2 * total_bytes, sync=False) as writer:
 
-        async def write() -> None:
-            for _ in left:
-                positions = await writer.append_many(next(records))
-                if len(positions) != MANY_RECORDS:
-                    raise Unexpected(f"{len(positions)} positions for {MANY_RECORDS} records")
+    async def write_some(left: Iterator[int]) -> None:
+        for _ in left:
+            positions = await writer.append_many(next(records))
+            if len(positions) != MANY_RECORDS:
+                raise Unexpected(f"{len(positions)} positions for {MANY_RECORDS} records")
 
-        begun_s = time.perf_counter()
-        await asyncio.gather(*(write() for _ in range(MANY_WINDOW)))
-        took_s = time.perf_counter() - begun_s
-    return lists * MANY_RECORDS * block_bytes / took_s
+    async def write(size_bytes: int) -> int:
+        lists = size_bytes // (block_bytes * MANY_RECORDS)
+        left = iter(range(lists))
+        await asyncio.gather(*(write_some(left) for _ in range(MANY_WINDOW)))
+        return lists * MANY_RECORDS * block_bytes
+
+    async with new_writer(client, extent_bytes_max=_room_bytes(total_bytes), sync=False) as writer:
+        return await _rate(write, total_bytes)
 
 
 async def submit(client: Client, *, block_bytes: int, total_bytes: int) -> float:
     """Payload bytes a second into one stream, not synced, a future for each small record."""
     records = batches(make_payloads(block_bytes), SUBMIT_TURN)
-    turns = total_bytes // (block_bytes * SUBMIT_TURN)
     window = MANY_WINDOW * MANY_RECORDS // SUBMIT_TURN
-    async with new_writer(client, extent_bytes_max=2 * total_bytes, sync=False) as writer:
+
+    async def write(size_bytes: int) -> int:
+        turns = size_bytes // (block_bytes * SUBMIT_TURN)
         pending: deque[list[asyncio.Future[Position]]] = deque()
-        begun_s = time.perf_counter()
         for _ in range(turns):
             if len(pending) >= window:
                 await _all_done(pending.popleft())
             pending.append([writer.submit(record) for record in next(records)])
         for futures in pending:
             await _all_done(futures)
-        took_s = time.perf_counter() - begun_s
-    return turns * SUBMIT_TURN * block_bytes / took_s
+        return turns * SUBMIT_TURN * block_bytes
+
+    async with new_writer(client, extent_bytes_max=_room_bytes(total_bytes), sync=False) as writer:
+        return await _rate(write, total_bytes)
 
 
 async def _all_done(futures: Sequence[asyncio.Future[Position]]) -> None:
