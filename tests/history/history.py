@@ -221,11 +221,13 @@ class RecordingClient:
                 self._recorder.end(operation, Outcome.DONE, seen_version=info.version)
         return {each.key: each.seen_version for each in operations if each.kind is Kind.PUT}
 
-    async def scan(self, keys: Sequence[bytes]) -> list[Object] | None:
-        """All objects, None if it failed. What it told of each of `keys` is a get, at some moment of the scan."""
+    async def scan(self, keys: Sequence[bytes], *, start: bytes = b"", end: bytes = b"") -> list[Object] | None:
+        """All objects in the range, None if it failed. What it told of each of `keys`, all in the range, is a get at
+        some moment of the scan."""
         operations = [self._recorder.begin(self.name, Kind.GET, key) for key in keys]
+        scan = self._client.scan_objects(start=start, end=end, timeout_s=self._timeout_s)
         try:
-            async with aclosing(self._client.scan_objects(timeout_s=self._timeout_s)) as objects:  # type: ignore[type-var]
+            async with aclosing(scan) as objects:  # type: ignore[type-var]
                 found = [each async for each in objects]
         except errors.NeveError as error:
             self.error = error

@@ -170,6 +170,8 @@ def check_metadata(cluster: SimCluster) -> None:
     assert held.extents == stored.extents
     assert held.nodes == stored.nodes
     assert held.tasks == stored.tasks
+    made, ordered = cluster.etcd.made_with_ids()["stream"], len(cluster.wire.streams_ordered)
+    assert made <= ordered, f"{made} streams were made by {ordered} calls (26)"
     for extent_id, length in cluster.etcd.seals.items():
         extent = stored.extents.get(extent_id)
         assert extent is None or (extent.seal is not None and extent.seal.length == length), extent
@@ -342,7 +344,8 @@ def _first_gap(begun: list[bytes], kept: list[bytes]) -> str:
 def check_owners(cluster: SimCluster) -> None:
     for attempt in cluster.ledger.acknowledged():
         assert not attempt.barred, (
-            f"{attempt.payload[:40]!r} was acknowledged when its owner's holding of the lock was over (2, G5)"
+            f"{attempt.payload[:40]!r} was acknowledged when its owner's holding of the lock was over,"
+            " or its stream was deleted (2, 23, G5)"
         )
 
 

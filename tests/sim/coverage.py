@@ -72,7 +72,7 @@ class _Events(logging.Handler):
         self._count = count
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._count[str(record.msg).partition(" ")[0]] += 1
+        self._count[record.getMessage().partition(" ")[0]] += 1
 
 
 def method_name(method: Method[Any, Any]) -> str:

@@ -184,7 +184,11 @@ class KeyValueUsers:
             await change()
             await self._put_by_another(key)
             for _ in range(LATE_READS):
-                await reader.run(reading.get(key))
+                how = self._rng.choice(("get", "get", "head", "scan"))
+                if how == "scan":  # of this region alone: what another one answers would bring a newer map
+                    await reader.run(reading.scan([key], start=region.start, end=region.end))
+                else:
+                    await reader.run(getattr(reading, how)(key))
                 await asyncio.sleep(self._rng.uniform(0.02, 0.1))
         reader.kill()
 

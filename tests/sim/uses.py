@@ -16,6 +16,7 @@ import random
 from collections.abc import Sequence
 
 from neve.client.types import Position, Stream
+from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, StreamSealed
 from tests.sim import raw
@@ -23,6 +24,7 @@ from tests.sim.client import Killed, SimClient, SimWriter
 from tests.sim.troubles import Kind, Scene
 
 SPLIT_TIMEOUT_S = 30.0
+DELETED_S = 1.0  # an append that is taken is acknowledged by then, without trouble
 
 
 class Users:
@@ -230,7 +232,9 @@ class Users:
             client = await self._scene.new_client("operator")
             if client is None:
                 continue
-            order = self._rng.choice((self._truncate, self._punch, self._fleeting, self._split_and_merge))
+            order = self._rng.choice(
+                (self._truncate, self._punch, self._fleeting, self._split_and_merge, self._ask_twice)
+            )
             try:
                 await order(client)
             except (NeveError, Killed) as error:
@@ -275,6 +279,19 @@ class Users:
         self._scene.cluster.ledger.streams[stream.id] = None
         return stream
 
+    async def _ask_twice(self, client: SimClient) -> None:
+        """For a stream, by one call: that is one stream, however often it is asked for and whoever leads (26)."""
+        link = client.neve._link
+        request = sm.CreateStreamRequest(call=link.next_call())
+        asked = client.run(link.order(methods.STREAM_MANAGER_CREATE_STREAM, request))
+        first = (await asked).stream.stream_id
+        self._scene.cluster.ledger.streams[first] = None
+        await asyncio.sleep(self._rng.choice((0.0, 0.5)))
+        again = client.run(link.order(methods.STREAM_MANAGER_CREATE_STREAM, request))
+        second = (await again).stream.stream_id
+        if second != first:
+            self._scene.cluster.violations.append(f"one call made the streams {first} and {second} (26)")
+
     async def _fleeting(self, client: SimClient) -> None:
         """A stream that is made, written, sealed perhaps, and deleted."""
         stream = await self._new_stream(client)
@@ -285,8 +302,27 @@ class Users:
             self._scene.cluster.ledger.sealed[stream.id] = None
             await client.run(client.neve.seal(stream.id))
         self._scene.cluster.ledger.deleted[stream.id] = None
-        self._scene.say(f"{client.name} deletes stream {stream.id}")
-        await client.run(client.neve.delete(stream.id))
+        other = await self._scene.new_client("operator") if self._rng.random() < 0.5 else None
+        if other is None:
+            self._scene.say(f"{client.name} deletes stream {stream.id}")
+            await client.run(client.neve.delete(stream.id))
+        else:
+            await self._delete_from(other, writer)
+
+    async def _delete_from(self, client: SimClient, writer: SimWriter) -> None:
+        """The writer does not hear of it; a stream that is gone takes nothing from it any more (23)."""
+        stream_id = writer.session.stream_id
+        self._scene.say(f"{client.name} deletes stream {stream_id}, which {writer.client.name} has open")
+        try:
+            await client.run(client.neve.delete(stream_id))
+            if writer.client.running and not writer.client.process.paused:
+                late = writer.submit(300)
+                late.barred = True
+                assert late.future is not None
+                await asyncio.wait([late.future], timeout=DELETED_S)
+        except (NeveError, Killed) as error:
+            self._scene.told(client.name, error)
+        client.kill()
 
     async def _split_and_merge(self, client: SimClient) -> None:
         """A stream gets a twin, both go on, and are joined again; wherever that ends, all are proper streams."""

@@ -90,6 +90,7 @@ class WireWatch:
         self.violations: list[str] = []
         self.listeners: dict[Listener, None] = {}
         self.extents_ordered: set[int] = set()  # that nodes were asked to make, or to delete
+        self.streams_ordered: set[tuple[object, int]] = set()  # calls that make one, each however often it was sent
         self.fences: dict[tuple[str, int], pb.LengthAnswer] = {}  # what nodes have answered to the last, by extent
         self.damaged: set[str] = set()  # hosts on whose disks bits were flipped
         self.without_disk: set[str] = set()  # hosts that had to do without one, for a while
@@ -153,6 +154,12 @@ class WireWatch:
             self.extents_ordered.add(pb.CreateExtentRequest.FromString(frame.message).extent_id)
         elif frame.method_id == methods.EXTENT_NODE_DELETE_EXTENT.method_id:
             self._on_delete(pb.DeleteExtentRequest.FromString(frame.message))
+        elif frame.method_id == methods.STREAM_MANAGER_CREATE_STREAM.method_id:
+            call = sm.CreateStreamRequest.FromString(frame.message).call
+            self.streams_ordered.add((call.client_id, call.call_id) if call.call_id else (pipe.name, frame.call_id))
+        elif frame.method_id == methods.STREAM_MANAGER_SPLIT_STREAMS.method_id:
+            split = sm.SplitStreamsRequest.FromString(frame.message)
+            self.streams_ordered.update(("split", each.new_stream_id) for each in split.streams)
         if frame.method_id not in self._judges:
             return
         if frame.method_id == methods.EXTENT_NODE_APPEND_BLOCK.method_id:

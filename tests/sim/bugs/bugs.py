@@ -41,6 +41,7 @@ from neve.stream_manager.collect import Collector
 from neve.stream_manager.leader import Term
 from neve.stream_manager.owner_checks import OwnerChecks
 from neve.stream_manager.records import Extent
+from neve.stream_manager.replay import ReplayCache
 from tests.sim.swarm import Shape
 
 Kind = pb.LengthAnswer.Kind
@@ -469,6 +470,32 @@ def _truncates_more(change: Any) -> None:
         return await unlink(ctx, stream, extent_ids, owner, mutation, **how)
 
     change(streams, "_unlink", wrong)
+
+
+@bug(
+    "a deleted stream's tail is not fenced",
+    origin="T45, rule 23",
+    suits=lambda shape: shape.operators > 0,
+    shows=r"\(2, 23, G5\)",
+)
+def _deletes_unfenced(change: Any) -> None:
+    """Whoever has the stream open goes on writing to it."""
+
+    async def wrong(*_: Any) -> bool:
+        return True
+
+    change(streams, "_fence_for_ever", wrong)
+
+
+@bug(
+    "a manager's repeated call is executed again",
+    origin="T50, rule 26",
+    suits=lambda shape: shape.operators > 0,
+    shows=r"\(26\)",
+)
+def _replays_nothing(change: Any) -> None:
+    """Nobody looks whether a call was answered before."""
+    change(ReplayCache, "find", lambda self, call, **how: None)
 
 
 @bug(

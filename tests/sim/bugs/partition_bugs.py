@@ -20,6 +20,7 @@ from neve.partition_server.flusher import Flusher
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.puts import GroupedPuts
 from neve.partition_server.reclaimer import Reclaimer
+from neve.partition_server.scans import Scans
 from neve.partition_server.sessions import Sessions
 from neve.partition_server.store import Store
 from neve.partition_server.uploads import Uploads
@@ -44,6 +45,26 @@ WORLD = "partitions"
 )
 def _reads_without_lease(change: Any) -> None:
     """Reads look at the map alone: who lost his lease, and does not hear who has it now, answers with what he knew."""
+    _lingers(change)
+    _unchecked_reads(change, "get", "head")
+
+
+@bug(
+    "a server that lost its lease goes on scanning",
+    origin="T11, T51",
+    needs=("partition server replaced unknowingly",),
+    world=WORLD,
+    shows="NotLinearizable",
+)
+def _scans_without_lease(change: Any) -> None:
+    """The same of scans alone."""
+    _lingers(change)
+    _unchecked_reads(change, "scan")
+    change(Scans, "scan", _unchecked(Scans.scan))
+
+
+def _lingers(change: Any) -> None:
+    """Whoever lost his lease stays, as if he was about to freeze, until he hears of the map again."""
     until_over = hosted.Hosted._until_over
 
     async def wrong(self: Any, region: Any, partition: Any, group: Any) -> bool:
@@ -58,7 +79,6 @@ def _reads_without_lease(change: Any) -> None:
         return graceful
 
     change(hosted.Hosted, "_until_over", wrong)
-    _unchecked_reads(change)
 
 
 @bug(
@@ -92,19 +112,19 @@ class _Unchecked:
     def ensure_owner(self) -> None: ...
 
 
-def _unchecked_reads(change: Any) -> None:
+def _unchecked(read: Any) -> Any:
+    def wrong(self: Any, *arguments: Any, **named: Any) -> Any:
+        twin = copy.copy(self)
+        twin._store = _Unchecked(self._store)
+        return read(twin, *arguments, **named)
+
+    return wrong
+
+
+def _unchecked_reads(change: Any, *names: str) -> None:
     """Writes do as ever."""
-
-    def unchecked(read: Any) -> Any:
-        def wrong(self: Any, *arguments: Any, **named: Any) -> Any:
-            twin = copy.copy(self)
-            twin._store = _Unchecked(self._store)
-            return read(twin, *arguments, **named)
-
-        return wrong
-
-    for name in ("get", "head"):
-        change(Partition, name, unchecked(getattr(Partition, name)))
+    for name in names:
+        change(Partition, name, _unchecked(getattr(Partition, name)))
 
 
 @bug("a region is served as it was heard of", origin="T11, T19", world=WORLD)
