@@ -41,6 +41,7 @@ from neve.stream_manager.collect import Collector
 from neve.stream_manager.leader import Term
 from neve.stream_manager.owner_checks import OwnerChecks
 from neve.stream_manager.records import Extent
+from neve.stream_manager.registry import Registry
 from neve.stream_manager.replay import ReplayCache
 from tests.sim.swarm import Shape
 
@@ -410,19 +411,28 @@ def _no_grace(change: Any) -> None:
 )
 def _stale_order(change: Any) -> None:
     """A leader that was replaced hears of it late, and orders deleted what its successor has made and it does not know:
-    without a transaction, and no node knows whom to obey."""
-    due = Collector._due
+    without a transaction, and no node knows whom to obey. It asks nodes what they have with every beat: its successor
+    makes something for as long as it counts on nodes that it does not hear."""
+    due, heartbeat = Collector._due, Registry.heartbeat
+
+    def is_replaced(part: Any) -> bool:
+        return bool(part._ctx.ensure_leading.__self__._leadership.lost.is_set())
 
     def wrong(self: Any, found: Any, odd: Any, trouble: Any, now_s: float) -> bool:
-        leadership = self._ctx.ensure_leading.__self__._leadership
-        if leadership.lost.is_set() and self._ctx.state.extents.get(found.extent_id) is None:
+        if is_replaced(self) and self._ctx.state.extents.get(found.extent_id) is None:
             return True
         return due(self, found, odd, trouble, now_s)
+
+    def curious(self: Any, request: Any) -> Any:
+        reply = heartbeat(self, request)
+        reply.report_replicas |= is_replaced(self)
+        return reply
 
     async def allowed(self: Any, found: Any, trouble: Any) -> bool:
         return True
 
     _leads_on(change)
+    change(Registry, "heartbeat", curious)
     change(Collector, "_due", wrong)
     change(Collector, "_allow", allowed)
     change(Collector, "_still_odd", lambda self, found, trouble: True)
@@ -442,7 +452,7 @@ def _deposed_reads(change: Any) -> None:
 
 
 def _leads_on(change: Any) -> None:
-    """A manager does not look at its lease, and ends its term long after that is lost."""
+    """A manager does not look at its lease, nor when it commits, and ends its term long after that is lost."""
     begin = Term.__init__
 
     def begin_late(self: Any, **how: Any) -> None:
@@ -457,6 +467,7 @@ def _leads_on(change: Any) -> None:
 
     change(Term, "ensure_leading", unaware)
     change(Term, "__init__", begin_late)
+    change(Batcher, "_ensure", lambda self: None)
 
 
 @bug("truncation takes one extent more", origin="rule 23", suits=lambda shape: shape.operators > 0)
