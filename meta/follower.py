@@ -56,7 +56,7 @@ class Follower(Generic[S]):
         self._watched = watched
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._waiting: dict[asyncio.Future[None], Callable[[S], bool]] = {}
+        self._waiting: dict[asyncio.Future[bool], Callable[[S], bool]] = {}  # done with whether their time was over
         self.state: S | None = None  # None until the first listing is complete
 
     def start(self) -> None:
@@ -88,18 +88,19 @@ class Follower(Generic[S]):
 
     async def until(self, holds: Callable[[S], bool], *, deadline_s: float, what: str) -> S:
         """The state, once this holds; `MetaUnavailable` if it does not in time. `what` is for people."""
+        loop = asyncio.get_running_loop()
         while self.state is None or not holds(self.state):
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter: asyncio.Future[bool] = loop.create_future()
             self._waiting[waiter] = holds
+            timer = loop.call_at(deadline_s, _settle, waiter, True)  # asyncio.timeout wants a task: handlers have none
             try:
-                async with asyncio.timeout_at(deadline_s):
-                    await waiter
-            except TimeoutError:
-                known = self.state.revision if self.state is not None else 0
-                detail = f"this manager has heard of revision {known}, {what} is wanted"
-                raise MetaUnavailable(detail=detail) from None
+                late = await waiter
             finally:  # not by the next change alone: while a watch is down there is none, and callers ask on and on
+                timer.cancel()
                 self._waiting.pop(waiter, None)
+            if late:
+                known = self.state.revision if self.state is not None else 0
+                raise MetaUnavailable(detail=f"this manager has heard of revision {known}, {what} is wanted")
             if self._task is None and self.state is None:
                 raise MetaUnavailable(detail="this manager has stopped following: ask again")
         return self.state
@@ -165,5 +166,10 @@ class Follower(Generic[S]):
         """Those whose time has come; all of them when there is no state to wait for."""
         state = self.state
         for waiter, holds in [*self._waiting.items()]:
-            if not waiter.done() and (state is None or holds(state)):
-                waiter.set_result(None)
+            if state is None or holds(state):
+                _settle(waiter, False)
+
+
+def _settle(waiter: asyncio.Future[bool], late: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(late)

@@ -13,6 +13,7 @@ from neve.meta.memory import MemoryStore
 from neve.meta.store import Watch, WatchItem
 from neve.meta.txn import KeyRange, KeyValue, Put
 from neve.proto.errors import MetaUnavailable
+from neve.rpc.started import Started
 
 KEYS = KeyRange.prefix(b"/a/")
 
@@ -93,6 +94,37 @@ async def test_who_has_waited_in_vain_leaves_nothing_behind() -> None:
         assert len(follower._waiting) == 1
         given_up.cancel()
         await asyncio.wait([given_up])
+        assert not follower._waiting
+    finally:
+        await follower.stop()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_who_waits_without_a_task_is_told_as_well(comes: bool) -> None:
+    """A handler's first step has none: a call with a newer map than its server's waits from there."""
+    store = MemoryStore().client()
+    first = await store.put(b"/a/1", b"1")
+    follower: Follower[Numbers] = Follower(store, Numbers, ranges=[KEYS], watched=KEYS)
+    follower.start()
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[tuple[Numbers | None, BaseException | None]] = loop.create_future()
+
+    def ask() -> None:
+        assert asyncio.current_task() is None
+        waiting = follower.at(first + 1, deadline_s=loop.time() + (10 if comes else 0.01))
+        Started(waiting, lambda state, error: told.set_result((state, error)))
+
+    try:
+        await follower.at(first, deadline_s=loop.time() + 10)
+        loop.call_soon(ask)
+        await asyncio.sleep(0)
+        if comes:
+            await store.put(b"/a/2", b"2")
+        state, error = await told
+        if comes:
+            assert (state is not None and state.revision, error) == (first + 1, None)
+        else:
+            assert isinstance(error, MetaUnavailable)
         assert not follower._waiting
     finally:
         await follower.stop()
