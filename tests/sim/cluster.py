@@ -114,6 +114,7 @@ class SimCluster:
         self.wire = WireWatch(
             self.etcd, {f"manager{number}": f"manager{number}:{PORT}" for number in range(1, managers + 1)}
         )
+        self.wire.length_on = self._length_on
         self.network.watcher = self.wire
         self.config = sim_config(**config)
         self.ledger = Ledger()
@@ -247,6 +248,11 @@ class SimCluster:
         tail_id = self.state.streams[stream_id].tail_id
         assert tail_id is not None
         return self.state.extents[tail_id]
+
+    def _length_on(self, host: str, extent_id: int) -> int | None:
+        """As the node knows it, while it answers."""
+        found = self.nodes[int(host.removeprefix("node"))].store._state.replicas.get(extent_id)
+        return None if found is None else found.state.length
 
     def bytes_on(self, node_id: int, extent_id: int) -> bytes | None:
         """The file of a replica, whether or not its node runs; None if there is none."""

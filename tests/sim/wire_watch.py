@@ -96,6 +96,7 @@ class WireWatch:
         self.without_disk: set[str] = set()  # hosts that had to do without one, for a while
         self.lost_bytes: Callable[[str], bool] = lambda _: False  # whether disks of this host were lost or damaged
         self.seals_checked = 0  # what was said of replicas that had confirmed a seal
+        self.length_on: Callable[[str, int], int | None] = lambda *_: None  # of a replica now: node, extent id
         self.on_committed: Callable[[str, int, int], None] = lambda *_: None  # client, extent id, how far
         self.on_told: Callable[[str, int, int], None] = lambda *_: None  # node, extent id, how far readers may go
         self._etcd = etcd
@@ -196,7 +197,7 @@ class WireWatch:
     def _on_append(self, node: str, asked: _Asked, request: pb.AppendBlockRequest, reply: pb.AppendBlockReply) -> None:
         if reply.all_taken and not request.brief:
             self._wrong(f"{node} answered {asked.client} in brief, who had not asked for that")
-        results = [_taken_whole(each) for each in request.segments] if reply.all_taken else reply.results
+        results = [self._taken_whole(node, each) for each in request.segments] if reply.all_taken else reply.results
         for segment, result in zip(request.segments, results, strict=True):
             promise = self._promise(node, segment.extent_id)
             self.on_committed(asked.client, segment.extent_id, segment.committed)
@@ -222,6 +223,11 @@ class WireWatch:
                 promise.synced_length = max(promise.synced_length, result.end)
             if segment.token > promise.token:
                 promise.token, promise.token_length = segment.token, result.end
+
+    def _taken_whole(self, node: str, segment: pb.Segment) -> pb.SegmentResult:
+        """What an answer that is not brief would say of it."""
+        length = self.length_on(node, segment.extent_id)
+        return pb.SegmentResult(end=segment.offset + sum(segment.block_sizes), length=length)
 
     def _on_length(
         self, node: str, asked: _Asked, request: pb.RaiseTokenRequest | pb.FenceRequest, reply: pb.LengthAnswer
@@ -390,8 +396,3 @@ class WireWatch:
     def _on_linked(self, extent_id: int) -> None:
         if extent_id in self._deleted:
             self._wrong(f"extent {extent_id} is linked, and was ordered deleted (24)")
-
-
-def _taken_whole(segment: pb.Segment) -> pb.SegmentResult:
-    """What a brief answer says of it."""
-    return pb.SegmentResult(end=segment.offset + sum(segment.block_sizes))
