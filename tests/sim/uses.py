@@ -287,6 +287,8 @@ class Users:
         first = (await asked).stream.stream_id
         self._scene.cluster.ledger.streams[first] = None
         await asyncio.sleep(self._rng.choice((0.0, 0.5)))
+        if not client.running:  # killed meanwhile: what it did now, nobody would ever end
+            raise Killed(client.name)
         again = client.run(link.order(methods.STREAM_MANAGER_CREATE_STREAM, request))
         second = (await again).stream.stream_id
         if second != first:
