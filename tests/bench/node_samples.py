@@ -12,7 +12,6 @@ from typing import Any
 
 from neve.client.options import DEFAULT_OPTIONS
 from neve.client.read_race import with_headers
-from neve.proto.blocks import HEADER_BYTES
 from neve.rpc.limits import Limits
 from neve.rpc.wire.buffers import POOL_BYTES_MAX, STREAM_CHUNK_BYTES
 from tests.bench import limits, node_disk, node_process
@@ -54,7 +53,7 @@ class NodeBench:
         return value
 
     def append(self, *, block_bytes: int, total_bytes: int) -> Quantity:
-        limits.claim_free_pages(self.node.folder, size_bytes=total_bytes, block_bytes=HEADER_BYTES + LARGE_BYTES)
+        limits.claim_free_pages(size_bytes=total_bytes)
         rate = self.ask(
             "append", block_bytes=block_bytes, frame_bytes=FRAME_BYTES, window=WINDOW, total_bytes=total_bytes
         )

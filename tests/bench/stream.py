@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neve.proto.blocks import HEADER_BYTES
 from tests.bench import bare_writes, harness, limits, node_disk, processes, stream_cluster, tcp_pair
 from tests.bench.bare_writes import BareWrites
 from tests.bench.harness import Plan, Settings
@@ -103,8 +102,7 @@ class StreamBench:
 
     def _claim_pages(self, total_bytes: int) -> Quantity:
         """For every replica's copy."""
-        size_bytes, block_bytes = NODES * (WARM_UP_BYTES + total_bytes), HEADER_BYTES + LARGE_BYTES
-        return limits.claim_free_pages(self._cluster.folder, size_bytes=size_bytes, block_bytes=block_bytes)
+        return limits.claim_free_pages(size_bytes=NODES * (WARM_UP_BYTES + total_bytes))
 
     def _cpu_s(self) -> float:
         """Of the client and all nodes."""
@@ -188,7 +186,7 @@ def _appends(
     together = Together(lambda: main.append(total_bytes=large_bytes))
     large = rows.measure("append 1 MiB, no sync", lambda: together.take("rate"))
     large_cpu = rows.measure("processor time of 1 MiB, appended", lambda: together.take("cpu"))
-    rows.measure("page cache, fresh pages, as the machine has them", lambda: together.take("as found"))
+    rows.measure("fresh memory, as the machine has it", lambda: together.take("as found"))
     over_cached = rows.measure(
         "append 1 MiB, no sync, over cached pages", lambda: cached.append(total_bytes=large_bytes)["rate"]
     )

@@ -400,7 +400,7 @@ def test_a_congestion_control_that_is_not_there_is_an_error(pair: tcp_pair.TcpPa
 def test_limits_of_disk_and_memory_run_and_leave_no_files(tmp_path: Path) -> None:
     assert limits.page_cache_write(tmp_path, cached=False, size_bytes=limits.MIB).unit == "MB/s"
     assert limits.page_cache_write(tmp_path, cached=True, size_bytes=limits.MIB).unit == "MB/s"
-    assert limits.claim_free_pages(tmp_path, size_bytes=limits.MIB, block_bytes=limits.KIB).unit == "MB/s"
+    assert limits.claim_free_pages(size_bytes=limits.MIB).unit == "MB/s"
     assert limits.fdatasync_prewritten(tmp_path, count=2).unit == "µs"
     assert limits.fdatasync_fallocated(tmp_path, count=2).unit == "µs"
     assert limits.fdatasync_growing(tmp_path, count=2).unit == "µs"
