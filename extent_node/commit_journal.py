@@ -41,6 +41,8 @@ class Waiting(Protocol):
 
 Batch = list[tuple[Replica, CommitQueue, Entry]]
 
+_new_entry = tuple.__new__  # a third of the cost of Entry(…)
+
 
 class JournalRounds:
     def __init__(
@@ -104,16 +106,9 @@ class JournalRounds:
                 self._waiting.look_at(replica)
                 continue
             meta, payload_bytes = replica.state.meta, queue.pieces_bytes
-            entry = Entry(
-                replica,
-                replica.disk.short_id,
-                meta.extent_id,
-                meta.incarnation,
-                queue.pieces_offset,
-                queue.pieces,
-                payload_bytes,
-            )
-            batch.append((replica, queue, entry))
+            offset, pieces = queue.pieces_offset, queue.pieces
+            fields = (replica, replica.disk.short_id, meta.extent_id, meta.incarnation, offset, pieces, payload_bytes)
+            batch.append((replica, queue, _new_entry(Entry, fields)))
             size_bytes += payload_bytes
         if taken == len(self.next):
             self.next = {}

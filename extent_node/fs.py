@@ -53,6 +53,10 @@ class FileSystem(Protocol):
         """Bytes written: may be fewer than given, as pwritev may."""
         ...
 
+    def pwrite_one(self, fd: int, buffer: Buffer, offset: int) -> int:
+        """The same for one buffer: what every append does."""
+        ...
+
     def truncate(self, fd: int, size_bytes: int) -> None: ...
     def preallocate(self, fd: int, size_bytes: int) -> None:
         """Reserve blocks beyond the end without changing the size; best effort where unsupported."""
@@ -134,6 +138,8 @@ class RealFileSystem:
         if len(buffers) == 1:
             return os.pwrite(fd, buffers[0], offset)
         return os.pwritev(fd, buffers[:IOV_MAX], offset)
+
+    pwrite_one = staticmethod(os.pwrite)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         os.ftruncate(fd, size_bytes)

@@ -173,7 +173,7 @@ class Replica:
         """Append `body` to the file; OSError leaves the replica as it was, or read-only. Does not note the length."""
         offset, left = self.state.length, body
         try:
-            while (written := self.disk.fs.pwrite(self.fd, [left], offset)) < len(left):
+            while (written := self.disk.fs.pwrite_one(self.fd, left, offset)) < len(left):
                 if written <= 0:
                     raise OSError(errno.EIO, "a write made no progress")
                 offset += written

@@ -37,6 +37,9 @@ class OverCachedPages(RealFileSystem):
         self._extents.discard(fd)
         super().close(fd)
 
+    def pwrite_one(self, fd: int, buffer: Buffer, offset: int) -> int:  # type: ignore[override]  # static there
+        return self.pwrite(fd, [buffer], offset)
+
     def pwrite(self, fd: int, buffers: list[Buffer], offset: int) -> int:
         if fd not in self._extents:
             return super().pwrite(fd, buffers, offset)

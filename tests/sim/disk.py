@@ -244,6 +244,9 @@ class SimFileSystem:
                     raise failure(errno.EIO, self._path(fd))
             return bytes(file.content[offset:end])
 
+    def pwrite_one(self, fd: int, buffer: Buffer, offset: int) -> int:
+        return self.pwrite(fd, [buffer], offset)
+
     def pwrite(self, fd: int, buffers: list[Buffer], offset: int) -> int:
         data = b"".join(buffers)
         path = self._path(fd)

@@ -63,6 +63,9 @@ class DeadlyFileSystem(RealFileSystem):
             if self.last == self.step and name != "pwrite":
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def pwrite_one(self, fd: int, buffer: Buffer, offset: int) -> int:  # type: ignore[override]  # static there
+        return self.pwrite(fd, [buffer], offset)
+
     def pwrite(self, fd: int, buffers: list[Buffer], offset: int) -> int:
         if self.last == self.step:
             data = b"".join(buffers)
