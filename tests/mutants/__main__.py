@@ -83,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     names = [core.rpartition("/")[2] for core in CORES]
     if unknown := [name for name in options.cores if name not in names]:
         parser.error(f"there is no {', '.join(unknown)}: there are {', '.join(names)}")
+    if options.minutes <= 0 or options.jobs < 1:
+        parser.error("--minutes is more than 0, and --jobs 1 or more")
     chosen = [core for core in CORES if not options.cores or core.rpartition("/")[2] in options.cores]
     build_tree(chosen)
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(options.jobs)]

@@ -29,7 +29,7 @@ GARBAGE_MAX = 50_000
 def chosen_seeds(text: str, default: int = 0) -> list[int]:
     """`"500"`: so many from 1 on; `"7-9"`: these; `""`: the default."""
     first, dash, last = (text or str(default)).partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()):
+    if not text.isascii() or not first.isdecimal() or (dash and not last.isdecimal()):
         raise ValueError(f"{text!r} is neither how many nor first-last: 500, or 7-9")
     seeds = list(range(int(first), int(last) + 1) if dash else range(1, int(first) + 1))
     if not seeds:

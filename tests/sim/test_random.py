@@ -101,6 +101,9 @@ def test_seeds_are_chosen_by_count_or_by_range() -> None:
     assert chosen_seeds("", 2) == [1, 2]
     assert chosen_seeds("3") == [1, 2, 3]
     assert chosen_seeds("7-9") == [7, 8, 9]
+    for wrong in ("seven", "-3", "9-7", "٣"):
+        with pytest.raises(ValueError, match=wrong):
+            chosen_seeds(wrong)
 
 
 def test_each_story_has_some_kinds_of_trouble_and_all_together_have_all() -> None:

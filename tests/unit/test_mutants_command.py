@@ -18,6 +18,13 @@ def test_a_core_that_is_not_there_is_told_also_beside_others(capsys: pytest.Capt
     assert "there is no core_nosuch" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", [["--minutes", "-1"], ["--minutes", "0"], ["--jobs", "0"]])
+def test_no_time_and_no_processes_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        mutants.main(wrong)
+    assert "--minutes is more than 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("codes", "result"), [({"a": 1, "b": 0, "c": 34}, 0), ({"a": 1, "b": None}, 1), ({"a": 1, "b": 2}, 1), ({}, 1)]
 )
