@@ -18,6 +18,7 @@ from typing import Any
 
 from neve.client.core_batch import Batch
 from neve.client.core_writer import Tail, Verdict, WriterCore
+from neve.client.frame import InStep
 from neve.client.history import NodeHistory
 from neve.client.lane import Lane
 from neve.client.manager_link import ManagerLink, may_heal
@@ -127,6 +128,7 @@ class WriterTail:
         self._prepare_above = int(limit_bytes * options.prepare_at)
         self._prepared = self._preparing = None
         places = PlaceEncoder()
+        in_step: list[InStep] = []
         self._lanes = [
             Lane(
                 self,
@@ -140,6 +142,7 @@ class WriterTail:
                     no_sync=self._no_sync,
                 ),
                 places,
+                in_step,
                 replica=number,
                 told=0,
                 options=options,

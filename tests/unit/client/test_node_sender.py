@@ -10,7 +10,8 @@ import pytest
 
 from neve.client.core_batch import Batch, Run
 from neve.client.core_writer import Taken
-from neve.client.node_sender import Frame, NodeSender, NodeSenders, Sent
+from neve.client.frame import Frame, InStep, Sent
+from neve.client.node_sender import NodeSender, NodeSenders, SegmentSource
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import PlaceEncoder, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
@@ -74,7 +75,7 @@ class Source:
         frame.add(self, 0, join_segment(b"", self._places.encode([batch], 0)), [batch])
         return False
 
-    def take_for_all(self) -> tuple[Taken, bytes] | None:
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
         return None
 
     def _batch(self) -> Batch:
@@ -85,6 +86,12 @@ class Source:
     def has(self, taken: Sent) -> None:
         self.ends.append(None)
 
+    def all_have(self, part: InStep) -> None:
+        self.ends.append(None)
+
+    def fall_apart(self) -> None:
+        """Of one lane alone there is nothing to be told before."""
+
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
         self.ends.append(None)
 
@@ -92,17 +99,18 @@ class Source:
         self.ends.append(error)
 
 
-class InStep(Source):
+class Abreast(Source):
     """One that is always where the other lanes of its extent are, if there are any."""
 
-    def take_for_all(self) -> tuple[Taken, bytes] | None:
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
         if not self.blocks:
             return None
         batch = self._batch()
-        return Taken(0, 0, 0, batch.size_bytes, [batch], False), encode_place(0, 0, batch.block_sizes)
+        taken = Taken(0, 0, 0, batch.size_bytes, [batch], False)
+        return InStep(lanes, frames, taken), encode_place(0, 0, batch.block_sizes)
 
 
-@pytest.fixture(params=[Source, InStep])
+@pytest.fixture(params=[Source, Abreast])
 def kind(request: pytest.FixtureRequest) -> type[Source]:
     """Frames are cut alike, however lanes are asked."""
     return cast(type[Source], request.param)

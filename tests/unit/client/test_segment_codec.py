@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.client.core_batch import Batch
-from neve.client.node_sender import CRC_JOIN_BYTES_MIN, attachment_of
+from neve.client.frame import CRC_JOIN_BYTES_MIN, attachment_of
 from neve.client.segment_codec import PlaceEncoder, encode_committed, join_segment
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_blocks
