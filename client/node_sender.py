@@ -59,9 +59,13 @@ class SegmentSource(Told, Protocol):
 
 
 class Idler(Protocol):
-    """Who wants to know that some time is over: it may have nothing to send, and something to tell."""
+    """A writer that may have nothing to send, and something to tell."""
 
-    def on_idle(self) -> None: ...
+    def on_turn_over(self) -> None:
+        """Those who heard of its last acknowledgement have had their turn."""
+
+    def on_idle(self) -> None:
+        """The time that it asked for is over."""
 
 
 class NodeSenders:
@@ -74,6 +78,7 @@ class NodeSenders:
         self._woken: list[Sequence[SegmentSource]] = []  # whose lanes have something to send
         self.filling: dict[NodeSender, None] = {}  # have a frame that may not be full
         self._due: dict[NodeSender, None] = {}
+        self._maybe_idle: list[Idler] = []  # had nothing to do when they said so
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
         tell = methodcaller("on_idle")  # of whoever it is: `Idler.on_idle` itself does nothing
@@ -161,7 +166,20 @@ class NodeSenders:
         for sender in filling:
             sender.send_filled()
 
+    def note_idle(self, idler: Idler) -> None:
+        """All that it had is acknowledged. Most callers append again when they hear of it. Only those who have nothing
+        to do after that need a timer: `on_turn_over` sees to it."""
+        self._maybe_idle.append(idler)
+        if len(self._maybe_idle) == 1:
+            self._loop.call_soon(self._loop.call_soon, self._tell_idle)  # behind all who are woken in this turn
+
+    def _tell_idle(self) -> None:
+        idlers, self._maybe_idle = self._maybe_idle, []
+        for idler in idlers:
+            idler.on_turn_over()
+
     def close(self) -> None:
+        self._maybe_idle.clear()
         self.when_idle.close()
         for sender in self._senders.values():
             sender.close()

@@ -90,7 +90,7 @@ class WriterTail:
         self._prepared: sm.ExtentInfo | None = None
         self._prepare_above = 0
         self._preparing: asyncio.Task[None] | None = None
-        self._armed = False  # `on_idle` will be called
+        self._armed = False  # `on_turn_over` or `on_idle` will be called
         self._pushed_when_armed = 0
         self._told: asyncio.Future[None] | None = None
         self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
@@ -185,7 +185,8 @@ class WriterTail:
                 self._prepare_above = core.tail.limit_bytes
                 self._preparing = self._spawn(self._prepare())
             if not self._armed and not core.held_bytes:
-                self._arm_tell()
+                self._armed = True
+                self._senders.note_idle(self)
         if core.full and not core.sealing and core.is_drained:
             self._begin_roll()
 
@@ -249,6 +250,13 @@ class WriterTail:
         self._pushed_when_armed = self._core.pushed_bytes
         when_idle = self._senders.when_idle
         when_idle.add(self, when_idle.now_s() + self._options.committed_idle_s)
+
+    def on_turn_over(self) -> None:
+        """Whoever appends one record after the other has appended the next one."""
+        if self._core.held_bytes:
+            self._armed = False
+        else:
+            self._arm_tell()
 
     def on_idle(self) -> None:
         """Some time has passed since we were idle."""

@@ -7,6 +7,7 @@ block has 9. The Hypothesis test plays the same answers to lanes that are in ste
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import random
 from collections.abc import Iterator, Sequence
@@ -104,7 +105,13 @@ class Apart(WriterCore):
 class Stage:
     """The tail of a stream with three replicas."""
 
-    def __init__(self, core_class: type[WriterCore] = WriterCore, addresses: Sequence[str] = "abc") -> None:
+    def __init__(
+        self,
+        core_class: type[WriterCore] = WriterCore,
+        *,
+        addresses: Sequence[str] = "abc",
+        options: ClientOptions = OPTIONS,
+    ) -> None:
         self.core = core_class(run_bytes_max=100, payload_bytes_max=100, attempts_max=3)
         self.lock = FakeLock()
         self.wires = {address: Wire(address) for address in addresses}
@@ -112,7 +119,7 @@ class Stage:
         self.unknown: list[object] = []
         self.ends: list[NeveError] = []
         self.troubles: list[tuple[int, Verdict]] = []
-        self.senders = NodeSenders(cast(ChannelPool, self), OPTIONS)
+        self.senders = NodeSenders(cast(ChannelPool, self), options)
         self.tail = WriterTail(
             self.core,
             stream_id=1,
@@ -121,7 +128,7 @@ class Stage:
             link=cast(ManagerLink, FakeLink()),
             senders=self.senders,
             history=NodeHistory(asyncio.get_running_loop().time, window_s=1.0),
-            options=OPTIONS,
+            options=options,
             rng=random.Random(1),
             on_acknowledged=lambda _, batches: self.acknowledged.extend(waiters_of(batches)),
             on_unknown=lambda batches: self.unknown.extend(waiters_of(batches)),
@@ -160,9 +167,11 @@ class Stage:
             await asyncio.sleep(0)
         self.core.validate()
 
-    async def healed(self) -> None:
-        """After a pause."""
-        for _ in range(100):
+    async def healed(self, timeout_s: float = 1.0) -> None:
+        """After a pause there is something on a wire."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + timeout_s
+        while loop.time() < end_s:
             await asyncio.sleep(1e-5)
             if any(wire.begun for wire in self.wires.values()):
                 return
@@ -466,6 +475,55 @@ async def test_a_segment_that_all_have_leaves_nothing_to_the_garbage_collector()
         finally:
             gc.enable()
     await stage.close()
+
+
+# --- what an idle writer tells -------------------------------------------------------------------------------------
+
+
+async def test_a_writer_whose_caller_goes_on_when_it_hears_needs_no_timer() -> None:
+    stage = Stage()
+    loop = asyncio.get_running_loop()
+    for number in range(3):
+        await stage.append(number)
+        for wire in stage.wires.values():
+            wire.all_taken()
+        loop.call_soon(lambda: stage.core.push(b"x", "next"))  # as a caller who is woken does
+        await stage.turn()
+        assert stage.senders.when_idle._buckets == {}
+        stage.tail.wake()
+        await stage.turn()
+        for wire in stage.wires.values():
+            wire.all_taken()
+    assert len(stage.acknowledged) == 6
+    await stage.turn()
+    assert len(stage.senders.when_idle._buckets) == 1  # for the last one nobody goes on
+    await stage.close()
+    assert stage.senders.when_idle._buckets == {}
+
+
+async def test_a_writer_that_is_idle_tells_every_replica_how_far_readers_may_go() -> None:
+    stage = Stage(options=dataclasses.replace(OPTIONS, committed_idle_s=1e-3))
+    await stage.append("one")
+    for wire in stage.wires.values():
+        wire.all_taken()
+    await stage.healed(timeout_s=5.0)
+    for wire in stage.wires.values():
+        ((request, _),) = wire.begun
+        assert [(each.committed, list(each.block_sizes)) for each in request.segments] == [(BLOCK_BYTES, [])]
+        wire.all_taken()
+    await asyncio.sleep(5e-3)
+    assert not any(wire.begun for wire in stage.wires.values())
+    await stage.close()
+
+
+async def test_a_client_that_is_closed_asks_for_no_timer_any_more() -> None:
+    stage = Stage()
+    await stage.append("one")
+    for wire in stage.wires.values():
+        wire.all_taken()
+    await stage.close()
+    await stage.turn()
+    assert stage.senders.when_idle._buckets == {}
 
 
 # --- beside lanes that are never in step ---------------------------------------------------------------------------
