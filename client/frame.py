@@ -141,8 +141,8 @@ class Frame:
     def is_full(self) -> bool:
         return self.size_bytes >= self.bytes_max or len(self.parts) >= self._segments_max
 
-    def send(self, channel: Channel, timeout_s: float) -> None:
-        buffers, crc = attachment_of(self._batches)
+    def send(self, channel: Channel, attachments: Attachments, timeout_s: float) -> None:
+        buffers, crc = attachments.of(self._batches)
         self._call = channel.begin(
             methods.EXTENT_NODE_APPEND_BLOCK,
             b"".join((*self._segments, BRIEF)),
@@ -190,6 +190,26 @@ class Frame:
 
     def _apart(self, part: InStep | tuple[Told, Sent]) -> tuple[Told, Sent]:
         return (part.lane_of(self), part.taken) if isinstance(part, InStep) else part
+
+
+class Attachments:
+    """Of frames that are sent in a row: for lanes in step they have the same batches, joined and checked once."""
+
+    __slots__ = ("_attachment", "_batches")
+
+    def __init__(self) -> None:
+        self._batches: Sequence[Batch] = ()
+        self._attachment: tuple[Sequence[Buffer], int] = (), 0
+
+    def of(self, batches: Sequence[Batch]) -> tuple[Sequence[Buffer], int]:
+        """They must not change until `clear`."""
+        if batches != self._batches:  # batches are equal if they are the same one
+            self._batches, self._attachment = batches, attachment_of(batches)
+        return self._attachment
+
+    def clear(self) -> None:
+        """The row is over: nothing is kept."""
+        self._batches, self._attachment = (), ((), 0)
 
 
 def attachment_of(batches: Sequence[Batch]) -> tuple[Sequence[Buffer], int]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from operator import methodcaller
 from typing import Protocol
 
-from neve.client.frame import Frame, InStep, Told
+from neve.client.frame import Attachments, Frame, InStep, Told
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import join_segment
 from neve.rpc.pool import ChannelPool
@@ -78,6 +78,7 @@ class NodeSenders:
         self._woken: list[Sequence[SegmentSource]] = []  # whose lanes have something to send
         self.filling: dict[NodeSender, None] = {}  # have a frame that may not be full
         self._due: dict[NodeSender, None] = {}
+        self.attachments = Attachments()
         self._maybe_idle: list[Idler] = []  # had nothing to do when they said so
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
@@ -165,6 +166,7 @@ class NodeSenders:
         filling, self.filling = self.filling, {}
         for sender in filling:
             sender.send_filled()
+        self.attachments.clear()
 
     def note_idle(self, idler: Idler) -> None:
         """All that it had is acknowledged. Most callers append again when they hear of it. Only those who have nothing
@@ -257,7 +259,7 @@ class NodeSender:
             self.frames_sent += 1
             self._last_blocks = frame.blocks
             self._frames[frame] = None
-            frame.send(self._channel, self._options.append_timeout_s)
+            frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
 
     def close(self) -> None:
         self._ready.clear()

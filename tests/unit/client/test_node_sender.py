@@ -30,6 +30,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.begun: list[tuple[pb.AppendBlockRequest, OnDone[Reply[Any]]]] = []
+        self.attachments: list[Sequence[Buffer]] = []
 
     def channel(self, _: str) -> Wire:
         return self
@@ -38,6 +39,7 @@ class Wire:
         self, _: object, request: bytes, on_done: OnDone[Reply[Any]], *, attachment: Sequence[Buffer], **how: object
     ) -> Wire:
         self.begun.append((pb.AppendBlockRequest.FromString(request), on_done))
+        self.attachments.append(attachment)
         return self
 
     def answer(self, *, brief: bool = False) -> None:
@@ -219,6 +221,23 @@ async def test_an_idle_sender_of_a_lane_that_has_nothing_sends_nothing(kind: typ
     assert wire.segments() == []
     append(senders, source)
     assert wire.segments() == [1]
+
+
+async def test_what_goes_to_all_nodes_in_step_is_joined_once_and_not_kept() -> None:
+    wire = Wire()
+    senders = NodeSenders(cast(ChannelPool, wire), OPTIONS)
+    extents = [[Abreast(senders.to(f"node:{number}")) for number in range(3)] for _ in range(2)]
+    for lanes in extents:
+        lanes[0].blocks = 1
+        senders.wake(lanes, hurry=False)
+    await asyncio.sleep(0)
+    assert wire.segments() == [2, 2, 2]
+    first, second, third = wire.attachments
+    assert sum(map(len, first)) == 18
+    assert first is second
+    assert second is third
+    assert senders.attachments._batches == ()
+    assert senders.attachments._attachment == ((), 0)
 
 
 async def test_nodes_get_frames_in_turn(kind: type[Source]) -> None:

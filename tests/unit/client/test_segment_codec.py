@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from neve.client.core_batch import Batch
-from neve.client.frame import CRC_JOIN_BYTES_MIN, attachment_of
+from neve.client.frame import CRC_JOIN_BYTES_MIN, Attachments, attachment_of
 from neve.client.segment_codec import PlaceEncoder, encode_committed, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_blocks
@@ -121,3 +121,13 @@ def test_the_checksum_of_a_frame_is_that_of_its_bytes_however_it_is_put_together
         if len(batch.block_sizes) > 1:
             for part in batch.split(1):
                 assert part.crc32c == crc32c(b"".join(bytes(buffer) for buffer in part.buffers))
+
+
+def test_the_attachment_of_the_last_frame_is_used_again_for_the_same_batches_alone() -> None:
+    first, second, third = (Batch([bytes((number,)) * 9], [9], 9, None, None, 0) for number in range(3))
+    attachments = Attachments()
+    joined = attachments.of([first, second])
+    assert attachments.of([first, second]) is joined
+    for others in ([first], [second, first], [first, third], [first, second, third], []):
+        assert attachments.of(others) == attachment_of(others)
+        assert attachments.of([first, second]) == joined
