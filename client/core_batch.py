@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from neve.client.types import PlacedBlocks
-from neve.proto.blocks import HEADER_BYTES, BlockType, crc32c_of_blocks, encode_blocks
+from neve.proto.blocks import HEADER_BYTES, JOIN_BYTES_MAX, BlockType, crc32c_of_blocks, encode_block, encode_blocks
 from neve.proto.crc import Buffer
 
 Waiter = Any
@@ -65,7 +65,12 @@ class Run:
         self.block_type = block_type
 
     def encode(self) -> Batch:
-        buffers, block_sizes, size_bytes = encode_blocks(self.payloads, block_type=self.block_type)
+        payloads = self.payloads
+        if len(payloads) == 1 and self.size_bytes <= JOIN_BYTES_MAX:  # as `encode_blocks` would, by fewer calls
+            block = encode_block(payloads[0], self.block_type)
+            assert len(block) == self.size_bytes, (len(block), self.size_bytes)
+            return Batch([block], [self.size_bytes], self.size_bytes, self.waiters, self.ticket, self.first_index)
+        buffers, block_sizes, size_bytes = encode_blocks(payloads, block_type=self.block_type)
         assert size_bytes == self.size_bytes, (size_bytes, self.size_bytes)
         return Batch(buffers, block_sizes, size_bytes, self.waiters, self.ticket, self.first_index)
 

@@ -1,6 +1,7 @@
 """What a stream's one writer knows of its tail: what is framed where, who has it, and what a seal's reply settles.
 
     push ─→ queue ─→ take: placed at the tail's end, sent ─→ on_answer of every replica ─→ acknowledged
+                     take_for_all                        ─→ on_all_answered
                                                      └──→ on_failure ─→ resend, retry, replace the extent, or stop
     begin_seal ─→ nothing is acknowledged ─→ settle: acknowledged, acknowledged when confirmed, back to the queue
 
@@ -128,7 +129,8 @@ class WriterCore:
         self._placed: deque[Batch] = deque()  # in the tail, not acknowledged
         self._first_number = 0  # of the first placed batch; numbers go on over all extents
         self._replicas: list[_ReplicaState] = []
-        self._acked_ends: list[int] = []  # of each of them: what it has answered for
+        self._acked_ends: list[int] = []  # of each of them: what it has answered for, by itself
+        self._all_acked_end = 0  # what all of them have answered for, in step: at least so much has each
         self._confirming: dict[int, list[Batch]] = {}
 
     # --- appends ---------------------------------------------------------------------------------------------
@@ -188,6 +190,7 @@ class WriterCore:
         self.full = self.sealing = False
         self._replicas = [_ReplicaState(self._first_number) for _ in tail.node_ids]
         self._acked_ends = [length for _ in tail.node_ids]
+        self._all_acked_end = length
 
     def has_more(self, replica: int) -> bool:
         """Whether there is something that this replica was not sent yet."""
@@ -283,12 +286,21 @@ class WriterCore:
     def on_answer(self, replica: int, taken: Taken) -> list[Batch]:
         """The replica has everything up to the segment's end. Returns what is acknowledged by that."""
         acked_ends, end = self._acked_ends, taken.end
-        if end <= acked_ends[replica]:
+        if end <= acked_ends[replica] or end <= self._all_acked_end:
             return []
         acked_ends[replica] = end
         self._replicas[replica].failures = 0
         committed = min(acked_ends)
         return self._acknowledge(committed) if committed > self.committed and not self.sealing else []
+
+    def on_all_answered(self, taken: Taken) -> list[Batch]:
+        """Every replica has everything up to the end of what `take_for_all` gave: as `on_answer` for each of them. No
+        failures are forgotten by that, since there are none: whoever has failed gets nothing in step with others."""
+        end = taken.end
+        if end <= self._all_acked_end:
+            return []
+        self._all_acked_end = end
+        return [] if self.sealing else self._acknowledge(end)
 
     def _acknowledge(self, committed: int) -> list[Batch]:
         acknowledged = []
@@ -302,7 +314,8 @@ class WriterCore:
         return acknowledged
 
     def on_failure(self, replica: int, taken: Taken, error: NeveError, *, length: int | None = None) -> Verdict:
-        """The replica refused the segment, or nobody knows. `length`: what it says it has, after a Gap."""
+        """The replica refused the segment, or nobody knows. `length`: what it says it has, after a Gap. Answers that
+        wait for others to be told by `on_all_answered` must be told by `on_answer` before."""
         state = self._replicas[replica]
         verdict = judge(error)
         if self.sealing and verdict is not Verdict.STOP:
@@ -316,7 +329,7 @@ class WriterCore:
             return Verdict.REPLACE
         back_to = max(taken.first_number, self._first_number)
         if verdict is Verdict.RESEND:
-            if length is None or length < self._acked_ends[replica]:
+            if length is None or length < max(self._acked_ends[replica], self._all_acked_end):
                 return Verdict.REPLACE  # it has lost what it had answered for: its word is worth nothing
             back_to = self._number_at(length)
         state.next_number = min(state.next_number, back_to)
@@ -419,7 +432,7 @@ class WriterCore:
         assert offset == self.end, (offset, self.end)
         for state, acked_end in zip(self._replicas, self._acked_ends, strict=True):
             assert state.next_number <= self._first_number + len(self._placed), state.next_number
-            assert self.sealing or acked_end >= self.committed, (acked_end, self.committed)
+            assert self.sealing or max(acked_end, self._all_acked_end) >= self.committed, (acked_end, self.committed)
         waiting = sum(item.size_bytes for item in self._queue)
         assert self.held_bytes == waiting + self.end - self.committed, (self.held_bytes, waiting)
         assert self.tail is None or self.end <= self.tail.limit_bytes, self.end

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Protocol
 
 from neve.client.core_batch import Batch
-from neve.client.core_writer import Taken, Verdict, WriterCore
-from neve.client.node_sender import Frame, NodeSender, Sent
+from neve.client.core_writer import Verdict, WriterCore
+from neve.client.frame import Frame, InStep, Sent
+from neve.client.node_sender import NodeSender, SegmentSource
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import PlaceEncoder, encode_committed, encode_place, join_segment
 from neve.proto import errors
@@ -37,11 +39,13 @@ class LaneOwner(Protocol):
 
 
 class Lane:
-    """`template` has all of a segment but its place, which `places` encodes for all lanes of the extent."""
+    """`template` has all of a segment but its place, which `places` encodes for all lanes of the extent. They share
+    `in_step`, too: what they have sent in step, and not every replica has answered for."""
 
     __slots__ = (
         "_closed",
         "_core",
+        "_in_step",
         "_options",
         "_owner",
         "_pause",
@@ -65,6 +69,7 @@ class Lane:
         sender: NodeSender,
         template: pb.Segment,
         places: PlaceEncoder,
+        in_step: list[InStep],
         *,
         replica: int,
         told: int,
@@ -76,6 +81,7 @@ class Lane:
         self.sender = sender
         self.template = template.SerializeToString()
         self._places = places
+        self._in_step = in_step
         self._options = options
         self._rng = rng
         self.replica = replica  # its number among the tail's
@@ -118,12 +124,14 @@ class Lane:
     def has_more(self) -> bool:
         return self.ready and (self._tell or self._core.has_more(self.replica))
 
-    def take_for_all(self) -> tuple[Taken, bytes] | None:
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
         core = self._core
         taken = core.take_for_all()
         if taken is None:
             return None
-        return taken, encode_place(taken.offset, core.committed, taken.batches[0].block_sizes)
+        part = InStep(lanes, frames, taken)
+        self._in_step.append(part)
+        return part, encode_place(taken.offset, core.committed, taken.batches[0].block_sizes)
 
     def take(self, frame: Frame, bytes_max: int) -> bool | None:
         if not self.ready:
@@ -159,6 +167,21 @@ class Lane:
         if acknowledged or core.full:
             self._owner.on_acknowledged(acknowledged)
 
+    def all_have(self, part: InStep) -> None:
+        if self._closed:  # as all lanes of the extent are then
+            return
+        self._in_step.remove(part)
+        core = self._core
+        acknowledged = core.on_all_answered(part.taken)
+        if acknowledged or core.full:
+            self._owner.on_acknowledged(acknowledged)
+
+    def fall_apart(self) -> None:
+        parts = self._in_step.copy()
+        self._in_step.clear()
+        for part in parts:
+            part.fall_apart()
+
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
         if self._closed:
             return
@@ -185,6 +208,10 @@ class Lane:
             else:
                 self._owner.on_told()
             return
+        if self._in_step:
+            self.fall_apart()  # the core judges by what each replica has answered for,
+            if self._closed:  # which may have been the last that was missing: the writer has moved on, or is over
+                return
         verdict = self._core.on_failure(self.replica, taken, error, length=length)
         if verdict is Verdict.RESEND:
             self.resends += 1

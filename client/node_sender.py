@@ -9,46 +9,27 @@ Invariants: a frame is cut at about `frame_bytes`, or on the loop's next turn: a
             lanes take turns, so that a busy stream does not keep the others of the client waiting;
             the lanes of an extent are asked once for all of them if each would give the same, as when every append is
             awaited: what is placed and encoded for one replica is not so again for the others.
-Neighbours: lane.py implements `SegmentSource`; proto/extent_node.proto has the frame.
+Neighbours: lane.py implements `SegmentSource`; frame.py has what is in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from operator import methodcaller
 from typing import Protocol
 
-from neve.client.core_batch import Batch
-from neve.client.core_writer import Taken
+from neve.client.frame import Attachments, Frame, InStep, Told
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import join_segment
-from neve.proto import extent_node_pb2 as pb
-from neve.proto import methods
-from neve.proto.blocks import JOIN_BYTES_MAX
-from neve.proto.crc import Buffer, crc32c, crc32c_bytes, crc32c_shifted
-from neve.proto.errors import Cancelled, Internal, NeveError
 from neve.rpc.pool import ChannelPool
-from neve.rpc.service import Begun, Channel, Reply
+from neve.rpc.service import Channel
 from neve.rpc.wire.deadlines import Deadlines
-
-log = logging.getLogger(__name__)
-
-CRC_JOIN_BYTES_MIN = 64 << 10  # to read a smaller batch again takes less than to join its CRC to the others
 
 IDLE_BUCKETS_PER_S = 1000  # their timers, too, are one for all writers
 
-REPLY_BYTES = 1024
-REPLY_BYTES_PER_SEGMENT = 512  # with an error's words
 
-BRIEF = pb.AppendBlockRequest(brief=True).SerializeToString()  # behind the segments
-
-# What a lane gave: batches, or `committed` alone.
-Sent = Taken | int
-
-
-class SegmentSource(Protocol):
+class SegmentSource(Told, Protocol):
     """What a sender wants of a lane."""
 
     @property
@@ -69,24 +50,22 @@ class SegmentSource(Protocol):
         """Add the next segment, of about so many bytes, to the frame: whether there is more behind it. None: there is
         nothing that fits now."""
 
-    def take_for_all(self) -> tuple[Taken, bytes] | None:
-        """The next segment, and its place, for all lanes of its extent at once, if it is small and the same for all."""
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
+        """The next segment, and its place, for all lanes of its extent at once, if it is small and the same for all.
+        The lanes are those, and will send it with these frames."""
 
     @property
     def has_more(self) -> bool: ...
 
-    def has(self, taken: Sent) -> None:
-        """The replica has all of the segment."""
-
-    def answered(self, taken: Sent, result: pb.SegmentResult) -> None: ...
-
-    def failed(self, taken: Sent, error: NeveError) -> None: ...
-
 
 class Idler(Protocol):
-    """Who wants to know that some time is over: it may have nothing to send, and something to tell."""
+    """A writer that may have nothing to send, and something to tell."""
 
-    def on_idle(self) -> None: ...
+    def on_turn_over(self) -> None:
+        """Those who heard of its last acknowledgement have had their turn."""
+
+    def on_idle(self) -> None:
+        """The time that it asked for is over."""
 
 
 class NodeSenders:
@@ -99,6 +78,8 @@ class NodeSenders:
         self._woken: list[Sequence[SegmentSource]] = []  # whose lanes have something to send
         self.filling: dict[NodeSender, None] = {}  # have a frame that may not be full
         self._due: dict[NodeSender, None] = {}
+        self.attachments = Attachments()
+        self._maybe_idle: list[Idler] = []  # had nothing to do when they said so
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
         tell = methodcaller("on_idle")  # of whoever it is: `Idler.on_idle` itself does nothing
@@ -161,19 +142,20 @@ class NodeSenders:
     def _take_together(self, lanes: Sequence[SegmentSource]) -> bool:
         """Put the next segment of all these lanes into their nodes' frames. False: one of them has something else to
         send, or must wait for its turn, so that each has to be asked by itself."""
+        frames: list[Frame] = []
         for lane in lanes:
-            if not lane.ready or lane.sender.is_behind:
+            frame = lane.sender.frame_to_join()
+            if frame is None or not lane.ready:
                 return False
-        segment = lanes[0].take_for_all() if lanes else None
+            frames.append(frame)
+        segment = lanes[0].take_for_all(lanes, [*frames]) if lanes else None
         if segment is None:
             return False
-        taken, place = segment
-        batches = taken.batches
+        part, place = segment
+        (batch,) = part.taken.batches
         is_full = False
-        for lane in lanes:
-            sender = lane.sender
-            frame = sender.filling or sender.begin_frame()
-            if frame.add(lane, taken, join_segment(lane.template, place), batches):
+        for lane, frame in zip(lanes, frames, strict=True):
+            if frame.add_in_step(part, join_segment(lane.template, place), batch):
                 is_full = True
         if is_full:  # not before all replicas have theirs: what fails at once takes lanes away
             for lane in lanes:
@@ -184,8 +166,22 @@ class NodeSenders:
         filling, self.filling = self.filling, {}
         for sender in filling:
             sender.send_filled()
+        self.attachments.clear()
+
+    def note_idle(self, idler: Idler) -> None:
+        """All that it had is acknowledged. Most callers append again when they hear of it. Only those who have nothing
+        to do after that need a timer: `on_turn_over` sees to it."""
+        self._maybe_idle.append(idler)
+        if len(self._maybe_idle) == 1:
+            self._loop.call_soon(self._loop.call_soon, self._tell_idle)  # behind all who are woken in this turn
+
+    def _tell_idle(self) -> None:
+        idlers, self._maybe_idle = self._maybe_idle, []
+        for idler in idlers:
+            idler.on_turn_over()
 
     def close(self) -> None:
+        self._maybe_idle.clear()
         self.when_idle.close()
         for sender in self._senders.values():
             sender.close()
@@ -212,11 +208,6 @@ class NodeSender:
     def is_quiet(self) -> bool:
         """One append at a time: none is in flight, the last frame had but one, and nobody has anything to send."""
         return not self._frames and self._last_blocks <= 1 and not self._ready
-
-    @property
-    def is_behind(self) -> bool:
-        """Lanes have to wait for their turn."""
-        return bool(self._ready) or (self.filling is None and self.is_at_most)
 
     @property
     def is_at_most(self) -> bool:
@@ -246,6 +237,12 @@ class NodeSender:
             self.send_filled()
         return bool(self._ready)
 
+    def frame_to_join(self) -> Frame | None:
+        """Where a lane may put its segment now. None: lanes have to wait for their turn."""
+        if self._ready:
+            return None
+        return self.filling or (None if self.is_at_most else self.begin_frame())
+
     def begin_frame(self) -> Frame:
         """For what there is to send in this turn."""
         self._senders.filling[self] = None
@@ -262,7 +259,7 @@ class NodeSender:
             self.frames_sent += 1
             self._last_blocks = frame.blocks
             self._frames[frame] = None
-            frame.send(self._channel, self._options.append_timeout_s)
+            frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
 
     def close(self) -> None:
         self._ready.clear()
@@ -288,105 +285,3 @@ class NodeSender:
         self._frames.pop(frame, None)
         if self._ready:
             self._senders.schedule(self)
-
-
-class Frame:
-    """One AppendBlock: put together by lanes, then in flight."""
-
-    __slots__ = (
-        "_batches",
-        "_call",
-        "_segments",
-        "_segments_max",
-        "_sender",
-        "blocks",
-        "bytes_max",
-        "parts",
-        "size_bytes",
-    )
-
-    def __init__(self, sender: NodeSender, options: ClientOptions) -> None:
-        self._sender = sender
-        self.bytes_max = options.frame_bytes
-        self._segments_max = options.frame_segments_max
-        self._call: Begun | None = None
-        self._segments: list[bytes] = []
-        self._batches: list[Batch] = []
-        self.parts: list[tuple[SegmentSource, Sent]] = []
-        self.size_bytes = 0
-        self.blocks = 0
-
-    def add(self, lane: SegmentSource, what: Sent, segment: bytes, batches: Sequence[Batch]) -> bool:
-        """`segment` is from segment_codec.py, and `batches` are its blocks. Whether the frame is full now."""
-        self.parts.append((lane, what))
-        self._segments.append(segment)
-        for batch in batches:
-            self._batches.append(batch)
-            self.size_bytes += batch.size_bytes
-            self.blocks += len(batch.block_sizes)
-        return self.is_full
-
-    @property
-    def is_full(self) -> bool:
-        return self.size_bytes >= self.bytes_max or len(self.parts) >= self._segments_max
-
-    def send(self, channel: Channel, timeout_s: float) -> None:
-        buffers, crc = attachment_of(self._batches)
-        self._call = channel.begin(
-            methods.EXTENT_NODE_APPEND_BLOCK,
-            b"".join((*self._segments, BRIEF)),
-            self._on_done,
-            timeout_s=timeout_s,
-            attachment=buffers,
-            attachment_crc32c=crc,
-            reply_bytes_max=REPLY_BYTES + REPLY_BYTES_PER_SEGMENT * len(self.parts),
-        )
-
-    def cancel(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-
-    def _on_done(self, reply: Reply[pb.AppendBlockReply] | None, error: BaseException | None) -> None:
-        self._sender.ended(self)
-        if reply is not None:
-            if reply.message.all_taken:
-                for lane, taken in self.parts:
-                    lane.has(taken)
-                return
-            results = reply.message.results
-            if len(results) == len(self.parts):
-                for (lane, taken), result in zip(self.parts, results, strict=True):
-                    lane.answered(taken, result)
-                return
-        failure = _failure_of(error)
-        for lane, taken in self.parts:
-            lane.failed(taken, failure)
-
-
-def attachment_of(batches: Sequence[Batch]) -> tuple[Sequence[Buffer], int]:
-    """All their bytes, and the CRC32C of them. Each batch computes its own once, for all replicas."""
-    if len(batches) == 1:
-        return batches[0].buffers, batches[0].crc32c
-    buffers = [buffer for batch in batches for buffer in batch.buffers]
-    if buffers and max(map(len, buffers)) <= JOIN_BYTES_MAX:
-        joined = b"".join(buffers)  # as the connection would, and one CRC takes less than one for each
-        return [joined], crc32c_bytes(joined)
-    crc = 0
-    for batch in batches:
-        if batch.size_bytes < CRC_JOIN_BYTES_MIN:
-            for buffer in batch.buffers:
-                crc = crc32c(buffer, crc)
-        else:
-            crc = crc32c_shifted(crc, batch.size_bytes) ^ batch.crc32c
-    return buffers, crc
-
-
-def _failure_of(error: BaseException | None) -> NeveError:
-    if isinstance(error, NeveError):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        return Cancelled(detail="the client was closed")
-    if error is None:
-        return Internal(detail="the node answered with another number of results than there were segments")
-    log.error("append_failed", exc_info=error)
-    return Internal(detail=f"{type(error).__name__}: {error}")

@@ -14,6 +14,7 @@ Neighbours: lane.py makes segments, node_sender.py puts requests together; proto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from neve.client.core_batch import Batch
 from neve.proto import extent_node_pb2 as pb
@@ -21,6 +22,10 @@ from neve.proto import extent_node_pb2 as pb
 _LENGTH_DELIMITED = 2
 _SEGMENT_TAG = pb.AppendBlockRequest.SEGMENTS_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 assert _SEGMENT_TAG < 0x80, "the tag is one byte"
+
+_VARINT = 0
+_OFFSET_TAG = bytes((pb.Segment.OFFSET_FIELD_NUMBER << 3 | _VARINT,))
+_COMMITTED_TAG = bytes((pb.Segment.COMMITTED_FIELD_NUMBER << 3 | _VARINT,))
 
 _SMALL_HEADS = [bytes((_SEGMENT_TAG, size_bytes)) for size_bytes in range(0x80)]
 
@@ -52,7 +57,31 @@ class PlaceEncoder:
 
 
 def encode_place(offset: int, committed: int, block_sizes: Sequence[int]) -> bytes:
+    if len(block_sizes) == 1 and offset and committed:  # a message would leave out a 0
+        encoded_offset = _varint(offset)
+        encoded_committed = encoded_offset if committed == offset else _varint(committed)  # one append at a time
+        return b"".join((_OFFSET_TAG, encoded_offset, _COMMITTED_TAG, encoded_committed, _one_size(block_sizes[0])))
     return pb.Segment(offset=offset, committed=committed, block_sizes=block_sizes).SerializeToString()
+
+
+@lru_cache(maxsize=256)
+def _one_size(size_bytes: int) -> bytes:
+    """The field `block_sizes` of one block: kept, since records mostly have a few sizes."""
+    return pb.Segment(block_sizes=[size_bytes]).SerializeToString()
+
+
+def _varint(value: int) -> bytes:
+    """As protobuf encodes it. What is below 256 MiB, as most offsets are, in one step: the loop takes twice as long."""
+    if value < 1 << 7:
+        return bytes((value,))
+    if value < 1 << 14:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 1 << 21:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+    if value < 1 << 28:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
+    low = value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21 & 0x7F | 0x80
+    return bytes(low) + _varint(value >> 28)
 
 
 def encode_committed(committed: int) -> bytes:

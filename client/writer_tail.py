@@ -18,6 +18,7 @@ from typing import Any
 
 from neve.client.core_batch import Batch
 from neve.client.core_writer import Tail, Verdict, WriterCore
+from neve.client.frame import InStep
 from neve.client.history import NodeHistory
 from neve.client.lane import Lane
 from neve.client.manager_link import ManagerLink, may_heal
@@ -89,7 +90,7 @@ class WriterTail:
         self._prepared: sm.ExtentInfo | None = None
         self._prepare_above = 0
         self._preparing: asyncio.Task[None] | None = None
-        self._armed = False  # `on_idle` will be called
+        self._armed = False  # `on_turn_over` or `on_idle` will be called
         self._pushed_when_armed = 0
         self._told: asyncio.Future[None] | None = None
         self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
@@ -127,6 +128,7 @@ class WriterTail:
         self._prepare_above = int(limit_bytes * options.prepare_at)
         self._prepared = self._preparing = None
         places = PlaceEncoder()
+        in_step: list[InStep] = []
         self._lanes = [
             Lane(
                 self,
@@ -140,6 +142,7 @@ class WriterTail:
                     no_sync=self._no_sync,
                 ),
                 places,
+                in_step,
                 replica=number,
                 told=0,
                 options=options,
@@ -182,7 +185,8 @@ class WriterTail:
                 self._prepare_above = core.tail.limit_bytes
                 self._preparing = self._spawn(self._prepare())
             if not self._armed and not core.held_bytes:
-                self._arm_tell()
+                self._armed = True
+                self._senders.note_idle(self)
         if core.full and not core.sealing and core.is_drained:
             self._begin_roll()
 
@@ -246,6 +250,13 @@ class WriterTail:
         self._pushed_when_armed = self._core.pushed_bytes
         when_idle = self._senders.when_idle
         when_idle.add(self, when_idle.now_s() + self._options.committed_idle_s)
+
+    def on_turn_over(self) -> None:
+        """Whoever appends one record after the other has appended the next one."""
+        if self._core.held_bytes:
+            self._armed = False
+        else:
+            self._arm_tell()
 
     def on_idle(self) -> None:
         """Some time has passed since we were idle."""

@@ -239,6 +239,7 @@ def _majority(change: Any) -> None:
         return self._acknowledge(committed) if committed > self.committed else []
 
     change(WriterCore, "on_answer", wrong)
+    change(WriterCore, "take_for_all", lambda self: None)  # what is sent in step is not answered one by one
     change(WriterCore, "validate", lambda self: None)
 
 
@@ -272,16 +273,22 @@ def _resends_all(change: Any) -> None:
 )
 def _acknowledges_while_sealing(change: Any) -> None:
     """Answers of replicas count after the request for the next extent was sent."""
-    on_answer = WriterCore.on_answer
+    on_answer, on_all_answered = WriterCore.on_answer, WriterCore.on_all_answered
 
-    def wrong(self: Any, replica: int, taken: Any) -> Any:
+    def while_sealing(self: Any, what: Any, *about: Any) -> Any:
         sealing, self.sealing = self.sealing, False
         try:
-            return on_answer(self, replica, taken)
+            return what(self, *about)
         finally:
             self.sealing = sealing
 
-    has = Lane.has
+    def wrong(self: Any, replica: int, taken: Any) -> Any:
+        return while_sealing(self, on_answer, replica, taken)
+
+    def wrong_of_all(self: Any, taken: Any) -> Any:
+        return while_sealing(self, on_all_answered, taken)
+
+    has, all_have = Lane.has, Lane.all_have
 
     def heard(self: Any, taken: Any) -> None:
         if self._closed and self._core.sealing and not isinstance(taken, int):
@@ -291,8 +298,18 @@ def _acknowledges_while_sealing(change: Any) -> None:
             return
         has(self, taken)
 
+    def all_heard(self: Any, part: Any) -> None:
+        if self._closed and self._core.sealing:
+            acknowledged = self._core.on_all_answered(part.taken)
+            if acknowledged:
+                self._owner.on_acknowledged(acknowledged)
+            return
+        all_have(self, part)
+
     change(WriterCore, "on_answer", wrong)
+    change(WriterCore, "on_all_answered", wrong_of_all)
     change(Lane, "has", heard)
+    change(Lane, "all_have", all_heard)
 
 
 @bug("a lease that ended is not noticed", origin="T11, rule 2", needs=("client stopped", "metadata stalls"))

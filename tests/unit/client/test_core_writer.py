@@ -697,6 +697,77 @@ def test_what_is_too_large_or_too_much_for_one_batch_is_taken_one_by_one() -> No
     assert core.take_for_all() is None
 
 
+def take_in_step(core: WriterCore, payload: bytes, waiter: object) -> Taken:
+    core.push(payload, waiter)
+    taken = core.take_for_all()
+    assert taken is not None
+    return taken
+
+
+def test_what_all_replicas_answer_for_at_once_is_acknowledged_with_all_before_it() -> None:
+    core = make_core()
+    first, second, third = (take_in_step(core, b"x", number) for number in range(3))
+    assert waiters_of(core.on_all_answered(second)) == [0, 1]
+    assert core.on_all_answered(first) == []  # overtaken
+    core.validate()
+    assert [core.on_answer(replica, second) for replica in range(3)] == [[], [], []]
+    assert core.on_answer(0, third) == []
+    assert waiters_of(core.on_all_answered(third)) == [2]
+    assert (core.committed, core.is_drained, core.held_bytes) == (27, True, 0)
+    core.validate()
+
+
+def test_answers_in_step_and_single_ones_may_follow_each_other() -> None:
+    core = make_core()
+    first = take_in_step(core, b"x", 0)
+    core.push(b"x", 1)
+    second = take_all(core)
+    assert [core.on_answer(replica, second[replica]) for replica in (0, 2)] == [[], []]
+    assert waiters_of(core.on_all_answered(first)) == [0]
+    core.validate()
+    assert waiters_of(core.on_answer(1, second[1])) == [1]
+    third = take_in_step(core, b"x", 2)
+    assert waiters_of(core.on_all_answered(third)) == [2]
+    core.validate()
+
+
+def test_nothing_is_acknowledged_in_step_while_the_extent_is_sealed() -> None:
+    core = make_core()
+    taken = take_in_step(core, b"one", "w1")
+    assert core.begin_seal() == 0
+    assert core.on_all_answered(taken) == []
+    assert waiters_of(core.settle(sealed_length=11, all_took_part=True).acknowledged) == ["w1"]
+    core.open(Tail(2, 10_000, (1, 2, 3)), 0)
+    assert waiters_of(core.on_all_answered(take_in_step(core, b"two", "w2"))) == ["w2"]  # below the last extent's end
+
+
+@pytest.mark.parametrize(("length", "verdict"), [(10, Verdict.REPLACE), (11, Verdict.RESEND)])
+def test_a_replica_that_has_less_than_all_answered_for_is_replaced(length: int, verdict: Verdict) -> None:
+    core = make_core()
+    core.on_all_answered(take_in_step(core, b"one", "w1"))
+    taken = take_in_step(core, b"two", "w2")
+    assert core.on_failure(0, taken, Gap(extent_id=1, offset=11, length=length), length=length) is verdict
+
+
+def test_an_echo_of_what_all_answered_for_is_no_progress() -> None:
+    core = make_core(attempts_max=2)
+    first = take_in_step(core, b"one", "w1")
+    core.on_all_answered(first)
+    second = take_in_step(core, b"two", "w2")
+    assert core.on_failure(0, second, Overloaded(what="x")) is Verdict.RETRY
+    core.on_answer(0, first)
+    assert core.failures(0) == 1
+
+
+def test_validate_finds_what_was_acknowledged_and_not_answered_for() -> None:
+    core = make_core()
+    taken = take_in_step(core, b"one", "w1")
+    core.on_answer(0, taken), core.on_answer(1, taken)
+    core._acknowledge(taken.end)
+    with pytest.raises(AssertionError):
+        core.validate()
+
+
 # --- against replicas ----------------------------------------------------------------------------------------
 
 
@@ -725,6 +796,7 @@ class World:
     answers: list[tuple[int, Taken, NeveError | None, int]] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     unconfirmed: list[int] = field(default_factory=list)
+    in_step: list[tuple[Taken, list[int]]] = field(default_factory=list)  # and who has answered for it
     next_extent: int = 1
     next_record: int = 0
 
@@ -733,6 +805,7 @@ class World:
         self.replicas = [Replica() for _ in range(3)]
         self.sent = [[] for _ in range(3)]
         self.answers = []
+        self.in_step = []
         self.next_extent += 1
 
     def note(self, batches: list[Batch], *, everywhere: bool) -> None:
@@ -757,6 +830,7 @@ class World:
             assert alone is not None
             assert content(alone) == content(taken)
             self.sent[replica].append(taken)
+        self.in_step.append((taken, []))
         assert [self.core.has_more(replica) for replica in range(3)] == [False] * 3
         assert (twin.end, twin.full) == (self.core.end, self.core.full)
 
@@ -781,9 +855,30 @@ class World:
         if lose:
             error = DeadlineExceeded(method="m", timeout_ms=1)
         if error is None:
-            self.note(self.core.on_answer(replica, taken), everywhere=True)
-        elif self.core.on_failure(replica, taken, error, length=length) in (Verdict.REPLACE, Verdict.SEALED):
+            self.note(self.hear(replica, taken), everywhere=True)
+            return
+        for waiting, heard in self.in_step:  # so the core is told before it judges
+            for each in heard:
+                self.note(self.core.on_answer(each, waiting), everywhere=True)
+        self.in_step.clear()
+        if self.core.on_failure(replica, taken, error, length=length) in (Verdict.REPLACE, Verdict.SEALED):
             self.roll(length_choice=0, all_took_part=True, limit_bytes=limit_bytes)
+
+    def hear(self, replica: int, taken: Taken) -> list[Batch]:
+        """What was sent in step is told when all have answered, or one by one after something has failed."""
+        for number, (waiting, heard) in enumerate(self.in_step):
+            if waiting is taken:
+                heard.append(replica)
+                if len(heard) < 3:
+                    return []
+                del self.in_step[number]
+                twin = copy_of(self.core)
+                acknowledged = self.core.on_all_answered(taken)
+                one_by_one = [batch for each in range(3) for batch in twin.on_answer(each, taken)]
+                assert waiters_of(acknowledged) == waiters_of(one_by_one)
+                assert (twin.committed, twin.settled_bytes) == (self.core.committed, self.core.settled_bytes)
+                return acknowledged
+        return self.core.on_answer(replica, taken)
 
     def spread(self, replicas: Sequence[int], bytes_max: int, fates: Sequence[str]) -> None:
         """All that these replicas are to get is on its way, and what came through is there; nothing is answered yet."""

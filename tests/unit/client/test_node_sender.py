@@ -10,7 +10,8 @@ import pytest
 
 from neve.client.core_batch import Batch, Run
 from neve.client.core_writer import Taken
-from neve.client.node_sender import Frame, NodeSender, NodeSenders, Sent
+from neve.client.frame import Frame, InStep, Sent
+from neve.client.node_sender import NodeSender, NodeSenders, SegmentSource
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import PlaceEncoder, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
@@ -29,6 +30,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.begun: list[tuple[pb.AppendBlockRequest, OnDone[Reply[Any]]]] = []
+        self.attachments: list[Sequence[Buffer]] = []
 
     def channel(self, _: str) -> Wire:
         return self
@@ -37,6 +39,7 @@ class Wire:
         self, _: object, request: bytes, on_done: OnDone[Reply[Any]], *, attachment: Sequence[Buffer], **how: object
     ) -> Wire:
         self.begun.append((pb.AppendBlockRequest.FromString(request), on_done))
+        self.attachments.append(attachment)
         return self
 
     def answer(self, *, brief: bool = False) -> None:
@@ -74,7 +77,7 @@ class Source:
         frame.add(self, 0, join_segment(b"", self._places.encode([batch], 0)), [batch])
         return False
 
-    def take_for_all(self) -> tuple[Taken, bytes] | None:
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
         return None
 
     def _batch(self) -> Batch:
@@ -85,6 +88,12 @@ class Source:
     def has(self, taken: Sent) -> None:
         self.ends.append(None)
 
+    def all_have(self, part: InStep) -> None:
+        self.ends.append(None)
+
+    def fall_apart(self) -> None:
+        """Of one lane alone there is nothing to be told before."""
+
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
         self.ends.append(None)
 
@@ -92,17 +101,18 @@ class Source:
         self.ends.append(error)
 
 
-class InStep(Source):
+class Abreast(Source):
     """One that is always where the other lanes of its extent are, if there are any."""
 
-    def take_for_all(self) -> tuple[Taken, bytes] | None:
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
         if not self.blocks:
             return None
         batch = self._batch()
-        return Taken(0, 0, 0, batch.size_bytes, [batch], False), encode_place(0, 0, batch.block_sizes)
+        taken = Taken(0, 0, 0, batch.size_bytes, [batch], False)
+        return InStep(lanes, frames, taken), encode_place(0, 0, batch.block_sizes)
 
 
-@pytest.fixture(params=[Source, InStep])
+@pytest.fixture(params=[Source, Abreast])
 def kind(request: pytest.FixtureRequest) -> type[Source]:
     """Frames are cut alike, however lanes are asked."""
     return cast(type[Source], request.param)
@@ -211,6 +221,23 @@ async def test_an_idle_sender_of_a_lane_that_has_nothing_sends_nothing(kind: typ
     assert wire.segments() == []
     append(senders, source)
     assert wire.segments() == [1]
+
+
+async def test_what_goes_to_all_nodes_in_step_is_joined_once_and_not_kept() -> None:
+    wire = Wire()
+    senders = NodeSenders(cast(ChannelPool, wire), OPTIONS)
+    extents = [[Abreast(senders.to(f"node:{number}")) for number in range(3)] for _ in range(2)]
+    for lanes in extents:
+        lanes[0].blocks = 1
+        senders.wake(lanes, hurry=False)
+    await asyncio.sleep(0)
+    assert wire.segments() == [2, 2, 2]
+    first, second, third = wire.attachments
+    assert sum(map(len, first)) == 18
+    assert first is second
+    assert second is third
+    assert senders.attachments._batches == ()
+    assert senders.attachments._attachment == ((), 0)
 
 
 async def test_nodes_get_frames_in_turn(kind: type[Source]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from neve.client.core_batch import Batch
-from neve.client.node_sender import CRC_JOIN_BYTES_MIN, attachment_of
-from neve.client.segment_codec import PlaceEncoder, encode_committed, join_segment
+from neve.client.frame import CRC_JOIN_BYTES_MIN, Attachments, attachment_of
+from neve.client.segment_codec import PlaceEncoder, encode_committed, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_blocks
 from neve.proto.common_pb2 import Replica
@@ -57,6 +58,30 @@ def test_a_request_of_joined_segments_is_the_message_with_their_content(
     assert pb.AppendBlockRequest.FromString(b"".join(joined)) == pb.AppendBlockRequest(segments=wanted)
 
 
+BOUNDARIES = [(1 << bits) + step for bits in range(0, 64, 7) for step in (-1, 0, 1) if bits or step >= 0]
+NUMBERS = st.sampled_from([0, *BOUNDARIES, (1 << 64) - 1]) | U64
+
+
+@given(NUMBERS, NUMBERS | st.none(), st.lists(st.integers(0, (1 << 32) - 1), max_size=3))
+@example(0, 5, [1032])
+@example(5, 0, [1032])
+@example(0, None, [0])
+def test_a_place_has_the_bytes_that_generated_code_gives_it(
+    offset: int, committed: int | None, block_sizes: list[int]
+) -> None:
+    """None: as much as stands before it, as when each append is awaited."""
+    committed = offset if committed is None else committed
+    segment = pb.Segment(offset=offset, committed=committed, block_sizes=block_sizes)
+    assert encode_place(offset, committed, block_sizes) == segment.SerializeToString()
+
+
+@pytest.mark.parametrize("number", [*BOUNDARIES, (1 << 64) - 1])
+def test_numbers_of_every_length_are_encoded_as_generated_code_does(number: int) -> None:
+    for offset, committed in ((number, number), (number, 300), (300, number)):
+        segment = pb.Segment(offset=offset, committed=committed, block_sizes=[1032])
+        assert encode_place(offset, committed, (1032,)) == segment.SerializeToString()
+
+
 def test_what_is_kept_for_the_next_replica_is_bounded() -> None:
     places = PlaceEncoder()
     small, large = batch_of([1032] * 1000, 0), batch_of([9] * 100_000, 1032 * 1000)
@@ -96,3 +121,13 @@ def test_the_checksum_of_a_frame_is_that_of_its_bytes_however_it_is_put_together
         if len(batch.block_sizes) > 1:
             for part in batch.split(1):
                 assert part.crc32c == crc32c(b"".join(bytes(buffer) for buffer in part.buffers))
+
+
+def test_the_attachment_of_the_last_frame_is_used_again_for_the_same_batches_alone() -> None:
+    first, second, third = (Batch([bytes((number,)) * 9], [9], 9, None, None, 0) for number in range(3))
+    attachments = Attachments()
+    joined = attachments.of([first, second])
+    assert attachments.of([first, second]) is joined
+    for others in ([first], [second, first], [first, third], [first, second, third], []):
+        assert attachments.of(others) == attachment_of(others)
+        assert attachments.of([first, second]) == joined
