@@ -20,6 +20,7 @@ from typing import Any
 
 from neve.client import core_reader, extent_reader
 from neve.client.core_writer import WriterCore
+from neve.client.frame import InStep
 from neve.client.lane import Lane
 from neve.client.writer_tail import WriterTail
 from neve.extent_node import attributes, core, core_append, store_append, store_control
@@ -240,6 +241,19 @@ def _majority(change: Any) -> None:
 
     change(WriterCore, "on_answer", wrong)
     change(WriterCore, "take_for_all", lambda self: None)  # what is sent in step is not answered one by one
+    change(WriterCore, "validate", lambda self: None)
+
+
+@bug("two answers of three acknowledge, in step", origin="T13, rule 5", shows=r"are not on node \d+ \(G1\)")
+def _majority_in_step(change: Any) -> None:
+    """The same where a segment was sent to all replicas at once, and their answers are counted."""
+    make = InStep.__init__
+
+    def wrong(self: InStep, lanes: Any, frames: Any, taken: Any) -> None:
+        make(self, lanes, frames, taken)
+        self.unanswered = max(1, len(frames) - 1)
+
+    change(InStep, "__init__", wrong)
     change(WriterCore, "validate", lambda self: None)
 
 
