@@ -6,6 +6,7 @@ for all of them.
 
 Invariants: each segment is answered or failed once for each lane that sent it;
             `all_have` is told when every frame that carries the segment was answered as taken, and not before;
+            what fails on behalf of one lane ends its writer, and keeps nobody else's answers back;
             once a frame that carries it is answered in another way, or fails, each lane is told by itself: first those
             whose frames were answered as taken, so that whoever judges the failure knows what every replica has said.
 Neighbours: lane.py is told; node_sender.py fills frames and sends them; proto/extent_node.proto has the messages.
@@ -56,6 +57,9 @@ class Told(Protocol):
     def answered(self, taken: Sent, result: pb.SegmentResult) -> None: ...
 
     def failed(self, taken: Sent, error: NeveError) -> None: ...
+
+    def broken(self, failure: Exception) -> None:
+        """A bug was met on its behalf: its writer is over. Others, who share frames with it, are not."""
 
 
 class FrameSender(Protocol):
@@ -167,29 +171,43 @@ class Frame:
             results = reply.message.results
             if len(results) == len(parts):
                 for part, result in zip(parts, results, strict=True):
-                    lane, taken = self._apart(part)
-                    lane.answered(taken, result)
+                    try:
+                        lane, taken = self._apart(part)
+                        lane.answered(taken, result)
+                    except Exception as failure:  # noqa: BLE001 - its writer ends by it
+                        _first_lane(part).broken(failure)
                 return
-        failure = _failure_of(error)
+        reason = _failure_of(error)
         for part in parts:
-            lane, taken = self._apart(part)
-            lane.failed(taken, failure)
+            try:
+                lane, taken = self._apart(part)
+                lane.failed(taken, reason)
+            except Exception as failure:  # noqa: BLE001 - its writer ends by it
+                _first_lane(part).broken(failure)
 
     def _on_all_taken(self, parts: Sequence[InStep | tuple[Told, Sent]]) -> None:
         self.all_taken = True
         for part in parts:
-            if isinstance(part, InStep):
-                part.unanswered -= 1
-                if not part.unanswered:
-                    part.lanes[0].all_have(part)
-                elif part.unanswered < 0:
-                    part.lane_of(self).has(part.taken)
-            else:
-                lane, taken = part
-                lane.has(taken)
+            try:
+                if isinstance(part, InStep):
+                    part.unanswered -= 1
+                    if not part.unanswered:
+                        part.lanes[0].all_have(part)
+                    elif part.unanswered < 0:
+                        part.lane_of(self).has(part.taken)
+                else:
+                    lane, taken = part
+                    lane.has(taken)
+            except Exception as failure:  # noqa: BLE001 - its writer ends by it
+                _first_lane(part).broken(failure)
 
     def _apart(self, part: InStep | tuple[Told, Sent]) -> tuple[Told, Sent]:
         return (part.lane_of(self), part.taken) if isinstance(part, InStep) else part
+
+
+def _first_lane(part: InStep | tuple[Told, Sent]) -> Told:
+    """One of the writer's whose segment it is."""
+    return part.lanes[0] if isinstance(part, InStep) else part[0]
 
 
 class Attachments:

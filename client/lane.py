@@ -9,6 +9,7 @@ Neighbours: core_writer.py decides, node_sender.py sends, writer.py is told what
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,6 +23,8 @@ from neve.client.segment_codec import PlaceEncoder, encode_committed, encode_pla
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import NeveError
+
+log = logging.getLogger(__name__)
 
 TELL_ATTEMPTS_MAX = 3
 
@@ -197,6 +200,12 @@ class Lane:
     def failed(self, taken: Sent, error: NeveError) -> None:
         if not self._closed:
             self._on_failure(taken, error, length=None)
+
+    def broken(self, failure: Exception) -> None:
+        log.error("lane_broken node_id=%d", self.node_id, exc_info=failure)
+        if not self._closed:
+            error = errors.Internal(detail=f"{type(failure).__name__}: {failure}")
+            self._owner.on_trouble(self, Verdict.STOP, error)
 
     def _on_failure(self, taken: Sent, error: NeveError, *, length: int | None) -> None:
         if isinstance(taken, int):

@@ -123,9 +123,12 @@ class NodeSenders:
                 self._pump()
             woken, self._woken = self._woken, []
             for lanes in woken:
-                if not self._take_together(lanes):
-                    for lane in lanes:
-                        lane.wake()
+                try:
+                    if not self._take_together(lanes):
+                        for lane in lanes:
+                            lane.wake()
+                except Exception as failure:  # noqa: BLE001 - its writer ends by it, and the others go on
+                    lanes[0].broken(failure)
             if self._due:
                 self._pump()
         finally:
@@ -271,7 +274,12 @@ class NodeSender:
         ready = self._ready
         while ready and not frame.is_full:
             lane = next(iter(ready))
-            more = lane.take(frame, frame.bytes_max - frame.size_bytes)
+            try:
+                more = lane.take(frame, frame.bytes_max - frame.size_bytes)
+            except Exception as failure:  # noqa: BLE001 - its writer ends by it, and the others go on
+                del ready[lane]
+                lane.broken(failure)
+                continue
             if more is None:
                 if lane.has_more:
                     break  # it does not fit any more: it is the first one of the next frame

@@ -436,6 +436,24 @@ async def test_so_does_one_that_is_lost_when_a_lane_fails_by_itself() -> None:
     await stage.close()
 
 
+async def test_a_bug_met_over_an_answer_ends_the_writer_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    await stage.append("one")
+
+    def break_off(_: object) -> list[Batch]:
+        raise RuntimeError("a bug")
+
+    stage.core.on_all_answered = break_off  # type: ignore[method-assign,assignment]
+    for number in range(3):
+        stage.wire(number).all_taken()
+    assert stage.acknowledged == []
+    (end,) = stage.ends
+    assert isinstance(end, errors.Internal)
+    assert "RuntimeError: a bug" in end.detail
+    assert "lane_broken" in caplog.text
+    await stage.close()
+
+
 async def test_two_replicas_behind_one_address_are_told_each_by_itself() -> None:
     stage = Stage(addresses="aba")
     await stage.append("one")

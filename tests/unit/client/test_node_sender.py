@@ -61,6 +61,7 @@ class Source:
         self.sender = sender
         self.blocks = 0
         self.ends: list[NeveError | None] = []
+        self.failures: list[Exception] = []
         self._places = PlaceEncoder()
 
     @property
@@ -99,6 +100,9 @@ class Source:
 
     def failed(self, taken: Sent, error: NeveError) -> None:
         self.ends.append(error)
+
+    def broken(self, failure: Exception) -> None:
+        self.failures.append(failure)
 
 
 class Abreast(Source):
@@ -292,3 +296,39 @@ async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn() -> 
     await asyncio.sleep(0)
     assert wires["up:1"].segments() == [1, 1]
     assert not senders._due
+
+
+def break_off(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
+async def test_a_lane_that_cannot_give_what_it_has_ends_its_writer_and_holds_nobody_up(kind: type[Source]) -> None:
+    wire, senders, sources = make(3, kind)
+    sources[1].take = sources[1].take_for_all = break_off  # type: ignore[assignment,method-assign]
+    for source in sources:
+        append(senders, source, hurry=False)
+    await asyncio.sleep(0)
+    assert wire.segments() == [2]
+    wire.answer(brief=True)
+    assert [source.ends for source in sources] == [[None], [], [None]]
+    assert [[*map(str, source.failures)] for source in sources] == [[], ["a bug"], []]
+    append(senders, sources[0])
+    await asyncio.sleep(0)
+    assert wire.segments() == [1]
+
+
+@pytest.mark.parametrize("answer", ["all taken", "results", "error"])
+async def test_a_lane_that_fails_over_its_answer_keeps_nobody_elses_back(kind: type[Source], answer: str) -> None:
+    wire, senders, sources = make(3, kind)
+    for name in ("has", "all_have", "answered", "failed"):
+        setattr(sources[1], name, break_off)
+    for source in sources:
+        append(senders, source, hurry=False)
+    await asyncio.sleep(0)
+    if answer == "error":
+        _, on_done = wire.begun.pop()
+        on_done(None, ConnectionLost(address="node:1", detail="gone"))
+    else:
+        wire.answer(brief=answer == "all taken")
+    assert [len(source.ends) for source in sources] == [1, 0, 1]
+    assert [[*map(str, source.failures)] for source in sources] == [[], ["a bug"], []]
