@@ -151,3 +151,28 @@ async def test_waiting_for_room_ends_with_the_writer_and_does_not_overtake_those
     share.end(ShuttingDown())
     with pytest.raises(ShuttingDown):
         await watcher
+
+
+async def test_each_of_many_who_wait_is_looked_at_a_few_times_and_not_once_for_each_other() -> None:
+    looks = 0
+
+    class Counting(Share):
+        def _fits(self, size_bytes: int) -> bool:
+            nonlocal looks
+            looks += 1
+            return super()._fits(size_bytes)
+
+    share, order, count = Counting(Budget(100), 100), list[str](), 2000
+    share.take(100)
+    tasks = [waiting(share, 1, order, str(number)) for number in range(count)]
+    await step()
+    for each in tasks[::3]:
+        each.cancel()
+    for _ in range(count // 50):
+        share.give_back(share.used_bytes)
+        await step()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == [str(number) for number in range(count) if number % 3]
+    assert looks < 10 * count
+    assert not share._waiters
+    assert share._admitted == 0
