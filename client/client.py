@@ -54,6 +54,7 @@ from neve.proto.errors import (
     MetaUnavailable,
     NeveError,
     PermissionDenied,
+    ShuttingDown,
     StreamSealed,
     Unauthenticated,
     WrongCluster,
@@ -109,7 +110,11 @@ class Client:
         self.admin = Admin(self._link)
 
     async def open(self) -> Self:
-        """Reach a manager, and see that it is of the right cluster. `async with` does it."""
+        """Reach a manager, and see that it is of the right cluster. `async with` does it, once."""
+        if self._closed:
+            raise self._not_open()
+        if self._opened:
+            raise InvalidArgument(what="client", detail="it is open already")
         loop = asyncio.get_running_loop()
         if self.options.keep_freed_memory:
             keep_freed_memory(self.options.buffer_bytes_max)
@@ -155,6 +160,16 @@ class Client:
     ) -> None:
         await self.close()
 
+    def _check_open(self) -> None:
+        """Before anything is asked of a manager: what it did would be done, and nobody told."""
+        if not self._opened or self._closed:
+            raise self._not_open()
+
+    def _not_open(self) -> ShuttingDown:
+        if self._closed:
+            return ShuttingDown(detail="this client was closed: make another one")
+        return ShuttingDown(detail="this client is not open: use `async with`, or await open()")
+
     # --- streams ---------------------------------------------------------------------------------------------
 
     async def create_stream(
@@ -171,6 +186,7 @@ class Client:
     ) -> Stream:
         """Make a stream. 0 and "" mean the cluster's defaults; a name, if given, is unique. Streams with the same
         `lock` have one owner together; by default each has its own."""
+        self._check_open()
         if replicas < 0 or extent_bytes_max < 0:
             raise InvalidArgument(what="replicas" if replicas < 0 else "extent_bytes_max", detail="it is negative")
         request = sm.CreateStreamRequest(
@@ -191,10 +207,12 @@ class Client:
 
     async def stream(self, id_or_name: int | str) -> Stream:
         """A stream by its id or its name; NotFound if there is none."""
+        self._check_open()
         return await self._catalog.stream(id_or_name)
 
     def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
         """All streams that have these labels."""
+        self._check_open()
         return self._catalog.streams(labels)
 
     async def truncate(self, stream_id: int, before: Position, *, owner: common_pb2.Owner | None = None) -> Stream:
@@ -203,6 +221,7 @@ class Client:
         Without `owner` it is done in the name of this client's writer of the stream; if it has none, in nobody's, as an
         operator does it, whoever owns the stream.
         """
+        self._check_open()
         owner = owner or await self._owner_of(stream_id)
         request = sm.TruncateStreamRequest(stream_id=stream_id, owner=owner, before_extent_id=before.extent_id)
         return self._noted((await self._link.order(methods.STREAM_MANAGER_TRUNCATE_STREAM, request)).stream)
@@ -211,12 +230,14 @@ class Client:
         self, stream_id: int, extent_ids: Iterable[int], *, owner: common_pb2.Owner | None = None
     ) -> Stream:
         """Take whole extents out of the stream, wherever they are in it; never the tail. `owner`: as in `truncate`."""
+        self._check_open()
         owner = owner or await self._owner_of(stream_id)
         request = sm.PunchHolesRequest(stream_id=stream_id, owner=owner, extent_ids=list(extent_ids))
         return self._noted((await self._link.order(methods.STREAM_MANAGER_PUNCH_HOLES, request)).stream)
 
     async def seal(self, stream_id: int) -> Stream:
         """End the stream: nothing can be appended any more. A writer of this client is flushed and ended first."""
+        self._check_open()
         request = sm.SealStreamRequest(stream_id=stream_id, owner=await self._owner_of(stream_id))
         writer = self._writer_of(stream_id)
         if writer is None or writer.owner is None:
@@ -238,6 +259,7 @@ class Client:
 
     async def delete(self, stream_id: int) -> None:
         """Delete the stream; its extents go when nothing else refers to them. A writer of this client ends with it."""
+        self._check_open()
         request = sm.DeleteStreamRequest(stream_id=stream_id, owner=await self._owner_of(stream_id))
         await self._link.order(methods.STREAM_MANAGER_DELETE_STREAM, request, timeout_s=self.options.roll_timeout_s)
         writer = self._writer_of(stream_id)
@@ -261,6 +283,7 @@ class Client:
         milliseconds ago, by a writer that neither flushed nor went on, may not be readable yet. `copy=False` gives
         large payloads as views, which keep the memory of a whole answer alive for as long as they are held.
         """
+        self._check_open()
         batches = self._reader.read_batches(stream_id, start=start, follow=follow, end=end, copy=copy)
         async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
             async for records in batches:
@@ -277,10 +300,12 @@ class Client:
         copy: bool = True,
     ) -> AsyncIterator[list[Record]]:
         """As `read`, in lists of what came at a time: for those who have millions of small records to read."""
+        self._check_open()
         return self._reader.read_batches(stream_id, start=start, follow=follow, end=end, copy=copy)
 
     async def read_record(self, stream_id: int, position: Position, *, copy: bool = True) -> Record:
         """The one record at `position`, as an append or a read has told it."""
+        self._check_open()
         return await self._reader.read_record(stream_id, position, copy=copy)
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -360,6 +385,7 @@ class Client:
         )
 
     async def _appendable(self, stream_id: int) -> Stream:
+        self._check_open()
         stream = await self._catalog.stream(stream_id)
         if stream.sealed:
             raise StreamSealed(stream_id=stream.id)

@@ -37,7 +37,8 @@ class ClientOptions:
     rolls_max: int = 8  # one after the other without an acknowledged byte: then the trouble is not a node's
     avoid_node_s: float = 30.0  # a node that failed is not asked for during this time, if there are others
     prepare_at: float = 0.8  # of an extent's limit: the next one is made ahead
-    committed_idle_s: float = 0.005  # an idle writer tells readers by then how far they may go
+    committed_idle_s: float = 0.005  # an idle writer tells readers by then how far they may go,
+    committed_again_s: float = 10.0  # and again so often: a node that has restarted has forgotten it
     block_payload_bytes_max: int = 4 * MIB  # larger records go in several blocks
 
     # --- readers ---
@@ -49,7 +50,7 @@ class ClientOptions:
     speculative_delay_s_min: float = 0.005  # before a second replica is asked as well
     cache_bytes_max: int = 32 * MIB  # of blocks that were read one by one
     extents_cached_max: int = 10_000
-    record_bytes_max: int = 1024 * MIB  # of a record in several blocks: the reader joins it in memory
+    record_bytes_max: int = 1024 * MIB  # of a record in several blocks: readers join it in memory, writers refuse more
 
     keep_freed_memory: bool = True  # of the whole process: memory.py says why
     limits: Limits = DEFAULT_LIMITS

@@ -26,7 +26,7 @@ from neve.meta.lock import Lock
 from neve.proto import common_pb2
 from neve.proto.blocks import HEADER_BYTES
 from neve.proto.crc import Buffer
-from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, Overloaded, ShuttingDown
+from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, Overloaded, ShuttingDown, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class Writer:
         self._on_ended = on_ended
         self._share = share
         self._options = options
+        self._record_bytes_max = options.record_bytes_max + HEADER_BYTES  # with a header
         self._core = WriterCore(
             run_bytes_max=options.frame_bytes,
             payload_bytes_max=options.block_payload_bytes_max,
@@ -110,9 +111,12 @@ class Writer:
     # --- appends ---------------------------------------------------------------------------------------------
 
     async def append(self, payload: Buffer) -> Position:
-        """Append one record of any size; returns its position when it is acknowledged."""
+        """Append one record; returns its position when it is acknowledged. One that is larger than a block goes in
+        several, up to `record_bytes_max` of the options, which is what readers take."""
         data = payload if type(payload) is bytes else _as_bytes(payload)
         size_bytes = len(data) + HEADER_BYTES
+        if size_bytes > self._record_bytes_max:
+            raise self._too_large(len(data))
         if self._error is not None or not self._share.try_take(size_bytes):
             await self._wait_for_room(size_bytes)
         return await self._push(data, size_bytes, hurry=True)
@@ -128,6 +132,8 @@ class Writer:
         if not parts:
             return []
         sizes = list(map(len, parts))
+        if max(sizes) + HEADER_BYTES > self._record_bytes_max:
+            raise self._too_large(max(sizes))
         size_bytes = sum(sizes) + HEADER_BYTES * len(sizes)
         if self._error is not None or not self._share.try_take(size_bytes):
             await self._wait_for_room(size_bytes)
@@ -145,6 +151,8 @@ class Writer:
         if self._error is not None:
             raise self._over()
         size_bytes = len(data) + HEADER_BYTES
+        if size_bytes > self._record_bytes_max:
+            raise self._too_large(len(data))
         if not self._share.try_take(size_bytes):
             raise self._overloaded()
         return self._push(data, size_bytes)
@@ -397,6 +405,10 @@ class Writer:
         if self._core.push_many(cast("list[Buffer]", payloads), size_bytes, future):
             self._wake(hurry=hurry)
         return future
+
+    def _too_large(self, size_bytes: int) -> TooLarge:
+        """No reader with options like ours would take it, nor anything behind it."""
+        return TooLarge(what="record", size_bytes=size_bytes, limit_bytes=self._options.record_bytes_max)
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(what="writer", detail=f"{self._share.used_bytes} bytes are appended and not acknowledged")

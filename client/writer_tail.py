@@ -92,6 +92,8 @@ class WriterTail:
         self._preparing: asyncio.Task[None] | None = None
         self._armed = False  # `on_turn_over` or `on_idle` will be called
         self._pushed_when_armed = 0
+        self._pushed_when_told = -1  # what had been appended when `committed` was last told alone
+        self._again = 0  # the bucket of the time to tell it again; 0: none
         self._told: asyncio.Future[None] | None = None
         self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
         self._closed = False
@@ -162,6 +164,7 @@ class WriterTail:
     def close(self) -> None:
         """Nothing is sent or acknowledged any more."""
         self._closed = True
+        self._forget_again()
         for lane in self._lanes:
             lane.close()
         for task in [*self._tasks, *self.confirming.values()]:
@@ -269,8 +272,23 @@ class WriterTail:
             self._loop.call_soon(self._tell_if_idle)
 
     def _tell_if_idle(self) -> None:
-        if self._core.pushed_bytes == self._pushed_when_armed and not self._closed and not self._rolling:
+        pushed_bytes = self._core.pushed_bytes
+        if pushed_bytes != self._pushed_when_armed or self._closed or self._rolling:
+            return
+        if pushed_bytes == self._pushed_when_told:
+            self.tell_again()  # nothing came meanwhile that would have found out what has restarted
+        else:
+            self._pushed_when_told = pushed_bytes
             self.tell()
+        self._forget_again()
+        when_idle = self._senders.when_idle
+        # At full seconds: those of all writers are few timers, and nobody waits for one.
+        self._again = when_idle.add(self, float(int(when_idle.now_s() + self._options.committed_again_s) + 1))
+
+    def _forget_again(self) -> None:
+        if self._again:
+            self._senders.when_idle.remove(self, self._again)
+            self._again = 0
 
     def tell(self) -> None:
         for lane in self._lanes:
@@ -281,9 +299,10 @@ class WriterTail:
             lane.tell_again()
 
     async def tell_all(self, timeout_s: float) -> None:
-        """Tell `committed` and wait until every replica has heard it, or the time is over: nothing rests on it."""
+        """Tell `committed`, also to those who have heard it, and wait until every replica has heard it, or the time is
+        over: nothing rests on it."""
         self._told = self._loop.create_future()
-        self.tell()
+        self.tell_again()
         self.on_told()
         await asyncio.wait([self._told], timeout=timeout_s)
         self._told = None

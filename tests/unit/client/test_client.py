@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from unittest import mock
 
+import pytest
+
 from neve.client.types import Position
+from neve.proto.errors import InvalidArgument, ShuttingDown, TooLarge
 from tests.unit.client.rig import Rig, payloads_of, read_all, run
 
 
@@ -135,5 +138,66 @@ def test_a_writer_that_appends_in_the_turn_in_which_it_seemed_idle_tells_nothing
                     assert tells == 0
                     await asyncio.sleep(1)
                     assert tells == 1
+
+    run(story)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_what_an_idle_writer_had_acknowledged_is_readable_again_after_all_nodes_restarted(closes: bool) -> None:
+    """Nodes forget how far readers may go. The writer tells them again, in its time or at the latest when it closes."""
+
+    async def story(rig: Rig) -> None:
+        async with rig.client(committed_again_s=1000.0 if closes else 5.0) as neve, rig.client("reader") as reader:
+            stream = await neve.create_stream(replicas=3)
+            async with neve.writer(stream.id) as writer:
+                await writer.append_many([b"a", b"b"])
+                await asyncio.sleep(1.0)
+                assert await payloads_of(reader, stream.id) == [b"a", b"b"]
+                for node in rig.tail_nodes(stream.id):
+                    node.kill()
+                    await node.start()
+                assert await payloads_of(reader, stream.id) == []
+                await asyncio.sleep(8.0)
+                if not closes:
+                    assert await payloads_of(reader, stream.id) == [b"a", b"b"]
+            assert await payloads_of(reader, stream.id) == [b"a", b"b"]
+
+    run(story)
+
+
+def test_a_record_that_no_reader_would_take_is_refused_and_the_writer_goes_on() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client(record_bytes_max=3000) as neve:
+            stream = await neve.create_stream()
+            async with neve.writer(stream.id) as writer:
+                await writer.append(bytes(3000))
+                with pytest.raises(TooLarge, match="3001"):
+                    await writer.append(bytes(3001))
+                with pytest.raises(TooLarge, match="3001"):
+                    writer.submit(bytes(3001))
+                with pytest.raises(TooLarge, match="3001"):
+                    await writer.append_many([b"x", bytes(3001)])
+                await writer.append(b"last")
+            assert await payloads_of(neve, stream.id) == [bytes(3000), b"last"]
+
+    run(story)
+
+
+def test_a_client_that_is_not_open_says_so_and_changes_nothing() -> None:
+    async def story(rig: Rig) -> None:
+        neve = rig.make_client()
+        with pytest.raises(ShuttingDown, match="is not open"):
+            await neve.create_stream()
+        with pytest.raises(ShuttingDown, match="is not open"):
+            await payloads_of(neve, 1)
+        assert rig.manager.streams == {}
+        async with neve:
+            stream = await neve.create_stream()
+            with pytest.raises(InvalidArgument, match="open already"):
+                await neve.open()
+        for attempt in (neve.open, neve.create_stream, neve.writer(stream.id).open, lambda: neve.delete(stream.id)):
+            with pytest.raises(ShuttingDown, match="was closed"):
+                await attempt()
+        assert list(rig.manager.streams) == [stream.id]
 
     run(story)
