@@ -76,6 +76,11 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
                 f"extent {error.extent_id}, offset {error.offset}: {error.detail or 'the bytes there are damaged'}; "
                 "`stream-client read --positions` prints where records begin"
             )
+        case errors.OutOfRange():
+            return f"extent {error.extent_id} ends at {error.readable}: there is nothing at {error.offset}"
+        case errors.Unimplemented():
+            text = f"the servers at {asked}" if asked else "the server"
+            return f"{text} did not know what was asked for ({error}); are they of the kind, and of the version?"
         case errors.DeadlineExceeded():
             return f"no answer in time: {error}"
         case errors.NeveError():

@@ -116,6 +116,8 @@ def test_managers_come_from_the_option_the_environment_or_the_default() -> None:
         (errors.QuotaExceeded(what="team/search", used=3, limit=3), ["team/search", "3 of 3"]),
         (errors.LeaseLost(), ["lost the stream"]),
         (errors.ReplicaDamaged(extent_id=9, offset=3), ["extent 9, offset 3", "--positions"]),
+        (errors.OutOfRange(extent_id=9, offset=30, readable=20), ["extent 9 ends at 20", "nothing at 30"]),
+        (errors.Unimplemented(method="0x0208"), [MANAGERS[0], "0x0208", "of the kind"]),
         (errors.AppendOutcomeUnknown(), ["not known"]),
         (TimeoutError(), ["--timeout"]),
         (FileNotFoundError(2, "No such file or directory", "x.txt"), ["x.txt: No such file"]),
