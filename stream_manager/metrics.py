@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.call_times import CallTimes
 from neve.stream_manager import reads
 from neve.stream_manager.leader import Term
@@ -103,12 +104,14 @@ class LackingCount:
 
 
 def _nodes(state: State, term: Term | None) -> GaugeMetricFamily:
-    """Who is suspect only the leader knows: it hears the heartbeats."""
+    """Who is suspect only the leader knows: it hears the heartbeats. A decommissioned node may be gone for good."""
     counts = {"alive": 0, "suspect": 0, "dead": 0}
     for node in state.nodes.values():
+        if node.mode == sm.NODE_MODE_DECOMMISSIONED:
+            continue
         suspect = term is not None and term.part.seems_down(node.node_id)
         counts["dead" if node.dead else "suspect" if suspect else "alive"] += 1
-    text = "Nodes by health; a manager that does not lead counts suspect ones as alive."
+    text = "Nodes by health, without decommissioned ones; a manager that does not lead counts suspect ones as alive."
     family = GaugeMetricFamily("neve_nodes", text, labels=["health"])
     for health, count in counts.items():
         family.add_metric([health], count)

@@ -2,7 +2,7 @@
 
 Invariants: what cannot be taken back (decommission, seal, accept-length) asks first, or needs --yes;
             an order that takes long (drain, decommission) returns at once, or with --wait when it is done; while it is
-            held up, it says by what.
+            held up, it says by what, and when another order takes its place, it fails.
 Neighbours: admin_link.py gives the orders, views.py shows what came of them.
 """
 
@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from neve.client.command import options
-from neve.client.command.confirm import add_yes, confirm
+from neve.client.command.confirm import add_force, add_yes, confirm, refuse_partition
 from neve.client.command.failures import DONE, USAGE, CommandFailed
 from neve.client.command.tables import print_json, print_table
 from neve.proto import stream_manager_pb2 as sm
@@ -49,6 +49,7 @@ def add_parser(commands: Any) -> None:
     seal = add_command(commands, "seal", run_seal, help="seal a stream: nothing is ever appended to it again")
     seal.add_argument("stream", type=options.stream_id_or_name, metavar="STREAM", help="id or name")
     add_yes(seal)
+    add_force(seal)
     _add_accept_length(commands)
     _add_quota(commands)
 
@@ -103,7 +104,7 @@ async def run_drain(link: AdminLink, args: argparse.Namespace) -> int:
 
 async def run_decommission(link: AdminLink, args: argparse.Namespace) -> int:
     node = await link.node(args.node)
-    confirm(f"Node {args.node} at {node.wire_address} is emptied and never used again.", args)
+    confirm(f"Node {args.node} at {node.wire_address} will be emptied, and never used again.", args)
     return await _set_mode(link, args, sm.NODE_MODE_DECOMMISSIONED, wait=args.wait)
 
 
@@ -129,19 +130,29 @@ async def _set_mode(
     wait: bool = False,
 ) -> int:
     node = await link.set_node_mode(args.node, mode, maintenance_s=maintenance_s)
-    shown = -1
-    while wait and not (_is_empty(node) and node.mode == mode):
-        if (left := _extents(node)) != shown:
-            shown = left
-            held_up = f"; held up: {views.some(node.hold_ups)}" if node.hold_ups else ""
-            print(f"node {node.node_id}: {left} extents left{held_up}", file=sys.stderr, flush=True)
-        await asyncio.sleep(POLL_S)
-        node = await link.node(args.node)
+    if wait:
+        node = await _until_empty(link, node, mode)
     if args.json:
         print_json(views.node_value(node))
     else:
         print_table(views.NODE_COLUMNS, [views.node_row(node)])
     return DONE
+
+
+async def _until_empty(link: AdminLink, node: sm.NodeRecord, mode: sm.NodeMode) -> sm.NodeRecord:
+    """`node` once it has `mode` and nothing else; a decommission drains first. Another order to the node ends it."""
+    said = ""
+    while not (_is_empty(node) and node.mode == mode):
+        if node.mode not in (mode, sm.NODE_MODE_DRAINING):
+            modes = f"{views.mode_name(node.mode)} now, not {views.mode_name(mode)} as ordered"
+            raise CommandFailed(f"node {node.node_id} is {modes}: somebody changed its mode")
+        held_up = f"; held up: {views.some(node.hold_ups)}" if node.hold_ups else ""
+        if (line := f"node {node.node_id}: {_extents(node)} extents left{held_up}") != said:
+            said = line
+            print(line, file=sys.stderr, flush=True)
+        await asyncio.sleep(POLL_S)
+        node = await link.node(node.node_id)
+    return node
 
 
 def _extents(node: sm.NodeRecord) -> int:
@@ -167,7 +178,8 @@ async def run_region(link: AdminLink, args: argparse.Namespace) -> int:
 
 async def run_seal(link: AdminLink, args: argparse.Namespace) -> int:
     stream = await link.stream_info(args.stream)
-    confirm(f"Stream {stream.stream_id} {stream.name!r} is sealed: nothing is ever appended to it again.", args)
+    refuse_partition(stream.stream_id, stream.labels, args)
+    confirm(f"Stream {stream.stream_id} {stream.name!r} will be sealed: nothing is ever appended to it again.", args)
     reply = await link.seal_stream(stream.stream_id)
     if args.json:
         print_json(views.stream_value(reply.stream))
@@ -177,7 +189,7 @@ async def run_seal(link: AdminLink, args: argparse.Namespace) -> int:
 
 
 async def run_accept_length(link: AdminLink, args: argparse.Namespace) -> int:
-    confirm(f"Extent {args.extent} is sealed at {args.length} bytes; what was acknowledged beyond is lost.", args)
+    confirm(f"Extent {args.extent} will be sealed at {args.length} bytes; what was acknowledged beyond is lost.", args)
     extent = await link.accept_length(args.extent, args.length, reason=args.reason)
     if args.json:
         print_json(views.extent_value(extent))

@@ -36,6 +36,7 @@ from neve.tools.local_layout import (
     Counts,
     Layout,
     LayoutDamaged,
+    Process,
     kind_of,
 )
 from neve.tools.local_ready import etcd_serves, until_ready
@@ -120,15 +121,13 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_by_kind(args.set)
     if args.print_procfile:
         layout = _new_layout(args)
-        listed = local_layout.processes(layout, data=str(args.data), python=sys.executable, settings=settings)
+        listed = _processes(layout, str(args.data), settings)
         sys.stdout.write(local_layout.procfile(listed))
         return DONE
     args.data.mkdir(parents=True, exist_ok=True)
     with _locked(args.data):
         layout = _layout(args)
-        listed = local_layout.processes(
-            layout, data=str(args.data.absolute()), python=sys.executable, settings=settings
-        )
+        listed = _processes(layout, str(args.data.absolute()), settings)
         _check_ports(layout)
         find_etcd()  # says what to install, before anything is started
         (args.data / LAYOUT).write_text(layout.encode())
@@ -277,6 +276,16 @@ def settings_by_kind(assignments: list[str]) -> dict[str, list[str]]:
             raise CommandFailed(f"--set {assignment}: {detail}", USAGE)
         found.setdefault(who, []).append(setting)
     return found
+
+
+def _processes(layout: Layout, data: str, settings: dict[str, list[str]]) -> list[Process]:
+    """What is to run. A setting of a process that is not among it is a mistake; a kind may have none."""
+    listed = local_layout.processes(layout, data=data, python=sys.executable, settings=settings)
+    names = [process.name for process in listed if process.kind != ETCD]
+    for who, (setting, *_) in settings.items():
+        if who not in (*names, *STOP_ORDER):
+            raise CommandFailed(f"--set {who}.{setting}: no {who} is started, only {', '.join(names)}", USAGE)
+    return listed
 
 
 def _new_layout(args: argparse.Namespace) -> Layout:

@@ -132,6 +132,13 @@ def label(text: str) -> tuple[str, str]:
     return key, value
 
 
+def new_stream_name(text: str) -> str:
+    """Whoever gives a name wants one: an empty one is a variable of a script that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("a name must not be empty; leave it out for a stream without a name")
+    return text
+
+
 def stream_id_or_name(text: str) -> int | str:
     """Digits are an id; anything else is a name."""
     if not text:

@@ -1,6 +1,7 @@
 """stream-client create, list, info, truncate, seal, delete.
 
-Invariants: what cannot be taken back (truncate, seal, delete) asks first, or needs --yes.
+Invariants: what cannot be taken back (truncate, seal, delete) asks first, or needs --yes; it is not done to a stream of
+            the key-value store without --force.
 Neighbours: neve.client.client does it; tables.py shows it.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from neve.client.client import Client
 from neve.client.command import options
-from neve.client.command.confirm import add_yes, confirm
+from neve.client.command.confirm import add_force, add_yes, confirm, refuse_partition
 from neve.client.command.connection import add_command
 from neve.client.command.failures import DONE
 from neve.client.command.tables import human_bytes, human_time, print_json, print_table
@@ -24,7 +25,7 @@ _COLUMNS = ("stream", "name", "extents", "replicas", "sync", "sealed", "created"
 
 def add_parsers(commands: Any) -> None:
     create = add_command(commands, "create", run_create, help="create a stream")
-    create.add_argument("name", nargs="?", default="", metavar="NAME", help="unique, if given")
+    create.add_argument("name", nargs="?", type=options.new_stream_name, metavar="NAME", help="unique, if given")
     add_policy(create)
     create.add_argument(
         "--extent-size", type=options.positive_size_bytes, default=0, metavar="SIZE", help="limit of an extent"
@@ -51,17 +52,22 @@ def add_parsers(commands: Any) -> None:
     )
     add_stream(truncate)
     truncate.add_argument("--before", type=options.position, required=True, metavar="EXTENT[:OFFSET]")
-    add_yes(truncate)
+    _add_consent(truncate)
     seal = add_command(commands, "seal", run_seal, help="end a stream: nothing can be appended any more")
     add_stream(seal)
-    add_yes(seal)
+    _add_consent(seal)
     delete = add_command(commands, "delete", run_delete, help="delete a stream and its data")
     add_stream(delete)
-    add_yes(delete)
+    _add_consent(delete)
 
 
 def add_stream(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stream", type=options.stream_id_or_name, metavar="STREAM", help="id or name")
+
+
+def _add_consent(parser: argparse.ArgumentParser) -> None:
+    add_yes(parser)
+    add_force(parser)
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +89,7 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 
 async def run_create(client: Client, args: argparse.Namespace) -> int:
     stream = await client.create_stream(
-        name=args.name,
+        name=args.name or "",
         replicas=args.replicas,
         sync=args.sync,
         extent_bytes_max=args.extent_size,
@@ -140,21 +146,24 @@ async def _extents(client: Client, stream: Stream) -> list[Extent]:
 
 async def run_truncate(client: Client, args: argparse.Namespace) -> int:
     stream = await client.stream(args.stream)
-    confirm(f"Everything before extent {args.before.extent_id} leaves stream {stream.id} for ever.", args)
+    refuse_partition(stream.id, stream.labels, args)
+    confirm(f"Everything before extent {args.before.extent_id} will leave stream {stream.id} for ever.", args)
     await client.truncate(stream.id, before=args.before)
     return await _show_changed(client, args, stream.id, f"stream {stream.id} begins at extent {args.before.extent_id}")
 
 
 async def run_seal(client: Client, args: argparse.Namespace) -> int:
     stream = await client.stream(args.stream)
-    confirm(f"Stream {stream.id} {stream.name!r} is sealed: nothing is ever appended to it again.", args)
+    refuse_partition(stream.id, stream.labels, args)
+    confirm(f"Stream {stream.id} {stream.name!r} will be sealed: nothing can ever be appended to it again.", args)
     await client.seal(stream.id)
     return await _show_changed(client, args, stream.id, f"stream {stream.id} is sealed")
 
 
 async def run_delete(client: Client, args: argparse.Namespace) -> int:
     stream = await client.stream(args.stream)
-    confirm(f"Stream {stream.id} {stream.name!r} and its {len(stream.extent_ids)} extents are deleted.", args)
+    refuse_partition(stream.id, stream.labels, args)
+    confirm(f"Stream {stream.id} {stream.name!r} and its {len(stream.extent_ids)} extents will be deleted.", args)
     await client.delete(stream.id)
     if args.json:
         print_json({"stream_id": stream.id, "deleted": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -87,6 +88,20 @@ async def test_gauges_tell_what_lacks_a_replica_and_which_nodes_are_down() -> No
         dead = state.dead_nodes()
         endangered = sum(usable_replicas(extent, dead) <= 1 for extent in state.extents.values())
         assert await count_lacking(state) == (len(lacking), endangered)
+
+
+@simulated
+@pytest.mark.parametrize("health", [sm.NODE_HEALTH_ALIVE, sm.NODE_HEALTH_DEAD])
+async def test_a_decommissioned_node_that_was_stopped_raises_no_alarm(health: sm.NodeHealth) -> None:
+    async with Cluster() as cluster:
+        await cluster.start_managers(1, nodes=(1, 2, 3, 4))
+        old = cluster.term.state.nodes[4]
+        changes = cluster.term.ctx.changes()
+        changes.put_node(old, replace(old, mode=sm.NODE_MODE_DECOMMISSIONED, health=health))
+        await cluster.term.ctx.commit(changes)
+        cluster.part.down.add(4)
+        found = gauges(cluster.managers[1].manager)
+        assert [found[f"neve_nodes/{name}"] for name in ("alive", "suspect", "dead")] == [3, 0, 0]
 
 
 async def test_many_that_lack_a_replica_are_counted_behind_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:

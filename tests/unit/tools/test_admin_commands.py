@@ -17,7 +17,7 @@ from neve.proto.errors import NotEnoughNodes, NotFound, NotLeader
 from neve.rpc.auth import TokenFile
 from neve.rpc.service import Call, Service
 from neve.rpc.wire.server import WireServer
-from neve.tools import main
+from neve.tools import main, orders, views
 from tests.unit.tools.test_views import cluster, node
 
 KNOWN = [
@@ -48,6 +48,7 @@ class Manager:
         self.address = ""
         self.leader = ""
         self.orders: list[Any] = []
+        self.labels: dict[str, str] = {}  # of stream s1
         self.node = node(4)
         self.polls = 0
 
@@ -82,7 +83,8 @@ class Manager:
     async def describe_streams(self, request: sm.DescribeStreamsRequest, call: Call) -> sm.DescribeStreamsReply:
         if "s1" not in request.names and 1 not in request.stream_ids:
             return sm.DescribeStreamsReply()
-        return sm.DescribeStreamsReply(streams=[sm.StreamInfo(stream_id=1, name="s1", extent_ids=STREAM_EXTENTS)])
+        stream = sm.StreamInfo(stream_id=1, name="s1", extent_ids=STREAM_EXTENTS, labels=self.labels)
+        return sm.DescribeStreamsReply(streams=[stream])
 
     async def describe_extents(self, request: sm.DescribeExtentsRequest, call: Call) -> sm.DescribeExtentsReply:
         assert len(request.extent_ids) <= 5000, "more than a manager describes at a time"
@@ -229,6 +231,71 @@ async def test_a_drain_waits_and_says_what_holds_it_up(capsys: pytest.CaptureFix
         assert rig.manager.orders[0].call.call_id > 0
 
 
+class Draining(Manager):
+    """Answers each poll with the next of `answers`: mode, extents left, what holds them up. The last one stays."""
+
+    def __init__(self, *answers: tuple[sm.NodeMode, int, list[str]]) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    async def list_nodes(self, request: sm.ListNodesRequest, call: Call) -> sm.ListNodesReply:
+        mode, extents, hold_ups = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.node.mode = mode
+        self.node.disks[0].extents = extents
+        self.node.hold_ups[:] = hold_ups
+        return sm.ListNodesReply(nodes=[self.node])
+
+
+async def test_a_waiting_drain_says_each_new_reason_and_count_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "POLL_S", 0.01)
+    waits, alone, drains = ["extent 9 waits for its copy"], ["extent 9: too few nodes"], sm.NODE_MODE_DRAINING
+    polls = [(drains, 7, waits), (drains, 7, waits), (drains, 7, alone), (drains, 7, alone), (drains, 1, alone)]
+    async with serving(Draining(*polls, (drains, 0, [])), capsys) as rig:
+        _, err = await rig.neve("drain", "4", "--wait")
+    assert err.splitlines() == [
+        "node 4: 7 extents left; held up: extent 9: no other node has room",
+        "node 4: 7 extents left; held up: extent 9 waits for its copy",
+        "node 4: 7 extents left; held up: extent 9: too few nodes",
+        "node 4: 1 extents left; held up: extent 9: too few nodes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "ordered", "instead"),
+    [
+        (("drain", "4"), "draining", sm.NODE_MODE_NORMAL),
+        (("drain", "4"), "draining", sm.NODE_MODE_DECOMMISSIONED),
+        (("decommission", "4", "--yes"), "decommissioned", sm.NODE_MODE_NORMAL),
+    ],
+)
+async def test_a_wait_ends_when_the_node_gets_another_order(
+    words: tuple[str, ...],
+    ordered: str,
+    instead: sm.NodeMode,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orders, "POLL_S", 0.01)
+    before = (sm.NODE_MODE_DRAINING, 7, ["extent 9 waits for its copy"])
+    async with serving(Draining(before, before, (instead, 0, [])), capsys) as rig, asyncio.timeout(20):
+        out, err = await rig.neve(*words, "--wait", code=1)
+    now = views.mode_name(instead)
+    assert out == ""
+    assert err.splitlines()[-1] == f"neve: node 4 is {now} now, not {ordered} as ordered: somebody changed its mode"
+
+
+async def test_a_decommission_waits_through_its_drain(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "POLL_S", 0.01)
+    drains, gone = sm.NODE_MODE_DRAINING, sm.NODE_MODE_DECOMMISSIONED
+    async with serving(Draining((drains, 7, ["x"]), (drains, 0, []), (gone, 0, [])), capsys) as rig:
+        out, _ = await rig.neve("decommission", "4", "--yes", "--wait", "--json")
+    assert json.loads(out)["mode"] == "decommissioned"
+
+
 async def test_modes_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(Manager(), capsys) as rig:
         await rig.neve("maintenance", "4", "--for", "2m")
@@ -264,6 +331,16 @@ async def test_what_cannot_be_taken_back_needs_yes(
         assert rig.manager.orders == []
         monkeypatch.setattr("sys.stdin.readline", lambda: "yes\n", raising=False)
         await rig.neve(*words, code=1 if words[0] == "accept-length" else 0)
+        assert len(rig.manager.orders) == 1
+
+
+async def test_a_stream_of_the_key_value_store_is_sealed_by_force_only(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(Manager(), capsys) as rig:
+        rig.manager.labels = {"neve.kind": "partition"}
+        _, err = await rig.neve("seal", "s1", "--yes", code=2)
+        assert "key-value store" in err
+        assert rig.manager.orders == []
+        await rig.neve("seal", "s1", "--yes", "--force")
         assert len(rig.manager.orders) == 1
 
 

@@ -138,6 +138,29 @@ def run_up(*arguments: str) -> int:
     return main.main(["up", *arguments])
 
 
+@pytest.mark.parametrize("who", ["node5", "node01", "manager9", "pserver1", "gateway1"])
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_setting_for_a_process_that_is_not_started_is_refused(
+    who: str, printed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "_check_ports", lambda layout: pytest.fail("it goes on"))
+    words = ["--data", str(tmp_path), "--managers", "1", "--partition-servers", "0", "--set", f"{who}.x=1"]
+    assert run_up(*words, *(["--print-procfile"] if printed else [])) == 2
+    out, err = capsys.readouterr()
+    assert err == f"neve: --set {who}.x=1: no {who} is started, only manager1, node1, node2, node3, node4\n"
+    assert out == ""
+    assert not (tmp_path / "layout.json").exists()
+
+
+def test_settings_of_up_reach_the_processes_that_they_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_up("--print-procfile", "--set", "node4.x=1", "--set", "pserver.y=2", "--set", "gateway.z=3") == 0
+    commands = parse_procfile(capsys.readouterr().out)
+    assert [name for name, command in commands.items() if "x=1" in command] == ["node4"]
+    assert [name for name, command in commands.items() if "y=2" in command] == ["pserver1", "pserver2"]
+    assert [name for name, command in commands.items() if "z=3" in command] == ["gateway"]
+    assert run_up("--print-procfile", "--partition-servers", "0", "--set", "pserver.y=2") == 0  # all of them: none
+
+
 def test_a_folder_keeps_its_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another name, or fewer nodes than it has, is refused in a sentence, and nothing is started."""
     saved = local_layout.free_ports_layout("lab", Counts(managers=1, nodes=3), free_ports=up.free_ports)
