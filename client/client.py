@@ -30,6 +30,7 @@ from neve.client.admin import Admin
 from neve.client.budget import Budget
 from neve.client.catalog import Catalog
 from neve.client.core_writer import WriterCore
+from neve.client.etcd_link import connect_etcd
 from neve.client.extent_reader import ExtentReader
 from neve.client.history import NodeHistory
 from neve.client.manager_link import ManagerLink
@@ -41,22 +42,18 @@ from neve.client.types import Position, Record, Stream
 from neve.client.writer import Opened, Writer
 from neve.client.writer_group import WriterGroup
 from neve.client.writer_tail import WriterTail
-from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdAccess
 from neve.meta.lease import Lease
-from neve.meta.lock import Lock, acquire_lock, lock_key
+from neve.meta.lock import Lock, acquire_lock
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (
     InvalidArgument,
     LockHeld,
-    MetaUnavailable,
     NeveError,
-    PermissionDenied,
     ShuttingDown,
     StreamSealed,
-    Unauthenticated,
     WrongCluster,
 )
 from neve.rpc.pool import ChannelPool
@@ -471,35 +468,9 @@ class Client:
             return self._meta
         async with self._meta_lock:
             if self._own_meta is None:
-                endpoints = (await self._describe()).meta_endpoints
-                if not endpoints:
-                    raise MetaUnavailable(detail="the managers did not tell where the metadata store is")
-                self._own_meta = await self._connect_etcd(endpoints)
+                described = await self._describe()
+                self._own_meta = await connect_etcd(self._etcd, described.meta_endpoints, described.meta_root.encode())
             return self._own_meta
-
-    async def _connect_etcd(self, endpoints: Sequence[str]) -> EtcdStore:
-        """An etcd that is secured says no in its own words: this says what the client lacks."""
-        if self._etcd.tls is None and any(endpoint.startswith("https://") for endpoint in endpoints):
-            detail = f"{', '.join(endpoints)} want TLS: give `etcd=EtcdAccess(tls=…)`, or --etcd-ca"
-            raise InvalidArgument(what="etcd", detail=detail)
-        root = (await self._describe()).meta_root.encode()
-        try:
-            store = await EtcdStore.connect(self._etcd.to(endpoints))
-            try:
-                await store.get(lock_key(root, ""))  # beside our locks
-            except BaseException:
-                await store.close()
-                raise
-        except (PermissionDenied, Unauthenticated) as error:
-            who = f"the user {self._etcd.user!r}" if self._etcd.user else "a client without a name"
-            need = "`etcd=EtcdAccess(user=…, password=…)`, or --etcd-user, of one who may use the cluster's locks"
-            raise MetaUnavailable(detail=f"etcd refuses {who} ({error.detail or error}); give {need}") from error
-        except MetaUnavailable as error:
-            if self._etcd.tls is not None:
-                raise
-            hint = "if it speaks TLS, give `etcd=EtcdAccess(tls=…)`, or --etcd-ca"
-            raise MetaUnavailable(detail=f"{error.detail or error}; {hint}") from error
-        return store
 
     async def lease(self) -> Lease:
         """The lease that this client's locks are on, for what is to end with them; a new one if the last was lost."""

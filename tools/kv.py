@@ -21,7 +21,7 @@ import uvloop
 
 from neve.client.command import options
 from neve.client.command.failures import DONE, FAILED, CommandFailed
-from neve.client.command.feed import Feed
+from neve.client.command.feed import Feed, closing, standard_input
 from neve.client.command.records import cut_pieces
 from neve.client.command.tables import human_bytes, human_time, print_json, print_table
 from neve.client.kv_client import KeyValueClient
@@ -138,9 +138,8 @@ async def run_put(client: KeyValueClient, args: argparse.Namespace) -> int:
     if args.value is not None:
         info = await client.put(args.key, args.value, **how)
     else:
-        with contextlib.ExitStack() as stack:
-            source: BinaryIO = stack.enter_context(args.file.open("rb")) if args.file else sys.stdin.buffer
-            info = await client.put_stream(args.key, _pieces(source), **how)
+        source: BinaryIO = args.file.open("rb") if args.file else standard_input()
+        info = await client.put_stream(args.key, _pieces(source), **how)
     if args.json:
         print_json(info_value(info))
     else:
@@ -149,7 +148,7 @@ async def run_put(client: KeyValueClient, args: argparse.Namespace) -> int:
 
 
 async def _pieces(source: BinaryIO) -> AsyncIterator[bytes]:
-    async for batch in Feed(cut_pieces(source, PIECE_BYTES)).batches():
+    async for batch in Feed(closing(source, lambda file: cut_pieces(file, PIECE_BYTES))).batches():
         for piece in batch:
             yield piece
 

@@ -2,7 +2,8 @@
 
 Invariants: at most `bytes_max` of records, and one more, are held; the thread waits meanwhile;
             an error of the reading is raised where the records are taken;
-            the thread is a daemon: one that waits for a keyboard does not keep the process from ending.
+            the thread is a daemon: one that waits for a keyboard does not keep the process from ending. It holds the
+            lock of the file it reads meanwhile: nobody else may close that file, and it must not be `sys.stdin`.
 Neighbours: records.py cuts; transfer.py appends.
 """
 
@@ -10,10 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import BinaryIO
 
 BYTES_MAX = 16 << 20
+
+
+def standard_input() -> BinaryIO:
+    """For a feed. A file of our own: Python closes `sys.stdin` when it ends, and aborts if a thread still reads it."""
+    return os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+
+
+def closing(source: BinaryIO, cut: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:
+    """What `cut` makes of the source, for a feed, whose thread closes it: anybody else would wait for its read."""
+    with source:
+        yield from cut(source)
 
 
 class Feed:

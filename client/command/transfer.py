@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from neve.client.client import Client
 from neve.client.command import options, records
 from neve.client.command.connection import add_command
 from neve.client.command.failures import DONE, CommandFailed
-from neve.client.command.feed import Feed
+from neve.client.command.feed import Feed, closing, standard_input
 from neve.client.command.streams import add_stream
 from neve.client.command.tables import print_json
 from neve.client.types import Position, Record, Stream
@@ -28,6 +29,7 @@ from neve.client.writer import Writer
 from neve.proto.errors import Overloaded
 
 PENDING_MAX = 10_000
+INTERRUPTED_WAIT_S = 1.0  # for what is on its way at Ctrl-C; a second Ctrl-C does not wait
 EXTENTS_TOLD = 5
 
 
@@ -108,10 +110,24 @@ class _Appending:
         while self._pending:
             await self._settle_one()
 
+    async def wait(self, timeout_s: float) -> None:
+        """For what is on its way, but not longer."""
+        if self._pending:
+            await asyncio.wait([future for future, _ in self._pending], timeout=timeout_s)
+
+    def settle_done(self) -> None:
+        """Count what is acknowledged by now, up to the first record that is not."""
+        while self._pending and _is_acknowledged(self._pending[0][0]):
+            future, size_bytes = self._pending.popleft()
+            self._count(future.result(), size_bytes)
+
     async def _settle_one(self) -> None:
         future, size_bytes = self._pending[0]
         position = await asyncio.shield(future)
         self._pending.popleft()
+        self._count(position, size_bytes)
+
+    def _count(self, position: Position, size_bytes: int) -> None:
         self.first = self.first or position
         self.last = position
         self.count += 1
@@ -130,32 +146,46 @@ class _Appending:
         return f"{self.count} records, {self.size_bytes} bytes acknowledged{where}"
 
 
+def _is_acknowledged(future: asyncio.Future[Position]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
 async def run_append(client: Client, args: argparse.Namespace) -> int:
     cut = _cutter(args)
-    source: BinaryIO = sys.stdin.buffer if args.file is None else args.file.open("rb")
     appending: _Appending | None = None
     try:
-        stream = await client.stream(args.stream)
-        async with client.writer(stream.id, sync=args.sync, takeover=args.takeover) as writer:
-            appending = _Appending(writer)
-            async for batch in Feed(cut(source)).batches():
-                for payload in batch:
-                    await appending.add(payload)
-            await appending.finish()
+        with contextlib.ExitStack() as stack:
+            source: BinaryIO = stack.enter_context(standard_input() if args.file is None else args.file.open("rb"))
+            stream = await client.stream(args.stream)
+            async with client.writer(stream.id, sync=args.sync, takeover=args.takeover) as writer:
+                appending = _Appending(writer)
+                stack.pop_all()  # the thread of the feed has it now: a close would wait as long as it reads
+                await _append_all(appending, Feed(closing(source, cut)))
     except records.RecordTooLarge as error:
-        raise CommandFailed(f"{error}; before it: {appending.text() if appending else 'nothing'}") from error
+        assert appending is not None  # it is what reads the records
+        appending.settle_done()
+        raise CommandFailed(f"{error}; before it: {appending.text()}") from error
     except BaseException:
         if appending is not None:
+            appending.settle_done()
             print(f"stream-client: before it ended: {appending.text()}", file=sys.stderr)
         raise
-    finally:
-        if args.file is not None:
-            source.close()
     if args.json:
         print_json(appending.value())
     else:
         print(appending.text())
     return DONE
+
+
+async def _append_all(appending: _Appending, feed: Feed) -> None:
+    try:
+        async for batch in feed.batches():
+            for payload in batch:
+                await appending.add(payload)
+        await appending.finish()
+    except asyncio.CancelledError:
+        await appending.wait(INTERRUPTED_WAIT_S)  # before the writer is aborted, which gives them up
+        raise
 
 
 def _cutter(args: argparse.Namespace) -> Callable[[BinaryIO], Iterator[bytes]]:

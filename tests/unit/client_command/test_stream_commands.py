@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
 import json
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ import pytest
 from neve.client.command import connection, main
 from neve.client.command.samples import SampleFile
 from neve.client.types import Position, Record, Stream
+from neve.partition_manager import bootstrap
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import LeaseLost, NeveError, NotEnoughNodes, NotFound, Overloaded
@@ -54,7 +54,7 @@ class Writer:
             self._client.payloads.append(payload)
             future.set_result(Position(9, len(self._client.payloads) - 1))
 
-        asyncio.get_running_loop().call_later(0.001, settle)
+        asyncio.get_running_loop().call_later(self._client.acknowledge_after_s, settle)
         return future
 
     async def append(self, payload: bytes) -> Position:
@@ -78,6 +78,7 @@ class FakeClient:
         self.stream_5 = Stream(5, "events", (8, 9), False, 3, True, 1 << 30, "stream/5", {"team": "a"})
         self.payloads: list[bytes] = []
         self.pending = 0
+        self.acknowledge_after_s = 0.001
         self.fail_after = 10**9
         self.append_error: NeveError | None = None
         self.log: list[str] = []
@@ -209,6 +210,28 @@ def test_what_cannot_be_taken_back_needs_yes(run: Run, monkeypatch: pytest.Monke
     assert [line for line in run.client.log if line[0] in "tsd"] == ["truncate 5 9:16", "seal 5", "delete 5"]
 
 
+@pytest.mark.parametrize("words", [["delete", "events"], ["seal", "events"], ["truncate", "events", "--before", "9"]])
+def test_a_stream_of_the_key_value_store_is_harmed_only_by_force(run: Run, words: list[str]) -> None:
+    labels = {bootstrap.KIND_LABEL: bootstrap.KIND, bootstrap.ROLE_LABEL: "log"}
+    run.client.stream_5 = replace(run.client.stream_5, labels=labels)
+    _, err = run(*words, "--yes", code=2)
+    assert "stream 5 belongs to a partition of the key-value store" in err
+    assert "--force" in err
+    assert run.client.log == ["closed"]
+    assert "needs --yes" in run(*words, "--force", code=2)[1]
+    run(*words, "--yes", "--force")
+    assert any(line.startswith(words[0]) for line in run.client.log)
+
+
+def test_an_empty_name_is_refused_but_none_is_fine(run: Run) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["create", ""])
+    assert ended.value.code == 2
+    assert run.client.log == []
+    run("create")
+    assert run.client.log == ["create ", "closed"]
+
+
 def test_append_cuts_a_file_as_it_is_told(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "in.txt"
     file.write_bytes(b"one\ntwo\n\nfour")
@@ -223,11 +246,16 @@ def test_append_cuts_a_file_as_it_is_told(run: Run, tmp_path: Path) -> None:
     assert "writer {'sync': False, 'takeover': True}" in run.client.log
 
 
-def test_append_takes_standard_input_of_any_length_in_order(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_takes_standard_input_of_any_length_in_order(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Far more records than the writer holds at a time."""
     lines = [b"%d" % number for number in range(500)]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n".join(lines) + b"\n")))
-    assert run("append", "events")[0].startswith("500 records")
+    file = tmp_path / "in.txt"
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    with file.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run("append", "events")[0].startswith("500 records")
     assert run.client.payloads == lines
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,10 +64,16 @@ def test_put_get_head_scan_and_delete(neve: Neve, tmp_path: Path, capfdbinary: A
 
 
 def test_stdin_and_keys_of_any_bytes(
-    neve: Neve, monkeypatch: pytest.MonkeyPatch, cluster: tuple[ScriptedCluster, str], capfdbinary: Any
+    neve: Neve,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: tuple[ScriptedCluster, str],
+    capfdbinary: Any,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"from a pipe")))
-    assert neve("put", r"\x00\xff") == 0
+    (tmp_path / "input").write_bytes(b"from a pipe")
+    with (tmp_path / "input").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert neve("put", r"\x00\xff") == 0
     assert cluster[0].value(b"\x00\xff") == b"from a pipe"
     capfdbinary.readouterr()
     assert neve("scan", r"\x00", "--keys") == 0
