@@ -60,6 +60,7 @@ class StreamBench:
 
     def append(self, *, total_bytes: int) -> dict[str, Quantity]:
         as_found = self._claim_pages(total_bytes)
+        self._cluster.touch_scratch()
         before_s = self._cpu_s()
         rate = self.ask("append", block_bytes=LARGE_BYTES, total_bytes=total_bytes, delete=self._deletes)
         cpu = cpu_of_1_mib(self._cpu_s() - before_s, WARM_UP_BYTES + total_bytes)

@@ -21,6 +21,9 @@ NODES = 3
 DELETE_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
+SCRATCH = "scratch"  # what a node of cached pages writes over
+TOUCH_BYTES = 1 << 20
+
 # Leftovers go soon after a sample: the defaults, in tens of seconds, are for clusters that live for longer.
 MANAGER_SETTINGS = {"collecting.interval_s": "0.2", "recovery.poll_s": "0.2"}
 
@@ -55,6 +58,14 @@ class BenchCluster:
         for node in self._nodes:
             node.empty_trash()
 
+    def touch_scratch(self) -> None:
+        """Have what nodes write over in the page cache: some kernels take back what was not used for a while, and leave
+        less of it by the next sample."""
+        for path in self.folder.glob(f"*/{SCRATCH}"):
+            with path.open("rb", buffering=0) as file:
+                while file.read(TOUCH_BYTES):
+                    pass
+
     def _extents(self) -> set[str]:
         return {path.name for node in self._nodes for path in (node.disk / "extents").glob("*/*.ext")}
 
@@ -88,7 +99,7 @@ def start(
             command: tuple[str, ...] = (NODE_MODULE,)
             if scratch_bytes:
                 node_folder.mkdir()
-                command = ("tests.bench.node_over_cached", str(node_folder / "scratch"), str(scratch_bytes))
+                command = ("tests.bench.node_over_cached", str(node_folder / SCRATCH), str(scratch_bytes))
             keys = {**node_settings(name, node_id, manager), **(settings or {})}
             nodes.append(stack.enter_context(node_process.start(node_folder, keys, command=command)))
         yield BenchCluster(folder, name, manager, nodes)
