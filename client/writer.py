@@ -256,10 +256,14 @@ class Writer:
 
     async def freeze(self) -> tuple[int, int]:
         """For the sealing of the stream: waits for what is pending, and acknowledges nothing more. Returns the tail
-        extent and the end of what is acknowledged in it."""
+        extent and the end of what is acknowledged in it. Readers may go that far: the seal may take a while, and nobody
+        tells them after this."""
         while True:
-            await self.flush()
+            await self.drain()
+            self._check_open()
             assert self._opened is not None
+            if self._core.held_bytes:
+                continue  # somebody went on appending meanwhile
             frozen = self._opened.tail.freeze()
             if frozen is not None:
                 return frozen

@@ -201,3 +201,17 @@ def test_a_client_that_is_not_open_says_so_and_changes_nothing() -> None:
         assert list(rig.manager.streams) == [stream.id]
 
     run(story)
+
+
+def test_readers_may_go_to_the_end_of_what_is_frozen_before_it_is_sealed() -> None:
+    async def story(rig: Rig) -> None:
+        async with rig.client(committed_idle_s=1000.0) as neve, rig.client("reader") as reader:
+            stream = await neve.create_stream(replicas=3)
+            async with neve.writer(stream.id) as writer:
+                position = await writer.append(b"a")
+                assert await payloads_of(reader, stream.id) == []  # nobody has told the nodes yet
+                assert await writer.freeze() == (position.extent_id, writer.committed.offset if writer.committed else 0)
+                assert await payloads_of(reader, stream.id) == [b"a"]
+                await writer.abort()
+
+    run(story)
