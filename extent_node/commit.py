@@ -85,6 +85,35 @@ class Committer:
         else:
             self.look_at(replica)
 
+    def wait_in_place(self, replica: Replica, end: int, call: AppendCall, number: int) -> None:
+        self.wait_durable(replica, end, call, number, 0, None)
+
+    def wait_together(
+        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: Buffer | None
+    ) -> None:
+        """As `wait_durable`, for a segment of a call that has others: `call_together` follows when all are told."""
+        if piece is None or not self._rounds.take_with_call(replica, end, call, number, offset, piece):
+            self.wait_durable(replica, end, call, number, offset, piece)
+
+    def call_together(self, call: AppendCall) -> None:
+        """All segments of this call are told, by `wait_together`."""
+        records = call.records
+        if not records:
+            return
+        rounds = self._rounds
+        if len(records) < self._config.journal_extents_min and not rounds.running:
+            call.records = []  # it may be alone on the node: that is for `_kick` to say
+            for number, replica, entry in records:
+                self.wait_durable(replica, entry.end, call, number, entry.offset, entry.payload[0])
+            return
+        rounds.calls[call] = None
+        self._ask_for_a_kick()
+
+    def forget_call(self, call: AppendCall) -> None:
+        """Nobody waits for this call any more: what of it is not in a round stays out of the journal."""
+        self._rounds.calls.pop(call, None)
+        call.records = []
+
     def forget(self, replica: Replica, call: AppendCall) -> None:
         """Nobody waits for this call's segments any more. Their bytes stay, and become durable with what comes next."""
         queue = replica.commit
@@ -131,6 +160,9 @@ class Committer:
     def look_at(self, replica: Replica) -> None:
         """Decide, on the loop's next turn, how it becomes durable."""
         self._gathering[replica] = None
+        self._ask_for_a_kick()
+
+    def _ask_for_a_kick(self) -> None:
         if not self._kick_scheduled:
             self._kick_scheduled = True
             asyncio.get_running_loop().call_soon(self._kick)
@@ -140,7 +172,11 @@ class Committer:
         self._kick_scheduled = False
         gathered, self._gathering = self._gathering, {}
         rounds = self._rounds
-        several = rounds.running or len(gathered) + len(rounds.next) + self._syncing >= self._config.journal_extents_min
+        several = (
+            rounds.running
+            or bool(rounds.calls)
+            or len(gathered) + len(rounds.next) + self._syncing >= self._config.journal_extents_min
+        )
         for replica in gathered:
             queue = replica.commit
             if queue is None or not queue.waits:
@@ -152,7 +188,7 @@ class Committer:
             elif queue.syncing is None:
                 queue.drop_pieces()
                 self._begin_sync(replica, queue, for_waiters=True)
-        if rounds.next:
+        if rounds.calls or rounds.next:
             rounds.start()
 
     # --- in place --------------------------------------------------------------------------------------------

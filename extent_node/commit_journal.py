@@ -1,5 +1,8 @@
 """Rounds of the journal: the bytes of many replicas as records, and one fdatasync for all of them.
 
+    calls     frames with appends to many extents, one for each: their records are written and answered as a whole
+    replicas  whatever else waits for a replica, in its CommitQueue
+
 Invariants: one round at a time; what is appended while it runs is for the next one;
             a record is written only if everything below it is durable or in the journal (rule 10);
             an error of a round's sync goes to everyone whom the round was for: nobody is acknowledged by trying again
@@ -16,12 +19,13 @@ from functools import partial
 from typing import Protocol
 
 from neve.extent_node import core
-from neve.extent_node.commit_queue import CommitQueue
+from neve.extent_node.commit_queue import AppendCall, CommitQueue
+from neve.extent_node.fs import Buffer
 from neve.extent_node.journal import Journal, JournalFailed, SyncTicket
 from neve.extent_node.journal_format import Entry
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_config import Counters, StoreConfig
-from neve.proto.errors import DiskFailed, NeveError
+from neve.proto.errors import DiskFailed, ExtentSealed, NeveError, ReplicaMissing, ReplicaReadOnly
 
 # Begins what the ticket asks for, and tells whoever is named how it ended: once, from the loop.
 StartJournalSync = Callable[[SyncTicket, Callable[[OSError | None], None]], None]
@@ -38,8 +42,12 @@ class Waiting(Protocol):
 
     def abandon(self, replica: Replica, error: NeveError) -> None: ...
 
+    def wait_in_place(self, replica: Replica, end: int, call: AppendCall, number: int) -> None:
+        """Settle the call's segment when the file itself is synced up to `end`."""
+
 
 Batch = list[tuple[Replica, CommitQueue, Entry]]
+CallBatch = list[tuple[AppendCall, int, Replica, Entry]]
 
 _new_entry = tuple.__new__  # a third of the cost of Entry(…)
 
@@ -66,7 +74,27 @@ class JournalRounds:
         # Larger ones go in place, by choice or because no record can hold them.
         self._payload_bytes_max = min(config.in_place_bytes_min - 1, journal.payload_bytes_max)
         self.next: dict[Replica, None] = {}  # in the next round
+        self.calls: dict[AppendCall, None] = {}  # in it, too, before those
         self.running = False  # a round is under way
+
+    def take_with_call(
+        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: Buffer
+    ) -> bool:
+        """Whether the segment can go with its call: nothing waits for its replica by itself, and all below it is
+        durable, in the journal, or queued for it. What is queued may never come there: `_take_calls` looks again."""
+        state, size_bytes = replica.state, len(piece)
+        if (
+            replica.commit is not None
+            or not (offset <= state.journaled_end or offset <= replica.queued_end)
+            or size_bytes > self._payload_bytes_max
+            or offset + size_bytes != end
+        ):
+            return False
+        meta = state.meta
+        fields = (replica, replica.disk.short_id, meta.extent_id, meta.incarnation, offset, [piece], size_bytes)
+        call.records.append((number, replica, _new_entry(Entry, fields)))
+        replica.queued_end = end
+        return True
 
     def may_take(self, replica: Replica, queue: CommitQueue) -> bool:
         """Whether its bytes may go through the journal, and whether they are worth it."""
@@ -85,10 +113,40 @@ class JournalRounds:
         self.running = True
         begun = False
         try:
-            while self.next and not begun:
-                begun = self._begin(self._take())
+            while (self.calls or self.next) and not begun:
+                of_calls = self._take_calls()
+                begun = self._begin(of_calls, self._take())
         finally:
             self.running = begun
+
+    def _take_calls(self) -> CallBatch:
+        """The entries of calls for the next round, noted as journaled: the next one may rest on them."""
+        batch: CallBatch = []
+        size_bytes, size_bytes_max = 0, self._config.journal_round_bytes_max
+        while self.calls and size_bytes < size_bytes_max:
+            call = next(iter(self.calls))
+            del self.calls[call]
+            records, call.records = call.records, []
+            for number, replica, entry in records:
+                state, offset, payload_bytes = replica.state, entry.offset, entry.payload_bytes
+                end = offset + payload_bytes
+                if end <= state.durable_end:  # by a sync in place, meanwhile
+                    call.settle(number, _loss(replica, end))
+                elif offset > state.journaled_end or end > state.length or replica.gone or state.read_only is not None:
+                    self._in_place(call, number, replica, end)
+                else:
+                    state.note_journaled(end)
+                    batch.append((call, number, replica, entry))
+                    size_bytes += payload_bytes
+        return batch
+
+    def _in_place(self, call: AppendCall, number: int, replica: Replica, end: int) -> None:
+        """The journal does not take it: it waits for its own file, if that has it."""
+        error = _loss(replica, end)
+        if error is not None:
+            call.settle(number, error)
+        else:
+            self._waiting.wait_in_place(replica, end, call, number)
 
     def _take(self) -> Batch:
         """The entries of the next round. What is appended from now on is for the one after it."""
@@ -117,26 +175,28 @@ class JournalRounds:
                 del self.next[replica]
         return batch
 
-    def _begin(self, batch: Batch) -> bool:
+    def _begin(self, of_calls: CallBatch, batch: Batch) -> bool:
         """Write the records of a round and begin to sync them; False if there is nothing to wait for."""
-        if not batch:
+        entries = [entry for _, _, _, entry in of_calls]
+        entries += [entry for _, _, entry in batch]
+        if not entries:
             return False
         try:
-            taken = self._journal.append([entry for _, _, entry in batch])
+            taken = self._journal.append(entries)
         except (OSError, JournalFailed):
             # Nothing was promised of these records. The extents' own files are as good as before: sync them.
             self._journal_failed()
             taken = 0
-        if taken < len(batch):
-            for replica, queue, _ in batch[taken:]:
-                self._counters.journal_full += 1
-                queue.drop_pieces()
-                self._waiting.look_at(replica)
+        if taken < len(entries):
             self._wake_checkpointer()
-            del batch[taken:]
+            self._not_taken(of_calls[taken:], batch[max(0, taken - len(of_calls)) :])
+            del batch[max(0, taken - len(of_calls)) :]
+            del of_calls[taken:]
         if not taken:
             return False
         counters, size_bytes = self._counters, 0
+        for _, _, _, entry in of_calls:
+            size_bytes += entry.payload_bytes
         for replica, queue, entry in batch:
             size_bytes += entry.payload_bytes
             replica.state.note_journaled(entry.offset + entry.payload_bytes)
@@ -146,26 +206,47 @@ class JournalRounds:
         counters.journal_entries += taken
         counters.journal_bytes += size_bytes
         ticket = self._journal.begin_sync()
-        self._start_sync(ticket, partial(self._on_synced, batch, ticket))
+        self._start_sync(ticket, partial(self._on_synced, of_calls, batch, ticket))
         return True
 
-    def _on_synced(self, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
+    def _not_taken(self, of_calls: CallBatch, batch: Batch) -> None:
+        """The journal has no room for these."""
+        self._counters.journal_full += len(of_calls) + len(batch)
+        for _, _, replica, _ in of_calls:  # all of them first: who is told of one may append to another
+            replica.state.note_journal_lost()
+        for call, number, replica, entry in of_calls:
+            self._in_place(call, number, replica, entry.end)
+        for replica, queue, _ in batch:
+            queue.drop_pieces()
+            self._waiting.look_at(replica)
+
+    def _on_synced(self, of_calls: CallBatch, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
         try:
-            self._finish(batch, ticket, error)
+            self._finish(of_calls, batch, ticket, error)
         finally:
             self.running = False
             self.start()
 
-    def _finish(self, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
+    def _finish(self, of_calls: CallBatch, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
         """Answer whoever the round was for."""
         if error is not None:
-            self._fail(batch, error)
+            self._fail(of_calls, batch, error)
             return
         try:
             self._journal.finish_sync(ticket)
         except JournalFailed as failed:  # by something else, while this sync ran
-            self._fail(batch, failed)
+            self._fail(of_calls, batch, failed)
             return
+        for call, number, replica, entry in of_calls:
+            state, end = replica.state, entry.offset + entry.payload_bytes
+            state.note_durable(end)
+            if replica.commit is not None:
+                self._waiting.settle(replica)
+            if end > state.durable_end or replica.gone or state.read_only is not None:
+                call.errors[number] = _loss(replica, end)
+            call.pending -= 1  # as call.settle(number, …), without as many calls
+            if not call.pending:
+                call.finish()
         for replica, queue, entry in batch:
             queue.journaling = False
             replica.state.note_durable(entry.offset + entry.payload_bytes)
@@ -173,12 +254,28 @@ class JournalRounds:
         if self._journal.ready_count == 0:
             self._wake_checkpointer()
 
-    def _fail(self, batch: Batch, error: Exception) -> None:
+    def _fail(self, of_calls: CallBatch, batch: Batch, error: Exception) -> None:
         self._journal.fail(f"sync: {error}")
+        detail = f"the sync of the journal failed: {error}"
+        for _, _, replica, _ in of_calls:
+            replica.state.note_journal_lost()
+        for call, number, replica, _ in of_calls:
+            call.settle(number, DiskFailed(extent_id=replica.extent_id, disk="journal", detail=detail))
         for replica, queue, _ in batch:
             queue.journaling = False
             replica.state.note_journal_lost()
-            detail = f"the sync of the journal failed: {error}"
             self._waiting.abandon(replica, DiskFailed(extent_id=replica.extent_id, disk="journal", detail=detail))
         self._counters.sync_failures += 1
         self._journal_failed()
+
+
+def _loss(replica: Replica, end: int) -> NeveError | None:
+    """Why bytes up to `end`, which were written here, are none of the replica's any more, or cannot become durable."""
+    state, extent_id = replica.state, replica.extent_id
+    if end > state.length:  # nothing but a seal cuts a replica that takes appends
+        return ExtentSealed(extent_id=extent_id, length=state.length)
+    if replica.gone:
+        return ReplicaMissing(extent_id=extent_id)
+    if state.read_only is not None and not state.read_only.can_sync:
+        return ReplicaReadOnly(extent_id=extent_id, detail=state.read_only.value)
+    return None

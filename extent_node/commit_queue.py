@@ -11,10 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from neve.extent_node.fs import Buffer
+from neve.extent_node.journal_format import Entry
 from neve.proto.errors import NeveError
+
+if TYPE_CHECKING:
+    from neve.extent_node.replica import Replica
+
+# A segment that goes to the journal together with others of its call: the segment's number, whose it is, its record.
+Record = tuple[int, "Replica", Entry]
 
 
 class Line(Protocol):
@@ -26,7 +33,7 @@ class Line(Protocol):
 class AppendCall:
     """The segments of one AppendBlock call that are not answered yet, and one future for all of them."""
 
-    __slots__ = ("_future", "_then", "ends", "errors", "given_up", "pending", "places")
+    __slots__ = ("_future", "_then", "ends", "errors", "given_up", "pending", "places", "records")
 
     def __init__(self, count: int) -> None:
         self.ends = [0] * count
@@ -34,6 +41,7 @@ class AppendCall:
         self.pending = 0  # segments that will be settled later: whoever defers one counts it here
         self.given_up = False  # nobody waits for it any more
         self.places: list[tuple[Line, asyncio.Future[None]]] | None = None  # in lines, of segments that wait for a turn
+        self.records: list[Record] = []  # for the next round of the journal
         self._future: asyncio.Future[None] | None = None
         self._then: Callable[[], None] | None = None
 

@@ -94,6 +94,7 @@ class Replica:
         "known_durable_end",
         "lock",
         "pins",
+        "queued_end",
         "state",
         "verified",
     )
@@ -113,6 +114,7 @@ class Replica:
         self.allocated_bytes = 0
         self.gone = False  # deleted or quarantined: whoever waited for the lock finds nothing
         self.commit: CommitQueue | None = None  # commit.py's, while appends wait for durability
+        self.queued_end = 0  # of what calls have had queued for the journal; whether it came there, the state says
         self.followers: list[asyncio.Future[None]] | None = None
 
     def __repr__(self) -> str:

@@ -60,6 +60,7 @@ from neve.rpc.service import Service
 log = logging.getLogger(__name__)
 
 DESCRIPTORS_BESIDE = 256  # for the journal, folders, files being made or copied, and what libraries keep
+GC_THRESHOLDS = (50_000, 20, 50)  # as the stream manager's
 FIRST_ID_TIMEOUT_S = 300.0  # a cluster that is being started may need that long to elect a manager
 
 
@@ -230,8 +231,14 @@ async def serve(
         format_journal=format_journal,
         give_up_disks=give_up_disks,
     )
-    # What was made by the start stays: no collection needs to look through it again.
-    await run_until_told_to_stop(node, on_started=gc.freeze)
+    await run_until_told_to_stop(node, on_started=_settle_garbage)
+
+
+def _settle_garbage() -> None:
+    """What was made by the start stays: no collection needs to look through it again. And a frame of many streams makes
+    thousands of objects that live until its sync: with Python's own thresholds each has several collections."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _disk_name(text: str) -> str:

@@ -126,6 +126,8 @@ def _append_all(store: StoreState, segments: Sequence[pb.Segment], attachment: m
     extent_ids = [segment.extent_id for segment in segments]
     for number, extent_id in enumerate(extent_ids):
         _begin(store, extent_id, segments[number], bodies[number], call, number)
+    if call.records:
+        store.committer.call_together(call)
     if call.pending:
         return WhenDurable(store, extent_ids, call, brief=brief)
     return _reply(store, extent_ids, call, brief=brief)
@@ -164,6 +166,7 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffe
 
 
 def _forget(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
+    store.committer.forget_call(call)
     for extent_id in extent_ids:
         found = store.replicas.get(extent_id)
         if found is not None:
@@ -232,7 +235,8 @@ def _carry_out(
     call.ends[number] = end
     if durable_to:
         call.pending += 1
-        store.committer.wait_durable(found, durable_to, call, number, offset, piece)
+        wait = store.committer.wait_durable if len(call.ends) == 1 else store.committer.wait_together
+        wait(found, durable_to, call, number, offset, piece)
     return None
 
 
