@@ -96,11 +96,8 @@ class Committer:
             self.wait_durable(replica, end, call, number, offset, piece)
 
     def call_together(self, call: AppendCall) -> None:
-        """All segments of this call are told, by `wait_together`."""
-        records = call.records
-        if not records:
-            return
-        rounds = self._rounds
+        """All segments of this call are told, by `wait_together`, and some of them have records."""
+        records, rounds = call.records, self._rounds
         if len(records) < self._config.journal_extents_min and not rounds.running:
             call.records = []  # it may be alone on the node: that is for `_kick` to say
             for number, replica, entry in records:
