@@ -83,7 +83,10 @@ class Replica:
 
     __slots__ = (
         "__weakref__",
+        "allocate_at",
         "allocated_bytes",
+        "allocated_s",
+        "allocation_bytes",
         "closing",
         "commit",
         "disk",
@@ -111,7 +114,10 @@ class Replica:
         self.verified = verified
         self.known_durable_end = 0  # what the journal proves, for that verification
         self.in_place_end = state.durable_end  # on stable storage in the file itself, without the journal
-        self.allocated_bytes = 0
+        # Blocks that are reserved ahead of appends: up to `allocated_bytes`, by a step of `allocation_bytes`, at
+        # `allocated_s` in the loop's time. The next step is due when the length is beyond `allocate_at`.
+        self.allocate_at = self.allocated_bytes = self.allocation_bytes = 0
+        self.allocated_s = 0.0
         self.gone = False  # deleted or quarantined: whoever waited for the lock finds nothing
         self.commit: CommitQueue | None = None  # commit.py's, while appends wait for durability
         self.queued_end = 0  # of what calls have had queued for the journal; whether it came there, the state says
@@ -142,6 +148,11 @@ class Replica:
             wanted = ReadOnly.DISK_FULL if disk is DiskState.READ_ONLY else ReadOnly.DISK_FAILED
         if self.state.read_only is not wanted:
             self.state.note_read_only(wanted)
+
+    def note_allocated(self, end: int, *, step_bytes: int) -> None:
+        """Blocks up to `end` are reserved, or about to be. The next ones when half of this step is used."""
+        self.allocated_bytes, self.allocation_bytes = end, step_bytes
+        self.allocate_at = end - step_bytes // 2
 
     def wake_followers(self) -> None:
         """Readers that wait for more: `committed` has moved, or the replica has changed for good."""
@@ -287,7 +298,7 @@ def make_replica(disk: Disk, meta: Meta, *, preallocate_bytes: int) -> Replica:
         raise
     replica = Replica(disk, ReplicaState(meta), verified=True)
     replica.fd = fd
-    replica.allocated_bytes = preallocate_bytes
+    replica.note_allocated(preallocate_bytes, step_bytes=preallocate_bytes)
     return replica
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from neve.extent_node import blocks, core
 from neve.extent_node.commit_queue import AppendCall
-from neve.extent_node.disk import DiskState
+from neve.extent_node.disk import FULL, DiskState
 from neve.extent_node.fs import Buffer
 from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.store_state import StoreState
@@ -32,6 +32,8 @@ from neve.rpc.service import Answer
 
 _ANY = common_pb2.Replica()
 ALL_TAKEN = pb.AppendBlockReply(all_taken=True)  # of whoever it is: nobody changes it
+PREALLOCATE_FAST_S = 1.0  # who takes less for a step of reserved blocks may overtake the next one
+
 _WRITABLE = DiskState.WRITABLE  # a look at a member of an enumeration costs more than a call
 
 
@@ -260,9 +262,8 @@ def _note(store: StoreState, found: Replica, decision: core.Append) -> None:
         counters.appends += 1
         counters.appended_bytes += write_bytes
         store.dirty.add(found, write_bytes)
-        step = store.config.preallocate_bytes
-        if step and end + step // 2 > found.allocated_bytes:
-            _preallocate(store, found, step)
+        if end > found.allocate_at:
+            _preallocate(store, found)
     if committed > state.committed:
         state.note_committed(committed)
         if found.followers:
@@ -333,20 +334,34 @@ async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: 
     return decision
 
 
-def _preallocate(store: StoreState, found: Replica, step: int) -> None:
-    """Reserve the next step of blocks, ahead of the appends that need them."""
-    limit = found.state.meta.extent_bytes_max
-    if found.allocated_bytes >= limit:
+def _preallocate(store: StoreState, found: Replica) -> None:
+    """Reserve the next step of blocks, ahead of the appends that need them. Who uses one up at once gets twice as much:
+    a writer that overtakes the reservation pays for each block that it finds unreserved."""
+    config, limit = store.config, found.state.meta.extent_bytes_max
+    if not config.preallocate_bytes or found.allocated_bytes >= limit:
+        found.allocate_at = limit  # which no append goes beyond
         return
-    found.allocated_bytes = min(limit, max(found.allocated_bytes, found.state.length) + step)
-    store.spawn(_preallocate_to(store, found, found.allocated_bytes))
+    now_s = asyncio.get_running_loop().time()
+    step_bytes = config.preallocate_bytes
+    if now_s - found.allocated_s < PREALLOCATE_FAST_S:
+        step_bytes = max(step_bytes, min(2 * found.allocation_bytes, config.preallocate_bytes_max))
+    found.allocated_s = now_s
+    end = min(limit, max(found.allocated_bytes, found.state.length) + step_bytes)
+    found.note_allocated(end, step_bytes=step_bytes)
+    store.spawn(_preallocate_to(store, found, end))
 
 
-async def _preallocate_to(store: StoreState, found: Replica, size_bytes: int) -> None:
+async def _preallocate_to(store: StoreState, found: Replica, end: int) -> None:
     if found.gone or not found.state.is_open:
         return
     try:
-        await store.run_on(found, found.fs.preallocate, found.fd, size_bytes)
+        await store.run_on(found, found.fs.preallocate, found.fd, end)
     except OSError as error:
+        least_bytes = store.config.preallocate_bytes
+        if error.errno in FULL and found.allocation_bytes > least_bytes:
+            # No room for the haste, which says nothing yet about room for a step of the usual size.
+            found.allocated_s = 0.0
+            found.note_allocated(found.state.length, step_bytes=least_bytes)
+            return
         # Only a reservation: the disk's state follows, and appends find out for themselves.
         store.disk_error(found.disk, found.extent_id, error)

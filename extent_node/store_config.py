@@ -67,6 +67,9 @@ class StoreConfig:
     open_replicas_max: int = 8192  # each keeps a descriptor
     sealed_files_max: int = 512  # kept open and mapped, least recently used go first
     preallocate_bytes: int = 8 * MIB  # step by which an open extent's blocks are reserved ahead; 0: never
+    # For writers in haste, up to which the step doubles. In turns on two cores, 1 MiB appends to three nodes on fresh
+    # pages: 1,350 MB/s with steps of 8 MiB, which the writer overtook, 1,410 with 32 MiB, 1,510 with 64 MiB.
+    preallocate_bytes_max: int = 64 * MIB
     read_bytes_max: int = 16 * MIB  # of one answer, unless a single block is larger
 
     trash_delay_s: float = 24 * 3600.0
