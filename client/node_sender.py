@@ -100,15 +100,45 @@ class NodeSenders:
         and has nothing more. It need not wait for the loop's next turn, unless others are likely to append in this
         one. They are if frames are in flight, or if the last one took several appends: then a frame for all of them is
         worth more than the turn."""
-        self._woken.append(lanes)
         if hurry and not self._scheduled:
             for lane in lanes:
                 if not lane.sender.is_quiet:
                     break
             else:
-                self._run()
+                if not self._send_alone(lanes):
+                    self._woken.append(lanes)
+                    self._run()
                 return
+        self._woken.append(lanes)
         self._ask_for_a_turn()
+
+    def _send_alone(self, lanes: Sequence[SegmentSource]) -> bool:
+        """Send the next segment of all these lanes to quiet nodes, the first one before the others' frames are made:
+        its node wakes up meanwhile. False: nothing was sent, they have more, or not the same, or must wait."""
+        if not lanes or len(lanes) > self._options.frames_in_flight_max:  # two may have one sender
+            return False
+        for lane in lanes:
+            if not lane.ready:
+                return False
+        frames = [Frame(lane.sender, self._options) for lane in lanes]
+        self._scheduled = True  # what is woken by this, because it failed at once, has its turn later
+        try:
+            segment = lanes[0].take_for_all(lanes, [*frames])
+            if segment is None:
+                return False
+            part, place = segment
+            (batch,) = part.taken.batches
+            for lane, frame in zip(lanes, frames, strict=True):
+                frame.add_in_step(part, join_segment(lane.template, place), batch)
+                lane.sender.send(frame)
+        except Exception as failure:  # noqa: BLE001 - its writer ends by it, and the others go on
+            lanes[0].broken(failure)
+        finally:
+            self._scheduled = False
+            if self._due or self._woken:
+                self._ask_for_a_turn()
+        self.attachments.clear()
+        return True
 
     def _ask_for_a_turn(self) -> None:
         if not self._scheduled:
@@ -259,10 +289,13 @@ class NodeSender:
     def send_filled(self) -> None:
         frame, self.filling = self.filling, None
         if frame is not None and frame.parts:
-            self.frames_sent += 1
-            self._last_blocks = frame.blocks
-            self._frames[frame] = None
-            frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
+            self.send(frame)
+
+    def send(self, frame: Frame) -> None:
+        self.frames_sent += 1
+        self._last_blocks = frame.blocks
+        self._frames[frame] = None
+        frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
 
     def close(self) -> None:
         self._ready.clear()

@@ -41,6 +41,10 @@ class Times(Collector):
         self.counts[bisect_left(LATENCY_BUCKETS_S, took_s)] += 1
         self.sum_s += took_s
 
+    def observe_none(self) -> None:
+        """As `observe(0.0)`."""
+        self.counts[0] += 1
+
     def collect(self) -> Iterator[Metric]:
         up_to, buckets = 0, []
         for bound, count in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), self.counts, strict=True):

@@ -72,7 +72,7 @@ class DirtyBytes:
     @property
     def must_wait(self) -> bool:
         """For who comes now: there is no room, or others wait for it."""
-        return bool(self._waiters) or self.is_full
+        return self.bytes_now > self._config.dirty_bytes_hard or bool(self._waiters)
 
     def stop(self) -> None:
         """Nobody will make room any more: let all go who wait."""

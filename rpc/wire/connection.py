@@ -222,6 +222,9 @@ class Connection(asyncio.BufferedProtocol):
             self._receiving = False
         if self._queue:
             self._flush()
+        if receiver.is_between:
+            self._frame_begun_s = 0.0
+            return
         if receiver.held:
             self.on_held()
         if not receiver.partial_bytes:

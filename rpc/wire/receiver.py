@@ -67,6 +67,11 @@ class FrameReceiver:
         return self._end - self._start
 
     @property
+    def is_between(self) -> bool:
+        """All that was received is handed on, and nothing waits to be admitted."""
+        return self._end == self._start and not self._held
+
+    @property
     def held(self) -> bool:
         """A frame's body is not wanted yet: the transport must not read until `resume` has returned True."""
         return self._held
@@ -137,7 +142,8 @@ class FrameReceiver:
             else:
                 copy = bytes(view[message_end:end])
                 attachment = memoryview(copy)
-                check_body(prelude, message, copy)
+                if crc32c_bytes(message) != message_crc or crc32c_bytes(copy) != attachment_crc:
+                    check_body(prelude, message, copy)  # says what is wrong, or that the caller looks at it
             self._frame_bytes_hint = size_bytes if size_bytes > STREAM_CHUNK_BYTES else 0
             self._start = end
             self._prelude = None

@@ -178,10 +178,11 @@ class ServerConnection(Connection):
         """Whether that was all, or an answer will come: if so, no task is needed."""
         assert route.now is not None
         try:
-            reply = route.now(request, attachment)
+            reply: Any = route.now(request, attachment)
             if reply is None:
                 return False
-            if isinstance(reply, Answer):
+            # The type itself first: whether something is an Answer, which has an abstract base, takes several calls.
+            if type(reply) is not route.method.reply and isinstance(reply, Answer):
                 call = self.calls[prelude.call_id] = WireCall(self, route, prelude, attachment)
                 self._answer_later(call, reply)
                 return True

@@ -256,6 +256,59 @@ async def test_nodes_get_frames_in_turn(kind: type[Source]) -> None:
     assert [len(request.segments[0].block_sizes) for request, _ in wire.begun] == [1, 2, 3, 1, 2, 3]
 
 
+class Logged(Abreast):
+    """A lane that says when its segment is made."""
+
+    def __init__(self, sender: NodeSender, log: list[str]) -> None:
+        super().__init__(sender)
+        self._log = log
+
+    @property
+    def template(self) -> bytes:  # type: ignore[override]
+        self._log.append("made")
+        return b""
+
+
+class LoggedWire(Wire):
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self._log = log
+
+    def begin(self, *args: Any, **how: Any) -> Wire:
+        self._log.append("sent")
+        return super().begin(*args, **how)
+
+
+@pytest.mark.parametrize(("hurry", "order"), [(True, ["made", "sent"] * 3), (False, ["made"] * 3 + ["sent"] * 3)])
+async def test_one_append_is_on_its_way_to_the_first_node_before_the_others_have_their_frames(
+    hurry: bool, order: list[str]
+) -> None:
+    log: list[str] = []
+    wire = LoggedWire(log)
+    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frames_in_flight_max=3))
+    lanes = [Logged(senders.to(f"node:{number}"), log) for number in range(3)]
+    for _ in range(2):
+        lanes[0].blocks = 1
+        senders.wake(lanes, hurry=hurry)
+        await asyncio.sleep(0)
+        assert log == order
+        assert wire.segments() == [1, 1, 1]
+        assert senders.attachments._batches == ()
+        for _ in lanes:
+            wire.answer(brief=True)
+        assert [len(lane.ends) for lane in lanes] == [1, 0, 0]  # one of them, for all
+        lanes[0].ends.clear()
+        log.clear()
+
+
+async def test_one_append_to_replicas_at_one_address_keeps_to_the_frames_that_may_be_in_flight() -> None:
+    wire, senders, _ = make(0, Abreast)
+    lanes = [Abreast(senders.to(wire.address)) for _ in range(3)]  # of which two frames may be in flight
+    lanes[0].blocks = 1
+    senders.wake(lanes, hurry=True)
+    assert wire.segments() == [3]
+
+
 class Refusing(Wire):
     """One whose connection is not there: frames fail while they are being sent."""
 
@@ -296,6 +349,48 @@ async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn() -> 
     await asyncio.sleep(0)
     assert wires["up:1"].segments() == [1, 1]
     assert not senders._due
+
+
+class InStepLane(Abreast):
+    """One that knows what its extent has in step, as a writer's lanes do."""
+
+    part: InStep | None = None
+
+    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
+        taken = super().take_for_all(lanes, frames)
+        self.part = taken[0] if taken is not None else None
+        return taken
+
+    def fall_apart(self) -> None:
+        assert self.part is not None
+        self.part.fall_apart()
+
+
+async def test_one_append_leaves_for_all_nodes_though_the_first_one_cannot_be_reached() -> None:
+    wires = {"down:1": Refusing(), "up:1": Wire(), "up:2": Wire()}
+
+    class Pool:
+        def channel(self, address: str) -> Wire:
+            return wires[address]
+
+    senders = NodeSenders(cast(ChannelPool, Pool()), ClientOptions(frames_in_flight_max=3))
+    lanes = [InStepLane(senders.to(address)) for address in wires]
+    lanes[0].blocks = 1
+    senders.wake(lanes, hurry=True)
+    assert [type(end) for end in lanes[0].ends] == [ConnectionLost]
+    assert wires["up:1"].segments() == wires["up:2"].segments() == [1]
+    wires["up:1"].answer(brief=True)
+    wires["up:2"].answer(brief=True)
+    assert [lane.ends for lane in lanes[1:]] == [[None], [None]]
+
+
+async def test_a_lane_that_cannot_give_its_one_append_ends_its_writer_alone() -> None:
+    wire, senders, sources = make(2, Abreast)
+    sources[0].take_for_all = break_off  # type: ignore[assignment,method-assign]
+    append(senders, sources[0])
+    assert [*map(str, sources[0].failures)] == ["a bug"]
+    append(senders, sources[1])
+    assert wire.segments() == [1]
 
 
 def break_off(*_: object) -> None:
