@@ -234,6 +234,10 @@ class WireChannel(Channel):
         except asyncio.CancelledError:
             begun.cancel()
             raise
+        finally:
+            # An error has this frame by its traceback, and the frame had the error by the future: a ring that kept the
+            # attachment of each call that failed until the next look for garbage.
+            del future
 
     def begin(
         self,
