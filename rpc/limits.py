@@ -38,9 +38,16 @@ class Limits:
     reconnect_delay_s_min: float = 0.05
     reconnect_delay_s_max: float = 5.0
 
+    # How long a server stays awake after it has answered a request, while they come one by one (wire/awake.py).
+    # 0: never. Longer ones gained nothing more.
+    awake_s: float = 0.0003
+
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
+            if name == "awake_s":
+                if not 0 <= self.awake_s < 1:
+                    raise ValueError(f"limits.awake_s must be 0 or more, and less than 1, got {self.awake_s}")
+            elif getattr(self, name) <= 0:
                 raise ValueError(f"limits.{name} must be above 0, got {getattr(self, name)}")
         if self.dead_peer_s <= self.keepalive_s:
             raise ValueError("limits.dead_peer_s must be above limits.keepalive_s, or a live peer is taken for dead")

@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from google.protobuf.message import Message
@@ -216,18 +217,11 @@ class WireChannel(Channel):
         reply_bytes_max: int = REPLY_BYTES_DEFAULT,
     ) -> Reply[Rep]:
         future: asyncio.Future[Reply[Rep]] = asyncio.get_running_loop().create_future()
-
-        def on_done(reply: Reply[Rep] | None, error: BaseException | None) -> None:
-            if future.done():
-                return  # cancelled
-            if reply is not None:
-                future.set_result(reply)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
         begun = self.begin(
-            method, request, on_done, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max
+            *(method, request, partial(_settle, future)),
+            timeout_s=timeout_s,
+            attachment=attachment,
+            reply_bytes_max=reply_bytes_max,
         )
         try:
             return await future
@@ -450,6 +444,16 @@ class WireChannel(Channel):
         for pending in queue.values():
             # A copy for each: one exception raised in several tasks would mix up their tracebacks.
             pending.end(None, type(error)(**error.facts()))  # type: ignore[arg-type]
+
+
+def _settle(future: asyncio.Future[Reply[Rep]], reply: Reply[Rep] | None, error: BaseException | None) -> None:
+    if future.done():
+        return  # cancelled
+    if reply is not None:
+        future.set_result(reply)
+    else:
+        assert error is not None
+        future.set_exception(error)
 
 
 def _connect_failed(address: str, reason: errors.NeveError | None) -> errors.NeveError:

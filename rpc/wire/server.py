@@ -19,6 +19,7 @@ from neve.rpc.auth import AllowAll, Authenticator
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
 from neve.rpc.service import Service, merge_routes
 from neve.rpc.tls import Reloading, TlsFiles, server_context
+from neve.rpc.wire.awake import Awake, MachineSlot
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.frame import Kind, encode
@@ -58,6 +59,7 @@ class WireServer:
         self._room_again = False  # there is more of it since the last look at them
         self.connections: set[ServerConnection] = set()
         self.draining = False
+        self.awake: Awake | None = None  # once it listens, unless it is never to stay awake
         self._tls = Reloading(tls, server_context) if tls is not None else None
         self._listeners: list[socket.socket] = []
         self._acceptors: list[asyncio.Task[None]] = []
@@ -68,6 +70,8 @@ class WireServer:
     async def start(self, host: str, port: int) -> str:
         """Listen; port 0 takes a free one. Returns the address."""
         loop = asyncio.get_running_loop()
+        if self.awake is None and self.limits.awake_s:
+            self.awake = Awake(loop, MachineSlot(), awake_s=self.limits.awake_s)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
         listener.setblocking(False)
@@ -86,6 +90,8 @@ class WireServer:
             listener.close()
         self._acceptors.clear()
         self._listeners.clear()
+        if self.awake is not None:
+            self.awake.close()
         for admission in self._admitting:
             admission.cancel()  # in their handshake: nobody has been promised anything
         for connection in list(self.connections):

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
 from neve.rpc.service import EMPTY, Answer, Encoded, Route, attachment_bytes
+from neve.rpc.wire.awake import REQUEST_BYTES_MAX
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
@@ -191,8 +192,11 @@ class ServerConnection(Connection):
             call = self.calls[prelude.call_id] = WireCall(self, route, prelude, attachment)
             self.end_call(call, error)
             return True
+        alone = not self._queue
         self.send(frame)
         self._release_request(PRELUDE_BYTES + prelude.body_bytes)
+        if (awake := self.server.awake) is not None and prelude.body_bytes <= REQUEST_BYTES_MAX:
+            awake.answered(alone=alone)
         return True
 
     def _await_answer(self, route: Route, request: Any, call: WireCall) -> None:

@@ -92,8 +92,8 @@ async def test_memory_is_bounded_when_a_server_stops_reading_while_a_gibibyte_is
             await asyncio.gather(*workers, return_exceptions=True)
             with pytest.raises(asyncio.CancelledError):
                 await watcher
-            # 16 megabytes are the callers' own, of which some are in flight; the rest of the gibibyte was never made, or
-            # went with the call that failed. (Errors that were in a ring with their calls kept some 80 of them.)
+            # 16 megabytes are the callers' own, of which some are in flight; the rest of the gibibyte was never made,
+            # or went with the call that failed. (Errors that were in a ring with their calls kept some 80 of them.)
             assert allocated.peak_bytes < 32 * MIB
         assert channel.queue == {}
 
