@@ -88,6 +88,19 @@ class Committer:
     def wait_in_place(self, replica: Replica, end: int, call: AppendCall, number: int) -> None:
         self.wait_durable(replica, end, call, number, 0, None)
 
+    def may_go_together(self, call: AppendCall) -> bool:
+        """Whether the call's segments go to the journal, if nothing else speaks against it."""
+        rounds = self._rounds
+        return (
+            len(call.ends) > 1 or rounds.running or bool(rounds.calls) or self._config.journal_extents_min <= 1
+        ) and not self.journal.failed
+
+    def take_together(
+        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: bytes
+    ) -> bool:
+        """As `wait_together`, if the segment goes with its call; else nothing has happened."""
+        return self._rounds.take_with_call(replica, end, call, number, offset, piece)
+
     def wait_together(
         self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: Buffer | None
     ) -> None:
@@ -200,11 +213,14 @@ class Committer:
             if replica.gone or (replica.state.read_only is not None and not replica.state.read_only.can_sync):
                 return False
             queue = self._queue(replica)
+            synced_end = replica.in_place_end
             if queue.syncing is not None:
                 await asyncio.shield(queue.syncing)
             else:
                 await asyncio.shield(self._begin_sync(replica, queue, for_waiters=False))
             wanted = min(wanted, replica.state.length)
+            if replica.late and replica.in_place_end == synced_end:
+                return False  # they could not be written: the disk says why
         return True
 
     def _begin_sync(self, replica: Replica, queue: CommitQueue, *, for_waiters: bool) -> asyncio.Future[None]:

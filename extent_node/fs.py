@@ -58,8 +58,8 @@ class FileSystem(Protocol):
         ...
 
     def truncate(self, fd: int, size_bytes: int) -> None: ...
-    def preallocate(self, fd: int, size_bytes: int) -> None:
-        """Reserve blocks beyond the end without changing the size; best effort where unsupported."""
+    def preallocate(self, fd: int, size_bytes: int) -> bool:
+        """Reserve blocks beyond the end without changing the size. False where that is not supported."""
         ...
 
     def fdatasync(self, fd: int) -> None:
@@ -144,11 +144,13 @@ class RealFileSystem:
     def truncate(self, fd: int, size_bytes: int) -> None:
         os.ftruncate(fd, size_bytes)
 
-    def preallocate(self, fd: int, size_bytes: int) -> None:
+    def preallocate(self, fd: int, size_bytes: int) -> bool:
         if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size_bytes)) != 0:
             code = ctypes.get_errno()
             if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise OSError(code, os.strerror(code))
+            return False
+        return True
 
     def fdatasync(self, fd: int) -> None:
         os.fdatasync(fd)

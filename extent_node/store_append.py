@@ -101,6 +101,8 @@ def _append_one(store: StoreState, segment: pb.Segment, attachment: memoryview, 
         error = call.errors[0] = _carry_out(store, found, decision, attachment, call, 0)
         if error is not None:
             return _reply(store, extent_ids, call, brief=brief)
+        if call.records:
+            store.committer.call_together(call)
         return WhenDurable(store, extent_ids, call, brief=brief)
     if decision.write_bytes:
         error = _write(store, found, attachment)
@@ -225,19 +227,33 @@ def _begin(store: StoreState, extent_id: int, segment: pb.Segment, body: Buffer,
 def _carry_out(
     store: StoreState, found: Replica, decision: core.Append, body: Buffer, call: AppendCall, number: int
 ) -> NeveError | None:
-    """Write and note, on the loop. If the answer must wait for durability, the call is told to expect it."""
+    """Write and note, on the loop. If the answer must wait for durability, the call is told to expect it. Small bytes
+    that go to the journal are written to their file later, several appends at once."""
+    committer = store.committer
     offset, skip_bytes, write_bytes, end, _, _, durable_to = decision
     piece: Buffer | None = None
     if write_bytes:
         piece = body[skip_bytes:] if skip_bytes else body
-        error = _write(store, found, piece)
+        if durable_to and len(piece) <= COPY_BYTES_MAX and found.may_be_late(end) and committer.may_go_together(call):
+            piece = bytes(piece)
+            error = _write_late(store, found) if found.is_late_enough(len(piece)) else None
+            if error is None and committer.take_together(found, end, call, number, offset, piece):
+                found.keep_late(piece)
+                _note(store, found, decision)
+                call.ends[number] = end
+                call.pending += 1
+                return None
+        else:
+            error = None
+        if error is None:
+            error = _write(store, found, piece)
         if error is not None:
             return error
     _note(store, found, decision)
     call.ends[number] = end
     if durable_to:
         call.pending += 1
-        wait = store.committer.wait_durable if len(call.ends) == 1 else store.committer.wait_together
+        wait = committer.wait_durable if len(call.ends) == 1 else committer.wait_together
         wait(found, durable_to, call, number, offset, piece)
     return None
 
@@ -247,6 +263,15 @@ def _write(store: StoreState, found: Replica, body: Buffer) -> NeveError | None:
         if found.fd == NO_FD:
             found.open()
         found.write(body)
+    except OSError as error:
+        store.counters.write_failures += 1
+        return store.disk_error(found.disk, found.extent_id, error)
+    return None
+
+
+def _write_late(store: StoreState, found: Replica) -> NeveError | None:
+    try:
+        found.write_late()
     except OSError as error:
         store.counters.write_failures += 1
         return store.disk_error(found.disk, found.extent_id, error)
@@ -355,7 +380,8 @@ async def _preallocate_to(store: StoreState, found: Replica, end: int) -> None:
     if found.gone or not found.state.is_open:
         return
     try:
-        await store.run_on(found, found.fs.preallocate, found.fd, end)
+        if await store.run_on(found, found.fs.preallocate, found.fd, end):
+            found.reserved_bytes = max(found.reserved_bytes, end)
     except OSError as error:
         least_bytes = store.config.preallocate_bytes
         if error.errno in FULL and found.allocation_bytes > least_bytes:

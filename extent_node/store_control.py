@@ -10,6 +10,7 @@ Neighbours: core decides; replica.py has the blocking steps; store_verify.py rea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -300,6 +301,8 @@ async def quarantine(store: StoreState, extent_id: int, incarnation: int, reason
 
 async def _quarantine(store: StoreState, found: Replica, error: NeveError) -> None:
     log.error("replica_quarantined extent_id=%d disk=%s reason=%s", found.extent_id, found.disk.uuid, error)
+    with contextlib.suppress(OSError):  # it goes as it is
+        found.write_late()
     try:
         await store.run(
             found.disk.move_to_quarantine, found.extent_id, found.state.meta.incarnation, store.wall_clock_ms()
@@ -322,6 +325,7 @@ def _remove(store: StoreState, found: Replica, error: NeveError) -> None:
     store.dirty.forget(found)
     store.journal.drop(found)
     store.stalled.pop(found, None)
+    found.drop_late()
     found.close()
     found.wake_followers()
 

@@ -15,6 +15,7 @@ Neighbours: core_copy.py decides; copier.py brings the bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -329,6 +330,8 @@ class Copies:
             decision.reason,
         )
         move = disk.move_to_trash if decision.aside is Aside.TRASH else disk.move_to_quarantine
+        with contextlib.suppress(OSError):  # it goes as it is
+            old.write_late()
         try:
             await store.run(move, extent_id, old.state.meta.incarnation, store.wall_clock_ms())
         except FileNotFoundError:
@@ -351,6 +354,7 @@ class Copies:
         store.dirty.forget(old)
         store.journal.drop(old)
         store.stalled.pop(old, None)
+        old.drop_late()
         old.wake_followers()
         try:
             old.close()

@@ -240,6 +240,7 @@ class Reader:
         self._store.open(found)
         size_bytes = max(size_bytes, blocks.HEADER_BYTES)
         try:
+            found.write_late()
             if offset + HOT_TAIL_BYTES >= found.state.length:
                 return found.read(offset, size_bytes)
             return await self._store.run_on(found, found.read, offset, size_bytes)

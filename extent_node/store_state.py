@@ -25,7 +25,7 @@ from neve.extent_node.disk import Disk, DiskState
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal import Journal, SyncTicket
 from neve.extent_node.kernel_sync import KernelSync
-from neve.extent_node.replica import Replica, SyncFailed
+from neve.extent_node.replica import NotWritten, Replica, SyncFailed
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.threads import Threads
@@ -100,6 +100,7 @@ class StoreState:
 
     async def run_on(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
         """A blocking call that uses the replica's descriptor, which stays open for it."""
+        found.write_late()
         found.pin()
         try:
             return await self.run(function, *args)
@@ -108,6 +109,11 @@ class StoreState:
 
     def start_sync(self, found: Replica, on_done: Callable[[OSError | None], None]) -> None:
         """fdatasync of the replica's file, by the kernel's workers or in a thread; `on_done` is told how it ended."""
+        try:
+            found.write_late()
+        except OSError as error:
+            asyncio.get_running_loop().call_soon(on_done, NotWritten(error.errno, str(error)))
+            return
         if self._kernel_sync is None or not self._kernel_sync.begin(found.fd, on_done):
             found.pin()  # before anything else happens: a replica that is deleted meanwhile keeps its descriptor for it
             self.spawn(self._sync_in_thread(self.run(found.sync_data), on_done, found))
@@ -254,6 +260,9 @@ class StoreState:
 
     def sync_failed(self, found: Replica, error: OSError) -> NeveError:
         """An fsync or fdatasync of its file failed: in this process the file is never written or synced again (T23)."""
+        if isinstance(error, NotWritten):  # nothing was synced, and nothing is lost: it is tried again
+            self.counters.write_failures += 1
+            return self.disk_error(found.disk, found.extent_id, error)
         self.counters.sync_failures += 1
         found.state.note_read_only(ReadOnly.SYNC_FAILED)
         log.error("replica_sync_failed extent_id=%d disk=%s error=%s", found.extent_id, found.disk.uuid, error)
@@ -287,6 +296,7 @@ class StoreState:
             error = DiskFailed(extent_id=found.extent_id, disk=disk.uuid, detail=disk.reason)
             self.committer.abandon(found, error)
             self.dirty.forget(found)
+            found.drop_late()
             found.wake_followers()
             self.journal.strand(found, disk.short_id)
         self.checkpoint_wanted.set()

@@ -47,8 +47,9 @@ class OverCachedPages(RealFileSystem):
         at = offset % self.scratch_bytes
         return super().pwrite(self.scratch_fd, buffers, at if at + size_bytes <= self.scratch_bytes else 0)
 
-    def preallocate(self, fd: int, size_bytes: int) -> None:
+    def preallocate(self, fd: int, size_bytes: int) -> bool:
         """Nothing will be written there."""
+        return True
 
 
 def make_scratch(path: str, size_bytes: int) -> int:

@@ -255,12 +255,13 @@ class SimCluster:
         return None if found is None else found.state.length
 
     def bytes_on(self, node_id: int, extent_id: int) -> bytes | None:
-        """The file of a replica, whether or not its node runs; None if there is none."""
+        """The file of a replica, whether or not its node runs, and what one that runs has not written there yet; None
+        if there is none."""
         node = self.nodes[node_id]
         for disk in range(node.disks):
             path = node.extent_path(extent_id, disk)
             if node.fs.stat(path) is not None:
-                return node.fs.content(path)
+                return node.fs.content(path) + node.late_bytes(extent_id)
         return None
 
     async def until(
@@ -377,7 +378,7 @@ class SimCluster:
                     continue
                 if weak and node.has_lost_cache(extent_id, since_s=attempt.made_s):
                     continue
-                if node.peek(extent_id, offset + HEADER_BYTES, len(payload)) != payload:
+                if node.stored(extent_id, offset + HEADER_BYTES, len(payload)) != payload:
                     told = f"{attempt.payload[:40]!r} is acknowledged at {position}, and its {len(payload)} bytes"
                     self.violations.append(f"{told} at {extent_id}:{offset} are not on node {node_id} (G1)")
 

@@ -274,15 +274,17 @@ class SimFileSystem:
             file.change(Resize(size_bytes))
             file.mtime_s = self.clock_s()
 
-    def preallocate(self, fd: int, size_bytes: int) -> None:
+    def preallocate(self, fd: int, size_bytes: int) -> bool:
         path = self._path(fd)
         with self._faults.call("preallocate", path, changes=True, detail=str(size_bytes)):
             if size_bytes <= 0:
                 raise failure(errno.EINVAL, path)
             file = self._opened_file(fd, writable=True)
-            if size_bytes - file.allocated_bytes > self._free_bytes(path):
+            grows_bytes = size_bytes - file.allocated_bytes
+            if grows_bytes > CAPACITY_BYTES or (self._capacities and grows_bytes > self._free_bytes(path)):
                 raise self._full(path)
             file.preallocated_bytes = max(file.preallocated_bytes, size_bytes)
+            return True
 
     def fdatasync(self, fd: int) -> None:
         file = self._opened_file(fd)

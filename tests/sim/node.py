@@ -30,7 +30,8 @@ from neve.extent_node.config import Location
 from neve.extent_node.copier import Copier
 from neve.extent_node.disk import Marks, format_disk
 from neve.extent_node.fs import FileSystem
-from neve.extent_node.journal_label import format_journal
+from neve.extent_node.journal_format import Record, crc_seed, find_records
+from neve.extent_node.journal_label import format_journal, read_journal_label, slot_path
 from neve.extent_node.metrics import NodeMetrics
 from neve.extent_node.registration import Registrar, WireManagerLink, registration_request
 from neve.extent_node.scrubber import Scrubber
@@ -146,7 +147,7 @@ class SimNode:
         self._scrub_interval_s = scrub_interval_s
         self._rng = random.Random(network.rng.getrandbits(64))
         settings: dict[str, Any] = {
-            "preallocate_bytes": 0,
+            "preallocate_bytes": 64 << 10,  # appends that go to the journal may be late in their files
             "marks": Marks(high=1.1, low=1.0),
             "trash_delay_s": TRASH_S,
             "purge_interval_s": PURGE_INTERVAL_S,
@@ -359,6 +360,34 @@ class SimNode:
             if found is not None:
                 return found
         return None
+
+    def stored(self, extent_id: int, offset: int, size_bytes: int) -> bytes | None:
+        """Bytes that were acknowledged: as the file has them, and behind its end as the journal has them, on stable
+        storage; what is missing there is missing here. Without sync nothing is in the journal."""
+        found = self.peek(extent_id, offset, size_bytes)
+        if found is None or len(found) == size_bytes:
+            return found
+        for record, content in self._journaled(extent_id):
+            start = offset + len(found) - record.offset
+            if 0 <= start < record.payload_bytes:
+                at = record.payload_position
+                found += content[at + start : at + record.payload_bytes]
+        return found[:size_bytes]
+
+    def _journaled(self, extent_id: int) -> list[tuple[Record, bytes]]:
+        """Records of the extent that a power cut would leave, each with its segment."""
+        seed = crc_seed(self.journal_uuid.bytes)
+        found = []
+        for slot in range(read_journal_label(self.fs, JOURNAL).slots):
+            content = self.fs.durable_content(slot_path(JOURNAL, slot))
+            records = find_records(content, 0, seed)
+            found += [(record, content) for record in records if not record.is_end and record.extent_id == extent_id]
+        return sorted(found, key=lambda each: each[0].lsn)
+
+    def late_bytes(self, extent_id: int) -> bytes:
+        """What a process that runs has not written to the replica's file yet."""
+        found = self.store._state.replicas.get(extent_id) if self.serving else None
+        return b"".join(found.late) if found is not None else b""
 
     def _end(self) -> None:
         if self.process is None:

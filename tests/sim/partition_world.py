@@ -310,6 +310,6 @@ class PartitionWorld(World):
             node = sim.nodes[node_id]
             if node_id in sim.unreliable or node.repairs or not node.serving:
                 continue
-            if not node.peek(extent_id, end - 1, 1):
+            if not node.stored(extent_id, end - 1, 1):
                 told = f"{client} has acknowledged extent {extent_id} up to {end}, and node {node_id} has less (G1)"
                 sim.violations.append(told)

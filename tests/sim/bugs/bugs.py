@@ -27,6 +27,7 @@ from neve.extent_node import attributes, core, core_append, store_append, store_
 from neve.extent_node import servicer as node_servicer
 from neve.extent_node.commit import Committer
 from neve.extent_node.replica import Replica, make_replica
+from neve.extent_node.store_state import StoreState
 from neve.meta import lease as meta_lease
 from neve.meta import lock as meta_lock
 from neve.meta.election import Leadership
@@ -708,6 +709,25 @@ def _nameless(change: Any) -> None:
 def _journal_above(change: Any) -> None:
     """A journal entry is written although bytes below it are in the page cache alone."""
     change(core, "may_journal", lambda state, offset: True)
+
+
+@bug(
+    "a sync leaves late bytes out",
+    origin="T21, T25",
+    suits=lambda shape: shape.sync and shape.eager_journal,
+    needs=("node killed", "power cut", "power cut everywhere"),
+)
+def _late_left_out(change: Any) -> None:
+    """A file is taken for synced, and its journal for done with, while the newest bytes are in memory alone."""
+    start = StoreState.start_sync
+
+    def wrong(self: Any, found: Any, on_done: Any) -> None:
+        late, late_bytes = found.late, found.late_bytes
+        found.late, found.late_bytes = [], 0
+        start(self, found, on_done)
+        found.late, found.late_bytes = late, late_bytes
+
+    change(StoreState, "start_sync", wrong)
 
 
 @bug(

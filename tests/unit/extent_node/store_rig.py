@@ -49,7 +49,7 @@ def config_for(disks: int = 1, *, root: str = "", **changes: Any) -> StoreConfig
         node_id=NODE_ID,
         disks=tuple(DiskConfig(f"{root}/disk{number}", disk_uuid(number)) for number in range(disks)),
         journal_folder=root + JOURNAL,
-        preallocate_bytes=0,
+        preallocate_bytes=16 << 10,
         marks=Marks(high=1.1, low=1.0),
     )
     return replace(config, **changes)

@@ -79,7 +79,11 @@ Frame = list[tuple[int, Step]]  # extent, append
 
 
 async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool, brief: bool = False) -> list[object]:
-    """Outcomes of frames, or of the same segments one after the other. `brief`: and whether a frame's answer was."""
+    """Outcomes of frames, or of the same segments one after the other. `brief`: and whether a frame's answer was.
+
+    What was answered with sync is durable. How far beyond that it is durable is not compared: a sync takes along what
+    was appended without in the same frame."""
+    synced_ends = dict.fromkeys(EXTENTS, 0)
     for extent_id in EXTENTS:
         await rig.create(store, extent_id)
     replicas = store._state.replicas
@@ -104,6 +108,10 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool,
             begun = store.append_now(group, memoryview(attachment), brief=brief)
             assert begun is not None
             reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
+            for index, each in enumerate(group):
+                if not each.no_sync and (reply.all_taken or not reply.results[index].HasField("error")):
+                    end = each.offset + sum(each.block_sizes) if each.block_sizes else 0
+                    synced_ends[each.extent_id] = max(synced_ends[each.extent_id], end)
             if reply.all_taken:
                 assert not reply.results
                 # One that tells `committed` alone has no end.
@@ -114,7 +122,9 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool,
                 outcomes += [(result.end, result.error.SerializeToString()) for result in reply.results]
     for extent_id in EXTENTS:
         found, state = replicas[extent_id], replicas[extent_id].state
-        outcomes.append((state.length, state.durable_end, state.committed, state.token, state.unsynced))
+        outcomes.append((state.length, state.committed, state.token, state.unsynced))
+        assert synced_ends[extent_id] <= state.durable_end <= state.length
+        found.write_late()
         outcomes.append(found.read(0, state.length) if state.length else b"")
     counters = store.counters
     outcomes.append((counters.appends, counters.appended_bytes, counters.append_refusals))

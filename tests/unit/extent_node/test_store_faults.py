@@ -920,15 +920,15 @@ def test_a_removed_file_is_damage_of_that_replica_and_not_of_the_disk() -> None:
     machine.run(work)
 
 
-@pytest.mark.parametrize(("folder", "clean"), [("/disk0", [False, True]), (JOURNAL, [False, False])])
+@pytest.mark.parametrize(("label", "clean"), [("/disk0/boot", [False, True]), (f"{JOURNAL}/", [False, False])])
 def test_a_stop_that_cannot_write_a_label_ends_all_the_same_and_other_disks_are_clean(
-    folder: str, clean: list[bool]
+    label: str, clean: list[bool]
 ) -> None:
     machine = Machine(2)
 
     async def work(store: Store) -> None:
         await fill_two(store)
-        fault = machine.fs.fail(errno.EIO, match=on("pwrite", f"{folder}/"), times=None)
+        fault = machine.fs.fail(errno.EIO, match=on("pwrite", label), times=None)
         await store.stop()
         fault.clear()
         boots = [disk.last_boot() for disk in store._state.disks.values()]

@@ -1,0 +1,307 @@
+"""Bytes that are in the journal, and reach their file later: whoever looks finds them, and nothing loses them.
+
+Frames of three extents, each with small synced blocks: they go to the journal, and late into the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neve.extent_node.core import ReadOnly
+from neve.extent_node.replica import LATE_BYTES_MAX
+from neve.extent_node.store import Store
+from neve.proto import extent_node_pb2 as pb
+from neve.proto.errors import DiskFull, ReplicaReadOnly
+from tests.unit.extent_node.store_rig import (
+    Machine,
+    append,
+    append_all,
+    block_of,
+    create,
+    delete,
+    error_of,
+    fence,
+    raise_token,
+    read_bytes,
+    seal,
+    segment,
+    tell_committed,
+)
+from tests.unit.extent_node.test_store_faults import on
+
+EXTENTS = (1, 2, 3)
+NAME = f"{1:016x}"  # of the file of extent 1, whatever folder it is in
+A, B, C = block_of("a", 100), block_of("b", 300), block_of("c", 50)
+TOKEN_LATER = 99
+
+
+def path_of(extent_id: int) -> str:
+    return f"/disk0/extents/{extent_id:02x}/{extent_id:016x}.ext"
+
+
+def machine(**changes: int | float) -> Machine:
+    settings: dict[str, Any] = {"checkpoint_interval_s": 3600.0, "preallocate_bytes": 64 << 10, **changes}
+    return Machine(segment_bytes=1 << 20, **settings)
+
+
+def late(store: Store) -> list[int]:
+    return [store._state.replicas[extent_id].late_bytes for extent_id in EXTENTS]
+
+
+async def frame(store: Store, offset: int, block: bytes) -> list[pb.SegmentResult]:
+    return await append_all(store, *(segment(extent_id, offset, [block]) for extent_id in EXTENTS))
+
+
+async def begin(store: Store) -> None:
+    """A in the files, and B in the journal alone."""
+    for extent_id in EXTENTS:
+        await create(store, extent_id)
+        await append(store, extent_id, 0, A)  # alone: in place
+    assert late(store) == [0, 0, 0]
+    assert [result.end for result in await frame(store, len(A), B)] == [len(A + B)] * 3
+    assert late(store) == [len(B)] * 3
+
+
+def contents(on_machine: Machine) -> list[bytes]:
+    return [on_machine.fs.content(path_of(extent_id)) for extent_id in EXTENTS]
+
+
+def test_appends_that_go_to_the_journal_reach_their_files_together() -> None:
+    machine_ = machine()
+    block = block_of("x", 1016)
+
+    async def work(store: Store) -> None:
+        for extent_id in EXTENTS:
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A)
+        offset, most = len(A), 0
+        while store.counters.appended_bytes < 3 * (len(A) + 3 * LATE_BYTES_MAX):
+            assert not any(result.HasField("error") for result in await frame(store, offset, block))
+            offset += len(block)
+            most = max(most, *late(store))
+            for extent_id, content in zip(EXTENTS, contents(machine_), strict=True):
+                assert len(content) + store._state.replicas[extent_id].late_bytes == offset
+        assert LATE_BYTES_MAX - len(block) <= most <= LATE_BYTES_MAX
+
+    machine_.run(work)
+
+
+@pytest.mark.parametrize("end", ["killed", "power cut", "stopped"])
+def test_what_was_late_is_there_after_the_process_has_ended(end: str) -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        assert contents(machine_) == [A] * 3
+        if end == "stopped":
+            await store.stop()
+            assert contents(machine_) == [A + B] * 3
+
+    async def after(store: Store) -> None:
+        for extent_id in EXTENTS:
+            answer = await raise_token(store, extent_id, TOKEN_LATER)
+            assert (answer.kind, answer.length) == (pb.LengthAnswer.LENGTH, len(A + B))
+        assert contents(machine_) == [A + B] * 3
+
+    machine_.run(work)
+    machine_.fs.power_cut() if end == "power cut" else machine_.fs.crash()
+    machine_.run(after)
+
+
+async def _raise(store: Store) -> None:
+    assert (await raise_token(store, 1, TOKEN_LATER)).length == len(A + B)
+
+
+async def _fence(store: Store) -> None:
+    assert (await fence(store, 1, token=TOKEN_LATER)).length == len(A + B)
+
+
+async def _seal(store: Store) -> None:
+    reply = await seal(store, 1, len(A + B))
+    assert (reply.confirmed, reply.length) == (True, len(A + B))
+
+
+async def _read(store: Store) -> None:
+    await tell_committed(store, 1, len(A + B))
+    assert await read_bytes(store, 1) == A + B
+
+
+async def _append_without_sync(store: Store) -> None:
+    assert (await append(store, 1, len(A + B), C, no_sync=True)).end == len(A + B + C)
+
+
+async def _append_alone(store: Store) -> None:
+    assert (await append(store, 1, len(A + B), C)).end == len(A + B + C)
+
+
+async def _repeat(store: Store) -> None:
+    assert (await append(store, 1, len(A), B, C)).end == len(A + B + C)
+
+
+async def _checkpoint(store: Store) -> None:
+    assert await store._state.committer.sync_in_place(store._state.replicas[1])
+    assert store._state.replicas[1].in_place_end == len(A + B)
+
+
+async def _quarantine(store: Store) -> None:
+    found = store._state.replicas[1]
+    assert await store.quarantine(1, incarnation=found.state.meta.incarnation, reason="a test")
+
+
+@pytest.mark.parametrize(
+    "look",
+    [_raise, _fence, _seal, _read, _append_without_sync, _append_alone, _repeat, _checkpoint, _quarantine],
+)
+def test_whoever_looks_at_the_file_finds_all_of_it(look: Callable[[Store], Awaitable[None]]) -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        found = store._state.replicas[1]
+        fd = machine_.fs.open(path_of(1), writable=False)  # also when it has another name
+        await look(store)
+        wanted = A + B + C if found.state.length > len(A + B) else A + B
+        assert machine_.fs.pread(fd, 1000, 0) == wanted
+        machine_.fs.close(fd)
+        assert (found.late, found.late_bytes) == ([], 0)
+        assert late(store)[1:] == [len(B)] * 2 if 1 in store._state.replicas else True
+
+    machine_.run(work)
+
+
+def test_a_seal_below_late_bytes_cuts_them() -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        assert (await seal(store, 1, len(A))).confirmed
+        assert await read_bytes(store, 1) == A
+
+    async def after(store: Store) -> None:
+        assert await read_bytes(store, 1) == A
+        assert machine_.fs.content(path_of(1)) == A
+
+    machine_.run(work)
+    machine_.restart(after)
+
+
+def test_what_is_large_or_not_synced_or_alone_or_without_reserved_blocks_is_written_at_once() -> None:
+    machine_ = machine()
+    large = block_of("x", 9000)
+
+    async def work(store: Store) -> None:
+        for extent_id in EXTENTS:
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A)
+        await frame(store, len(A), large)
+        assert late(store) == [0, 0, 0]
+        end = len(A + large)
+        await append_all(store, *(segment(extent_id, end, [B], no_sync=True) for extent_id in EXTENTS))
+        assert late(store) == [0, 0, 0]
+        assert contents(machine_) == [A + large + B] * 3
+        for extent_id in EXTENTS:
+            store._state.replicas[extent_id].reserved_bytes = end + len(B + C) - 1
+        await frame(store, end + len(B), C)
+        assert late(store) == [0, 0, 0]
+
+    machine_.run(work)
+
+
+def test_where_blocks_cannot_be_reserved_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_ = machine()
+    monkeypatch.setattr(type(machine_.fs), "preallocate", lambda self, fd, size_bytes: False)
+
+    async def work(store: Store) -> None:
+        for extent_id in EXTENTS:
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A)
+        await frame(store, len(A), B)
+        assert late(store) == [0, 0, 0]
+
+    machine_.run(work)
+
+
+def test_t24_late_bytes_that_find_no_room_stay_where_they_are_until_there_is_some() -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        fault = machine_.fs.fail(errno.ENOSPC, match=on("pwrite", NAME), times=None)
+        assert not await store._state.committer.sync_in_place(store._state.replicas[1])
+        assert await error_of(raise_token(store, 1, TOKEN_LATER)) is DiskFull
+        assert await error_of(append(store, 1, len(A + B), C)) is ReplicaReadOnly
+        assert late(store) == [len(B)] * 3
+        assert machine_.fs.content(path_of(1)) == A
+        fault.clear()
+        await asyncio.sleep(6)  # the housekeeper sees the room
+        assert (await raise_token(store, 1, TOKEN_LATER)).length == len(A + B)
+        assert (await append(store, 1, len(A + B), C, token=TOKEN_LATER)).end == len(A + B + C)
+
+    async def after(store: Store) -> None:
+        assert (await raise_token(store, 1, TOKEN_LATER)).length == len(A + B + C)
+
+    machine_.run(work)
+    machine_.fs.power_cut()
+    machine_.run(after)
+
+
+def test_t24_after_a_checkpoint_without_room_the_next_start_has_what_was_acknowledged() -> None:
+    machine_ = machine(checkpoint_interval_s=0.1)
+    faults: list[Any] = []
+
+    async def work(store: Store) -> None:
+        for extent_id in EXTENTS:
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A)
+        faults.append(machine_.fs.fail(errno.ENOSPC, match=on("pwrite", NAME), times=None))
+        await frame(store, len(A), B)
+        await asyncio.sleep(1)  # several checkpoints: none of them ends in a loop, or takes the record for done
+        assert machine_.fs.content(path_of(1)) == A
+        assert machine_.fs.content(path_of(2)) == A + B
+
+    async def after(store: Store) -> None:
+        for extent_id in EXTENTS:
+            assert (await raise_token(store, extent_id, TOKEN_LATER)).length == len(A + B)
+
+    machine_.run(work)
+    faults[0].clear()
+    machine_.restart(after)
+
+
+def test_t23_after_a_failed_sync_late_bytes_are_not_written_and_the_journal_has_them() -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        found = store._state.replicas[1]
+        machine_.fs.fail(errno.EIO, match=on("fdatasync", NAME))
+        assert not await store._state.committer.sync_in_place(found)  # with B, which was late
+        assert found.state.read_only is ReadOnly.SYNC_FAILED
+        found.late, found.late_bytes = [C], len(C)  # as if they had come while it was synced
+        found.state.length += len(C)
+        found.write_late()
+        assert (found.late, found.late_bytes) == ([], 0)
+        assert machine_.fs.content(path_of(1)) == A + B
+
+    async def after(store: Store) -> None:
+        for extent_id in EXTENTS:  # a disk that failed proves no length, but what was acknowledged is there
+            answer = await raise_token(store, extent_id, TOKEN_LATER)
+            assert (answer.kind, answer.valid_length) == (pb.LengthAnswer.DOUBTFUL, len(A + B))
+
+    machine_.run(work)
+    machine_.restart(after)
+
+
+def test_what_is_deleted_keeps_nothing_in_memory() -> None:
+    async def work(store: Store) -> None:
+        await begin(store)
+        found = store._state.replicas[1]
+        assert await delete(store, 1)
+        assert (found.late, found.late_bytes) == ([], 0)
+
+    machine().run(work)
