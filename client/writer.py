@@ -155,7 +155,13 @@ class Writer:
             raise self._too_large(len(data))
         if not self._share.try_take(size_bytes):
             raise self._overloaded()
-        return self._push(data, size_bytes)
+        core = self._core
+        if len(data) > core.payload_bytes_max:
+            return self._push(data, size_bytes)
+        future: asyncio.Future[Position] = self._loop.create_future()  # as `_push` does, with a call less
+        if core.push(data, future):
+            self._wake(hurry=False)
+        return future
 
     def submit_many(self, payloads: list[bytes]) -> asyncio.Future[Sequence[Position]]:
         """As `submit`, for records of one block each; the future has their positions when all are acknowledged. Nothing
