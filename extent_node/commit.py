@@ -28,7 +28,7 @@ from neve.extent_node.journal import Journal
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
-from neve.proto.errors import NeveError
+from neve.proto.errors import NeveError, ReplicaReadOnly
 
 # Begins an fdatasync of the replica's file, and tells whoever is named how it ended: once, from the loop.
 StartSync = Callable[[Replica, Callable[[OSError | None], None]], None]
@@ -197,7 +197,12 @@ class Committer:
                 rounds.next[replica] = None
             elif queue.syncing is None:
                 queue.drop_pieces()
-                self._begin_sync(replica, queue, for_waiters=True)
+                read_only = replica.state.read_only
+                if read_only is not None and not read_only.can_sync:  # since they were appended, in this turn
+                    error = ReplicaReadOnly(extent_id=replica.extent_id, detail=read_only.value)
+                    self.abandon(replica, error)
+                else:
+                    self._begin_sync(replica, queue, for_waiters=True)
         if rounds.calls or rounds.next:
             rounds.start()
 

@@ -1,8 +1,9 @@
 """The node's journal: where appends of many extents become durable by one fdatasync (group commit).
 
 Bytes are written as a record here, and to their extent's file before that or, if they are few, later; the record makes
-them durable long before the extent's own fdatasync does. A ring of prewritten segment files: an fdatasync of a file that neither grows nor gets new
-blocks needs no commit of the file system's own journal (measured: 0.2 ms against 0.45 ms for a growing extent).
+them durable long before the extent's own fdatasync does. A ring of prewritten segment files: an fdatasync of a file
+that neither grows nor gets new blocks needs no commit of the file system's own journal (measured: 0.2 ms against 0.45
+ms for a growing extent).
 
 Invariants: a record is written only for bytes below which everything is durable or journaled (rule 10);
             a segment is used again only after every extent with records in it, on every disk, has them in its own file

@@ -99,6 +99,7 @@ class Replica:
         "allocation_bytes",
         "closing",
         "commit",
+        "cuts",
         "disk",
         "fd",
         "followers",
@@ -132,6 +133,7 @@ class Replica:
         self.allocate_at = self.allocated_bytes = self.allocation_bytes = 0
         self.allocated_s = 0.0
         self.reserved_bytes = 0  # of those, what the file system has agreed to
+        self.cuts = 0  # how often it was given back
         # The newest bytes, below `state.length`, that the file gets later, several appends at once.
         self.late: list[bytes] = []
         self.late_bytes = 0
@@ -214,14 +216,15 @@ class Replica:
         self.late_bytes += len(body)
 
     def write_late(self) -> None:
-        """Have the file up to date, before anybody reads or syncs it. OSError leaves the replica as it was, or
-        read-only. Nothing if its file is not to be written any more: the journal has what was acknowledged (T23)."""
+        """Have the file up to date, before anybody syncs it or looks at it as a whole. OSError leaves the replica as it
+        was, or read-only. They stay late in a file that is not to be written any more: the journal has what of them was
+        acknowledged (T23)."""
         if not self.late:
             return
         read_only = self.state.read_only
         if read_only is None or read_only.can_sync:
             self._write_at(b"".join(self.late), self.file_end)
-        self.drop_late()
+            self.drop_late()
 
     @property
     def file_end(self) -> int:
@@ -251,7 +254,9 @@ class Replica:
 
     def _remove_unfinished(self, file_end: int) -> None:
         """What a failed write left above the end was never part of the file."""
+        self.cuts += 1
         self.reserved_bytes = 0  # a cut gives it back
+        self.note_allocated(file_end, step_bytes=0)
         try:
             self.fs.truncate(self.fd, file_end)
         except OSError:

@@ -379,8 +379,9 @@ def _preallocate(store: StoreState, found: Replica) -> None:
 async def _preallocate_to(store: StoreState, found: Replica, end: int) -> None:
     if found.gone or not found.state.is_open:
         return
+    cuts = found.cuts
     try:
-        if await store.run_on(found, found.fs.preallocate, found.fd, end):
+        if await store.run_beside(found, found.fs.preallocate, found.fd, end) and found.cuts == cuts:
             found.reserved_bytes = max(found.reserved_bytes, end)
     except OSError as error:
         least_bytes = store.config.preallocate_bytes

@@ -261,6 +261,8 @@ async def delete(store: StoreState, request: pb.DeleteExtentRequest) -> bool:
         assert isinstance(decision, core.MoveToTrash), decision
         disk, now_ms = found.disk, store.wall_clock_ms()
         incarnation = found.state.meta.incarnation
+        with contextlib.suppress(OSError):  # it goes as it is
+            found.write_late()
         try:
             await store.run(disk.bury, extent_id, decision.tombstone.eversion, now_ms)
             await store.run(disk.move_to_trash, extent_id, incarnation, now_ms)

@@ -99,8 +99,12 @@ class StoreState:
         return asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     async def run_on(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
-        """A blocking call that uses the replica's descriptor, which stays open for it."""
+        """A blocking call that uses the replica's descriptor, which stays open for it. It finds the file up to date."""
         found.write_late()
+        return await self.run_beside(found, function, *args)
+
+    async def run_beside(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
+        """The same for what has nothing to do with the newest bytes."""
         found.pin()
         try:
             return await self.run(function, *args)
@@ -111,6 +115,8 @@ class StoreState:
         """fdatasync of the replica's file, by the kernel's workers or in a thread; `on_done` is told how it ended."""
         try:
             found.write_late()
+            if found.late:
+                raise OSError(errno.EROFS, "its file takes no more writes")
         except OSError as error:
             asyncio.get_running_loop().call_soon(on_done, NotWritten(error.errno, str(error)))
             return
@@ -278,7 +284,7 @@ class StoreState:
         doubt = core.doubt_after_failed_sync(found.state)
         if doubt is not None and not found.gone:
             try:
-                await self.run_on(found, found.persist_doubt, doubt)
+                await self.run_beside(found, found.persist_doubt, doubt)
             except OSError as error:
                 log.error("replica_doubt_not_stored extent_id=%d error=%s", found.extent_id, error)
                 await self.distrust(found.disk)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from neve.extent_node import store_append
 from neve.extent_node.core import ReadOnly
 from neve.extent_node.replica import LATE_BYTES_MAX
 from neve.extent_node.store import Store
@@ -33,6 +34,7 @@ from tests.unit.extent_node.store_rig import (
     tell_committed,
 )
 from tests.unit.extent_node.test_store_faults import on
+from tests.unit.extent_node.test_store_hung import Hanging
 
 EXTENTS = (1, 2, 3)
 NAME = f"{1:016x}"  # of the file of extent 1, whatever folder it is in
@@ -126,11 +128,6 @@ async def _seal(store: Store) -> None:
     assert (reply.confirmed, reply.length) == (True, len(A + B))
 
 
-async def _read(store: Store) -> None:
-    await tell_committed(store, 1, len(A + B))
-    assert await read_bytes(store, 1) == A + B
-
-
 async def _append_without_sync(store: Store) -> None:
     assert (await append(store, 1, len(A + B), C, no_sync=True)).end == len(A + B + C)
 
@@ -148,6 +145,10 @@ async def _checkpoint(store: Store) -> None:
     assert store._state.replicas[1].in_place_end == len(A + B)
 
 
+async def _delete(store: Store) -> None:
+    assert await delete(store, 1)
+
+
 async def _quarantine(store: Store) -> None:
     found = store._state.replicas[1]
     assert await store.quarantine(1, incarnation=found.state.meta.incarnation, reason="a test")
@@ -155,7 +156,7 @@ async def _quarantine(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "look",
-    [_raise, _fence, _seal, _read, _append_without_sync, _append_alone, _repeat, _checkpoint, _quarantine],
+    [_raise, _fence, _seal, _append_without_sync, _append_alone, _repeat, _checkpoint, _delete, _quarantine],
 )
 def test_whoever_looks_at_the_file_finds_all_of_it(look: Callable[[Store], Awaitable[None]]) -> None:
     machine_ = machine()
@@ -170,6 +171,103 @@ def test_whoever_looks_at_the_file_finds_all_of_it(look: Callable[[Store], Await
         machine_.fs.close(fd)
         assert (found.late, found.late_bytes) == ([], 0)
         assert late(store)[1:] == [len(B)] * 2 if 1 in store._state.replicas else True
+
+    machine_.run(work)
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_readers_are_given_late_bytes_from_memory(may_write: bool) -> None:
+    """From wherever they begin and however many they ask for, also if the file takes no more."""
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        await frame(store, len(A + B), C)
+        await tell_committed(store, 1, len(A + B + C))
+        if not may_write:
+            machine_.fs.fail(errno.ENOSPC, match=on("pwrite", NAME), times=None)
+        for start, blocks in ((0, [A, B, C]), (len(A), [B, C]), (len(A + B), [C])):
+            for count in range(1, len(blocks) + 1):
+                assert await read_bytes(store, 1, start, max_blocks=count) == b"".join(blocks[:count])
+                wanted = b"".join(blocks[:count])
+                assert await read_bytes(store, 1, start, max_bytes=len(wanted)) == wanted
+                assert await read_bytes(store, 1, start, max_bytes=1) == blocks[0]
+        assert late(store)[0] == len(B + C)
+
+    machine_.run(work)
+
+
+async def cut_in_vain(store: Store, machine_: Machine, offset: int) -> list[pb.SegmentResult]:
+    """A frame's segment whose bytes are late and which waits alone, and one behind it whose write and cut fail."""
+
+    async def fail() -> None:
+        faults = [machine_.fs.fail(errno.ENOMEM, match=on(call, NAME)) for call in ("pwrite", "truncate")]
+        assert await error_of(append(store, 1, offset + len(C), C)) is not None
+        for fault in faults:
+            fault.clear()
+
+    refused = segment(2, offset + 999, [C])  # a gap: the other segment is alone
+    results, _ = await asyncio.gather(append_all(store, segment(1, offset, [C]), refused), fail())
+    assert store._state.replicas[1].state.read_only is ReadOnly.DISK_FAILED
+    return results
+
+
+def test_nobody_is_acknowledged_by_a_sync_of_a_file_that_takes_no_more_bytes() -> None:
+    machine_ = Machine(segment_bytes=12 << 10, checkpoint_interval_s=3600.0)
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        results = await cut_in_vain(store, machine_, len(A + B))
+        assert results[0].HasField("error")
+        found = store._state.replicas[1]
+        assert found.in_place_end <= len(machine_.fs.content(path_of(1)))
+        assert found in store._state.journal.holders(filled_only=False)
+        ends = {2: len(A + B), 3: len(A + B)}
+        for _ in range(30):  # the ring of journal segments turns
+            block = block_of("x", 1500)
+            frame_ = [segment(extent_id, end, [block]) for extent_id, end in ends.items()]
+            assert not any(result.HasField("error") for result in await append_all(store, *frame_))
+            ends = {extent_id: end + len(block) for extent_id, end in ends.items()}
+            await asyncio.sleep(0.01)
+
+    async def after(store: Store) -> None:
+        assert (await raise_token(store, 1, TOKEN_LATER)).length >= len(A + B)
+
+    machine_.run(work)
+    machine_.restart(after)
+
+
+def test_readers_find_late_bytes_of_a_file_that_takes_no_more_bytes() -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        await tell_committed(store, 1, len(A + B))
+        await cut_in_vain(store, machine_, len(A + B))
+        assert await read_bytes(store, 1) == A + B
+
+    machine_.run(work)
+
+
+def test_what_a_cut_gave_back_is_not_reserved_though_its_reservation_is_answered_later() -> None:
+    machine_ = machine()
+
+    async def work(store: Store) -> None:
+        await begin(store)
+        found = store._state.replicas[1]
+        hanging = Hanging(store)
+        reserving = asyncio.ensure_future(store_append._preallocate_to(store._state, found, 128 << 10))
+        await asyncio.sleep(0)
+        reserved = await hanging.done("preallocate")
+        store._state.run = hanging._run  # type: ignore[method-assign]
+        machine_.fs.fail(errno.ENOSPC, match=on("pwrite", NAME))
+        assert await error_of(append(store, 1, len(A + B), block_of("x", 100_000))) is DiskFull
+        reserved.set_result(True)
+        await reserving
+        file = machine_.fs._tree.file(path_of(1))
+        assert found.reserved_bytes <= file.allocated_bytes
+        assert found.late_bytes == len(B)
+        assert found.allocate_at <= len(A + B)  # the next append asks for some again
 
     machine_.run(work)
 
@@ -285,7 +383,7 @@ def test_t23_after_a_failed_sync_late_bytes_are_not_written_and_the_journal_has_
         found.late, found.late_bytes = [C], len(C)  # as if they had come while it was synced
         found.state.length += len(C)
         found.write_late()
-        assert (found.late, found.late_bytes) == ([], 0)
+        assert not await store._state.committer.sync_in_place(found)
         assert machine_.fs.content(path_of(1)) == A + B
 
     async def after(store: Store) -> None:
