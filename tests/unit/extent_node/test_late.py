@@ -383,6 +383,7 @@ def test_t23_after_a_failed_sync_late_bytes_are_not_written_and_the_journal_has_
         found.late, found.late_bytes = [C], len(C)  # as if they had come while it was synced
         found.state.length += len(C)
         found.write_late()
+        assert (found.late, found.late_bytes) == ([C], len(C))  # for readers
         assert not await store._state.committer.sync_in_place(found)
         assert machine_.fs.content(path_of(1)) == A + B
 
