@@ -131,13 +131,13 @@ class Frame:
             self.size_bytes += batch.size_bytes
             self.blocks += len(batch.block_sizes)
 
-    def add_in_step(self, part: InStep, segment: bytes, batch: Batch) -> bool:
-        """The same for one of the lanes that have this in step. Whether the frame is full now."""
+    def add_in_step(self, part: InStep, segment: bytes, batch: Batch, blocks: int) -> bool:
+        """The same for one of the lanes that have this in step, a batch of so many. Whether the frame is full now."""
         parts = self.parts
         parts.append(part)
         self._segments.append(segment)
         self._batches.append(batch)
-        self.blocks += len(batch.block_sizes)
+        self.blocks += blocks
         self.size_bytes += batch.size_bytes
         return self.size_bytes >= self.bytes_max or len(parts) >= self._segments_max
 
@@ -189,13 +189,14 @@ class Frame:
         self.all_taken = True
         for part in parts:
             try:
-                if isinstance(part, InStep):
+                if type(part) is InStep:  # one look for each append: not a call
                     part.unanswered -= 1
                     if not part.unanswered:
                         part.lanes[0].all_have(part)
                     elif part.unanswered < 0:
                         part.lane_of(self).has(part.taken)
                 else:
+                    assert isinstance(part, tuple)
                     lane, taken = part
                     lane.has(taken)
             except Exception as failure:  # noqa: BLE001 - its writer ends by it

@@ -128,8 +128,9 @@ class NodeSenders:
                 return False
             part, place = segment
             (batch,) = part.taken.batches
+            blocks = len(batch.block_sizes)
             for lane, frame in zip(lanes, frames, strict=True):
-                frame.add_in_step(part, join_segment(lane.template, place), batch)
+                frame.add_in_step(part, join_segment(lane.template, place), batch, blocks)
                 lane.sender.send(frame)
         except Exception as failure:  # noqa: BLE001 - its writer ends by it, and the others go on
             lanes[0].broken(failure)
@@ -177,7 +178,10 @@ class NodeSenders:
         send, or must wait for its turn, so that each has to be asked by itself."""
         frames: list[Frame] = []
         for lane in lanes:
-            frame = lane.sender.frame_to_join()
+            sender = lane.sender
+            frame = sender.filling
+            if frame is None or sender.ready_lanes:
+                frame = sender.frame_to_join()
             if frame is None or not lane.ready:
                 return False
             frames.append(frame)
@@ -186,9 +190,10 @@ class NodeSenders:
             return False
         part, place = segment
         (batch,) = part.taken.batches
+        blocks = len(batch.block_sizes)
         is_full = False
         for lane, frame in zip(lanes, frames, strict=True):
-            if frame.add_in_step(part, join_segment(lane.template, place), batch):
+            if frame.add_in_step(part, join_segment(lane.template, place), batch, blocks):
                 is_full = True
         if is_full:  # not before all replicas have theirs: what fails at once takes lanes away
             for lane in lanes:
@@ -227,7 +232,7 @@ class NodeSender:
         self._senders = senders
         self._channel = channel
         self._options = options
-        self._ready: dict[SegmentSource, None] = {}  # lanes with something to send, in turn
+        self.ready_lanes: dict[SegmentSource, None] = {}  # lanes with something to send, in turn
         self._frames: dict[Frame, None] = {}  # in flight
         self.filling: Frame | None = None  # not sent yet: there may be more for it in this turn
         self._last_blocks = 0  # of the frame that was sent last
@@ -240,7 +245,7 @@ class NodeSender:
     @property
     def is_quiet(self) -> bool:
         """One append at a time: none is in flight, the last frame had but one, and nobody has anything to send."""
-        return not self._frames and self._last_blocks <= 1 and not self._ready
+        return not self._frames and self._last_blocks <= 1 and not self.ready_lanes
 
     @property
     def is_at_most(self) -> bool:
@@ -249,30 +254,30 @@ class NodeSender:
 
     def wake(self, lane: SegmentSource) -> None:
         """The lane has something to send."""
-        self._ready[lane] = None
+        self.ready_lanes[lane] = None
         if not self.is_at_most:
             self._senders.schedule(self)
 
     def forget(self, lane: SegmentSource) -> None:
         """The lane has nothing to send any more. Its segments in flight are still answered."""
-        self._ready.pop(lane, None)
+        self.ready_lanes.pop(lane, None)
 
     def pump(self) -> bool:
         """Fill a frame, if there is something to send and room for it, and send it if it is full: whether there may be
         more."""
-        if not self._ready or (self.filling is None and self.is_at_most):
+        if not self.ready_lanes or (self.filling is None and self.is_at_most):
             return False
         frame = self.filling or self.begin_frame()
         self._fill(frame)
         if not frame.parts:
             return False
-        if self._ready or frame.is_full:
+        if self.ready_lanes or frame.is_full:
             self.send_filled()
-        return bool(self._ready)
+        return bool(self.ready_lanes)
 
     def frame_to_join(self) -> Frame | None:
         """Where a lane may put its segment now. None: lanes have to wait for their turn."""
-        if self._ready:
+        if self.ready_lanes:
             return None
         return self.filling or (None if self.is_at_most else self.begin_frame())
 
@@ -298,13 +303,13 @@ class NodeSender:
         frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
 
     def close(self) -> None:
-        self._ready.clear()
+        self.ready_lanes.clear()
         for frame in list(self._frames):
             frame.cancel()
 
     def _fill(self, frame: Frame) -> None:
         """Add what lanes have, until it is large enough."""
-        ready = self._ready
+        ready = self.ready_lanes
         while ready and not frame.is_full:
             lane = next(iter(ready))
             try:
@@ -324,5 +329,5 @@ class NodeSender:
 
     def ended(self, frame: Frame) -> None:
         self._frames.pop(frame, None)
-        if self._ready:
+        if self.ready_lanes:
             self._senders.schedule(self)

@@ -28,8 +28,8 @@ class ClientOptions:
     buffer_bytes_max: int = 256 * MIB  # the same of all writers of the client
     frame_bytes: int = 2 * MIB  # measured: 1 MiB gave up to a tenth less, 64 KiB half, 4 MiB no more
     frames_in_flight_max: int = 8  # to one node
-    # Extents that one frame carries appends for. With more, nodes wait for the client: 512 streams had 31,100 and 34,900
-    # appends/s with 256, in turns, and 34,600 and 36,900 with 128; with 64 and 103 it was less again.
+    # Extents that one frame carries appends for. With more, nodes wait for the client: 512 streams had 31,100 and
+    # 34,900 appends/s with 256, in turns, and 34,600 and 36,900 with 128; with 64 and 103 it was less again.
     frame_segments_max: int = 128
     append_timeout_s: float = 2.0  # of one frame
     append_attempts_max: int = 3  # at one replica without any progress, before the stream goes on without its node
