@@ -33,17 +33,13 @@ from tests.unit.extent_node.store_rig import (
     segment,
     tell_committed,
 )
-from tests.unit.extent_node.test_store_faults import on
+from tests.unit.extent_node.test_store_faults import on, path_of
 from tests.unit.extent_node.test_store_hung import Hanging
 
 EXTENTS = (1, 2, 3)
 NAME = f"{1:016x}"  # of the file of extent 1, whatever folder it is in
 A, B, C = block_of("a", 100), block_of("b", 300), block_of("c", 50)
 TOKEN_LATER = 99
-
-
-def path_of(extent_id: int) -> str:
-    return f"/disk0/extents/{extent_id:02x}/{extent_id:016x}.ext"
 
 
 def machine(**changes: int | float) -> Machine:
