@@ -300,7 +300,11 @@ class NodeSender:
         self.frames_sent += 1
         self._last_blocks = frame.blocks
         self._frames[frame] = None
-        frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
+        try:
+            frame.send(self._channel, self._senders.attachments, self._options.append_timeout_s)
+        except BaseException:
+            self._frames.pop(frame, None)  # it is not in flight
+            raise
 
     def close(self) -> None:
         self.ready_lanes.clear()

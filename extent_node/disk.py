@@ -274,6 +274,11 @@ class Disk:
             self.state, self.reason = DiskState.WRITABLE, ""
             log.info("disk_writable disk=%s used=%.3f", self.uuid, used)
 
+    def has_room_for(self, size_bytes: int) -> bool:
+        """Whether so much more keeps it below its high mark, as far as is known."""
+        usage = self.usage
+        return usage.free_bytes - size_bytes > (1 - self.marks.high) * usage.capacity_bytes
+
     def note_full(self, reason: str) -> None:
         if self.state is DiskState.WRITABLE:
             self.state, self.reason = DiskState.READ_ONLY, reason

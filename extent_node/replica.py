@@ -249,11 +249,12 @@ class Replica:
                 offset += written
                 left = memoryview(left)[written:]
         except OSError:
-            self._remove_unfinished(file_end)
+            self.cut_to(file_end)
             raise
 
-    def _remove_unfinished(self, file_end: int) -> None:
-        """What a failed write left above the end was never part of the file."""
+    def cut_to(self, file_end: int) -> None:
+        """Nothing is to be above the file's end: what a failed write left there was never part of it, and blocks that
+        were reserved are given back."""
         self.cuts += 1
         self.reserved_bytes = 0  # a cut gives it back
         self.note_allocated(file_end, step_bytes=0)

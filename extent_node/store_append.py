@@ -369,7 +369,9 @@ def _preallocate(store: StoreState, found: Replica) -> None:
     now_s = asyncio.get_running_loop().time()
     step_bytes = config.preallocate_bytes
     if now_s - found.allocated_s < PREALLOCATE_FAST_S:
-        step_bytes = max(step_bytes, min(2 * found.allocation_bytes, config.preallocate_bytes_max))
+        hasty_bytes = min(2 * found.allocation_bytes, config.preallocate_bytes_max)
+        if hasty_bytes > step_bytes and found.disk.has_room_for(hasty_bytes):
+            step_bytes = hasty_bytes
     found.allocated_s = now_s
     end = min(limit, max(found.allocated_bytes, found.state.length) + step_bytes)
     found.note_allocated(end, step_bytes=step_bytes)
@@ -386,9 +388,11 @@ async def _preallocate_to(store: StoreState, found: Replica, end: int) -> None:
     except OSError as error:
         least_bytes = store.config.preallocate_bytes
         if error.errno in FULL and found.allocation_bytes > least_bytes:
-            # No room for the haste, which says nothing yet about room for a step of the usual size.
+            # No room for the haste, which says nothing yet about room for a step of the usual size. What there was the
+            # file may have now (ext4 keeps it), and others need it.
+            if not found.gone and found.state.is_open:
+                found.cut_to(found.file_end)
             found.allocated_s = 0.0
-            found.note_allocated(found.state.length, step_bytes=least_bytes)
             return
         # Only a reservation: the disk's state follows, and appends find out for themselves.
         store.disk_error(found.disk, found.extent_id, error)

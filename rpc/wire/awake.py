@@ -58,7 +58,10 @@ class MachineSlot:
 
     def take(self) -> bool:
         for number in range(self._count):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            except OSError:  # no descriptor is left, or no such sockets here: it sleeps, as ever
+                return False
             try:
                 sock.bind(f"\0{self._prefix}.{number}")
             except OSError:  # somebody has it

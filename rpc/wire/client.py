@@ -260,7 +260,7 @@ class WireChannel(Channel):
             if message_bytes > self._message_bytes_max or size_bytes > self._attachment_bytes_max:
                 raise self._too_large(pending)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the call is said to its caller
-            pending.end(None, error)
+            pending.end(None, error.with_traceback(None))  # which has this frame: see `call`
             return pending
         pending.attachment_crc = attachment_crc32c
         cost_bytes = pending.cost_bytes = PRELUDE_BYTES + message_bytes + size_bytes + reply_bytes_max

@@ -282,6 +282,7 @@ class SimFileSystem:
             file = self._opened_file(fd, writable=True)
             grows_bytes = size_bytes - file.allocated_bytes
             if grows_bytes > CAPACITY_BYTES or (self._capacities and grows_bytes > self._free_bytes(path)):
+                file.preallocated_bytes = file.allocated_bytes + self._free_bytes(path)  # as ext4 does
                 raise self._full(path)
             file.preallocated_bytes = max(file.preallocated_bytes, size_bytes)
             return True

@@ -536,7 +536,10 @@ def test_a_capacity_bounds_what_can_be_written_and_counts_what_is_reserved() -> 
     fs.preallocate(fd, 80)
     assert fs.usage("/d").free_bytes == 20
     with pytest.raises(OSError, match="No space left"):
-        fs.preallocate(new_file(fs, "/d/g"), 21)
+        fs.preallocate(greedy := new_file(fs, "/d/g"), 21)
+    assert fs.usage("/d").free_bytes == 0  # it has what there was
+    fs.truncate(greedy, 0)
+    assert fs.usage("/d").free_bytes == 20
     assert fs.pwrite(fd, [bytes(60)], 60) == 40  # as much as there is room for
     with pytest.raises(OSError, match="No space left"):
         fs.pwrite(fd, [b"x"], 100)

@@ -4,8 +4,10 @@ is room for."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from neve.extent_node.disk import DiskState
+from neve.extent_node.disk import DiskState, Marks
+from neve.extent_node.fs import Usage
 from neve.extent_node.store import Store
 from tests.sim.disk_nodes import File
 from tests.unit.extent_node.store_rig import EXTENT_BYTES_MAX, Machine, append, block_of, create
@@ -16,8 +18,9 @@ BLOCK = block_of("x", 1016)
 assert len(BLOCK) == 1 * KIB
 
 
-def machine_with(**changes: int) -> Machine:
-    return Machine(**{"preallocate_bytes": STEP_BYTES, "preallocate_bytes_max": STEP_BYTES_MAX, **changes})
+def machine_with(**changes: Any) -> Machine:
+    settings: dict[str, Any] = {"preallocate_bytes": STEP_BYTES, "preallocate_bytes_max": STEP_BYTES_MAX, **changes}
+    return Machine(**settings)
 
 
 def reserved_bytes(machine: Machine) -> int:
@@ -112,5 +115,23 @@ def test_a_large_step_that_does_not_fit_is_a_small_one_and_the_disk_stays_writab
         await write(store, machine, to_bytes=end + STEP_BYTES // 2, pause_s=0.001)
         assert disk.state is DiskState.WRITABLE
         assert reserved_bytes(machine) <= end + 2 * STEP_BYTES
+        assert store._state.replicas[1].reserved_bytes <= reserved_bytes(machine)
+        assert machine.fs.usage("/disk0").free_bytes > 0  # others find some, too
+
+    machine.run(work)
+
+
+def test_steps_stay_small_on_a_disk_that_they_would_bring_to_its_mark() -> None:
+    machine = machine_with(marks=Marks(high=0.9, low=0.8))
+    machine.fs.fill("/disk0", leave_bytes=STEP_BYTES_MAX)
+    machine.fs.set_capacity("/disk0", 8 * STEP_BYTES_MAX)  # an eighth is not to be used
+
+    async def work(store: Store) -> None:
+        await create(store, 1)
+        replica = store._state.replicas[1]
+        replica.disk.note_usage(Usage(capacity_bytes=8 * STEP_BYTES_MAX, free_bytes=STEP_BYTES_MAX))
+        ahead = await write(store, machine, to_bytes=64 * KIB, pause_s=0.001)
+        assert max(ahead) <= STEP_BYTES * 3 // 2
+        assert replica.disk.state is DiskState.WRITABLE
 
     machine.run(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -204,6 +205,19 @@ def test_a_machine_has_so_many_slots_and_each_one_owner() -> None:
     assert not slots[3].take()
     for slot in slots:
         slot.give_back()
+
+
+def test_without_a_descriptor_there_is_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    slot = MachineSlot(1, f"test.{uuid.uuid4()}")
+    with monkeypatch.context() as patch:
+        patch.setattr("neve.rpc.wire.awake.socket.socket", refuse)
+        assert not slot.take()
+        assert not slot.held
+    assert slot.take()
+    slot.give_back()
 
 
 def test_a_machine_of_one_processor_has_none_and_others_one_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
