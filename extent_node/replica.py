@@ -3,7 +3,7 @@
 Invariants: bytes are written only at the file's end, and count only once all of them are written: what a failed write
             left behind is removed, or the replica takes no more;
             the file ends at `state.length`, but for `late` bytes, which the journal gets or a sync in place waits for;
-            nobody reads or syncs the file, or writes behind them, before they are in it;
+            nobody syncs or scans the file, or writes behind them, before they are in it; readers get them from memory;
             an attribute is noted in `state` after its fsync, never before;
             after a failed fsync the file is not written and not synced again in this process (T23);
             whoever changes the replica holds `lock`; the store's loop is the only thread that touches `state`.
@@ -210,7 +210,7 @@ class Replica:
         return self.late_bytes + size_bytes > LATE_BYTES_MAX
 
     def keep_late(self, body: bytes) -> None:
-        """Append `body`, which goes to the journal, and to the file when there is more, or somebody looks at that. Does
+        """Append `body`, which goes to the journal, and to the file when there is more, or somebody needs it there. Does
         not note the length."""
         self.late.append(body)
         self.late_bytes += len(body)
