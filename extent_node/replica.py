@@ -210,8 +210,8 @@ class Replica:
         return self.late_bytes + size_bytes > LATE_BYTES_MAX
 
     def keep_late(self, body: bytes) -> None:
-        """Append `body`, which goes to the journal, and to the file when there is more, or somebody needs it there. Does
-        not note the length."""
+        """Append `body`, which goes to the journal, and to the file when there is more, or somebody needs it there.
+        Does not note the length."""
         self.late.append(body)
         self.late_bytes += len(body)
 
