@@ -1,7 +1,4 @@
-"""What operators ask of a cluster and tell it: thin calls, answered with the messages of proto/stream_manager.proto.
-
-Neighbours: the command `neve` shows and sends these; manager_link.py finds who answers.
-"""
+"""What operators ask of a cluster and tell it: thin calls, answered with the messages of proto/stream_manager.proto."""
 
 from __future__ import annotations
 

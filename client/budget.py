@@ -3,7 +3,6 @@
 Invariants: nobody goes over a bound, except for one append that alone is larger than it, which goes when nothing else
             is held;
             those who wait for room get it in their order, within a writer; a writer at its own bound stops no other.
-Neighbours: writer.py takes when it accepts an append, and gives back when it is settled.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants: bounded in bytes, the least recently used go first; what is kept was checked, and never changes: bytes below
             `committed` stay as they are (G4).
-Neighbours: reader.py, for single records. A read of many goes past it: it would only drive out what is asked for again.
+Note:       A read of many goes past it: it would only drive out what is asked for again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: what is kept may be old: a replica's refusal, or the end of what is known, has it asked for again;
             never older than what this client has seen before (`revision_min`);
             bounded: the least recently used extents are forgotten.
-Neighbours: manager_link.py asks; reader.py and client.py use it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ Invariants: a client has one lease, and at most one writer or group of writers a
             it takes over;
             a writer's lock is in the metadata store, put there by the client itself (rule 1);
             closing the client ends all that it began.
-Neighbours: manager_link.py asks managers; writer.py and reader.py do the work; sync_client.py is the twin for threads.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@
 Invariants: a batch's bytes never change: a block is the same in whatever extent it ends up (its CRC covers no offset);
             a batch is cut at block boundaries only;
             who waits (`waiters`, `Ticket.waiter`) is not known here: any object will do.
-Neighbours: core_writer.py places and settles batches; writer.py wakes those who wait.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@
 Invariants: a map covers every key once, or is refused (an empty one: nothing was set up yet);
             a scan goes on behind the last key that it has given, so that no split or move makes it miss or repeat one;
             a number in a window is used once, and `completed_below` never passes one that may still be sent.
-Neighbours: kv_regions.py keeps the map current; kv_dispatch.py and kv_router.py send by it; kv_scan.py walks.
 """
 
 from __future__ import annotations

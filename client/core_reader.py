@@ -3,7 +3,6 @@
 Invariants: a payload whose CRC does not fit never leaves `parse_blocks`;
             a record is given when its LAST block is there, and never twice; one that nobody finished is passed over;
             the order of replicas is a matter of speed alone: any of them gives the same bytes (rule 21).
-Neighbours: reader.py and read_race.py carry it out; proto/blocks.py has the format.
 """
 
 from __future__ import annotations

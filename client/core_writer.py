@@ -10,7 +10,6 @@ Invariants: a block that was placed stays at its offset until the extent is seal
             `settle` nothing but what the reply says (rule 16);
             answers may overtake each other: an end means everything below it, so the highest counts;
             no block is in two places, none is lost: what L leaves out goes into the successor, in its order (G6).
-Neighbours: writer.py and lane.py carry it out, core_batch.py has the blocks. No I/O, no clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How a client comes to the etcd that the managers have told it of.
 
 Invariants: an etcd that is secured says no in its own words; here it is said what the client lacks.
-Neighbours: client.py keeps the connection; meta/etcd.py is one.
 """
 
 from __future__ import annotations

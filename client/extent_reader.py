@@ -4,8 +4,6 @@ Invariants: bytes whose CRC does not fit are never given out: they are read else
             it is certain that a block begins there;
             at most three answers are held: the one that is being given out and two that are being fetched;
             what fails is tried again, at other replicas and with fresh metadata, until a deadline without progress.
-Neighbours: read_race.py fetches, read_ahead.py says when, core_reader.py checks, catalog.py knows replicas, reader.py
-            goes over extents.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Invariants: each segment is answered or failed once for each lane that sent it;
             what fails on behalf of one lane ends its writer, and keeps nobody else's answers back;
             once a frame that carries it is answered in another way, or fails, each lane is told by itself: first those
             whose frames were answered as taken, so that whoever judges the failure knows what every replica has said.
-Neighbours: lane.py is told; node_sender.py fills frames and sends them; proto/extent_node.proto has the messages.
 """
 
 from __future__ import annotations

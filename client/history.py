@@ -1,7 +1,6 @@
 """What this client has seen of nodes: who failed lately, who answers how fast. A memory only, never a proof.
 
 Invariants: bounded: a node that was not heard of for long, or one too many, is forgotten.
-Neighbours: writers avoid nodes that failed them; readers order replicas by it (core_reader.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: memory is bounded by `buffer_bytes_max`, and the answers that servers keep for this client by
             `writes_open_max`: a write waits while the oldest one that is out is so far behind;
             whoever was let in gives back exactly what it took, however it ends.
-Neighbours: kv_client.py asks before it sends anything; budget.py has the queue of those who wait for bytes.
 """
 
 from __future__ import annotations

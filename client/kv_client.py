@@ -12,8 +12,6 @@ Invariants: an operation is executed once, however often it has to be sent; it e
             operations that are under way at the same time may be executed in any order: await one before the next
             where their order matters;
             memory is bounded: what finds no room waits.
-Neighbours: kv_dispatch.py sends the small ones in frames, kv_router.py and kv_transfer.py the large ones alone,
-            kv_scan.py walks; kv_sync.py is the twin for threads.
 """
 
 from __future__ import annotations

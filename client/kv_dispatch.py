@@ -6,7 +6,6 @@ Invariants: reads and writes travel in frames of their own, so that no read wait
             a repeated write keeps its call id; frames to a server are bounded in number, bytes and operations; what
             finds no room waits, and makes the next frame fuller, or goes elsewhere when a newer map says so;
             an operation ends at its deadline, wherever it is.
-Neighbours: kv_client.py submits and waits; core_kv_routing.py says who serves a key; kv_router.py does single calls.
 """
 
 from __future__ import annotations

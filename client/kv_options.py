@@ -1,7 +1,6 @@
 """What can be set about a key-value client. Every bound and timeout of it is here, with its reason.
 
 Invariants: a value that cannot work is refused when it is given, naming it.
-Neighbours: the kv_ modules of this package get the one `KeyValueOptions` of their client.
 """
 
 from __future__ import annotations

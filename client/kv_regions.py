@@ -3,7 +3,6 @@
 Invariants: the map never goes back to an older version; one request for it is on its way at a time, for everybody;
             pages of different versions are never put together;
             a manager that has no news is left for another one: it may be cut off, and would tell the same for ever.
-Neighbours: manager_link.py asks the partition managers; core_kv_routing.py has the map.
 """
 
 from __future__ import annotations

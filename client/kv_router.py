@@ -4,8 +4,6 @@ Invariants: every attempt of a write carries the same call id; an error that ano
             once; between attempts the map is refreshed if somebody else may serve the key by now, and there is a pause
             with jitter, except for the first time that a server knows of a newer map;
             once closed, nothing is sent any more.
-Neighbours: kv_client.py, kv_scan.py and kv_transfer.py call through it; kv_dispatch.py does the same for many small
-            operations at a time.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: each page says how far it went, and the next one begins behind it: a
             between neither hides nor repeats a key that was there all the time (T51);
             a page is asked for while the one before it is consumed, and no more than that ahead;
             within one partition the pages are of one snapshot for as long as its server keeps it.
-Neighbours: core_kv_routing.ScanCursor decides where to go on; kv_router.py calls.
 """
 
 from __future__ import annotations

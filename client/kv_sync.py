@@ -6,7 +6,6 @@
 
 Invariants: as sync_client.py: one loop in one thread of its own does all the work; operations of several threads travel
             together; nothing here decides anything.
-Neighbours: kv_client.py is the client; sync_client.SyncTwin runs it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: a streamed put appears as a whole or not at all; its parts go one af
             the ranges of a streamed get are of one version: if the object changes meanwhile, the reader gets
             ConditionFailed and never a mix;
             what was begun and not completed is aborted, or forgotten by its server.
-Neighbours: kv_router.py calls; kv_client.py has the methods that users see.
 """
 
 from __future__ import annotations

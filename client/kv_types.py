@@ -1,7 +1,6 @@
 """The values that users of the key-value client see, and the bounds of keys and values.
 
 Invariants: all are immutable; a key or a value that no server would take is refused here, naming what is wrong.
-Neighbours: made by kv_client.py from the messages of proto/partition_server.proto.
 """
 
 from __future__ import annotations

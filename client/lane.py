@@ -3,7 +3,6 @@
 Invariants: a lane belongs to one extent: when that is being sealed the lane is closed, and late answers say nothing;
             a replica that failed is asked again after a pause that grows, so often as the core allows;
             what readers may see (`committed`) goes with every segment, and alone when there is none.
-Neighbours: core_writer.py decides, node_sender.py sends, writer.py is told what follows.
 """
 
 from __future__ import annotations

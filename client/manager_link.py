@@ -3,7 +3,6 @@
 Invariants: a mutation carries one call id however often it is sent, so it is executed once (rule 26);
             every operation ends within its deadline; between rounds there is a pause with jitter;
             an error that another attempt cannot heal is raised at once.
-Neighbours: client, writer and reader ask through it; addresses come from the user and from DescribeCluster.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ virtual machine, touching the pages anew costs more than all else that a client 
 client's time for 1 KiB by `append_many` against 0.9 µs with the memory kept (measured).
 
 Invariants: what is kept is bounded by what was in use at one time, which the client's own bounds bound.
-Neighbours: client.py calls it once, unless its options say not to.
 """
 
 from __future__ import annotations

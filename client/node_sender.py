@@ -9,7 +9,6 @@ Invariants: a frame is cut at about `frame_bytes`, or on the loop's next turn: a
             lanes take turns, so that a busy stream does not keep the others of the client waiting;
             the lanes of an extent are asked once for all of them if each would give the same, as when every append is
             awaited: what is placed and encoded for one replica is not so again for the others.
-Neighbours: lane.py implements `SegmentSource`; frame.py has what is in flight.
 """
 
 from __future__ import annotations

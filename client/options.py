@@ -1,7 +1,6 @@
 """What can be set about a client. Every bound and timeout of it is here, with its reason.
 
 Invariants: a value that cannot work is refused when it is given, naming it.
-Neighbours: every module of this package gets the one `ClientOptions` of its client.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ gibibyte: 3.5 GB/s with each asked for when the one before was there, 3.7 when t
 Invariants: at most AHEAD_MAX fetches are ahead of the one that is awaited or given out, and one alone until a first
             answer was given out: who reads a little shall not be sent a lot;
             a fetch is used only where the answer before it has ended: what was told of that is a hint.
-Neighbours: extent_reader.py fetches, checks and gives out.
 """
 
 from __future__ import annotations

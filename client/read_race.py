@@ -3,7 +3,6 @@
 Invariants: the first answer that is of use wins, and the other calls are cancelled;
             a replica that has nothing (yet) is no failure: another one may have more;
             every replica is asked at most once, so a race ends.
-Neighbours: reader.py starts races and checks what they bring; core_reader.py orders replicas.
 """
 
 from __future__ import annotations

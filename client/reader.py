@@ -3,7 +3,6 @@
 Invariants: a reader gets nothing beyond `committed` or the seal: nodes give no more, and what metadata says of a sealed
             extent's end is the last word (G4);
             a record is given once, also when it goes over the end of an extent or when replicas fail under the reader.
-Neighbours: extent_reader.py reads one extent, core_reader.py joins records, catalog.py knows the streams' lists.
 """
 
 from __future__ import annotations

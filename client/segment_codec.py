@@ -8,7 +8,6 @@
 Encoding a list of a thousand block sizes takes longer than checking a megabyte, and three replicas want it.
 
 Invariants: the bytes are those of an AppendBlockRequest with the same content, whatever was used again.
-Neighbours: lane.py makes segments, node_sender.py puts requests together; proto/extent_node.proto has the messages.
 """
 
 from __future__ import annotations

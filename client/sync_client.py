@@ -9,7 +9,6 @@
 
 Invariants: one loop in one thread of its own does all the work; a call waits for it, and Ctrl-C ends the wait;
             records of an iterator are fetched some at a time, and no more than that ahead of who reads them.
-Neighbours: client.py is the client; nothing here decides anything.
 """
 
 from __future__ import annotations

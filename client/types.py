@@ -1,7 +1,6 @@
 """The values that users of the client see: positions, records, streams, extents.
 
 Invariants: all are immutable; a position stays valid until its extent leaves the stream.
-Neighbours: made by client, writer and reader from the messages of proto/stream_manager.proto.
 Not here:   how the client behaves (options.py).
 """
 

@@ -4,7 +4,6 @@ Invariants: an append is acknowledged when every replica of its extent has it (G
             whatever was not acknowledged then ends as AppendOutcomeUnknown (rule 2);
             appends are in the stream in the order of their calls, once each, whatever is retried (G6);
             what is held is bounded in bytes: `append` waits for room, `submit` refuses.
-Neighbours: writer_tail.py works on the tail extent; core_writer.py decides; budget.py bounds; client.py makes writers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@
 Invariants: one holding of the lock and one new token for all streams: whoever fences one of them fences all;
             when one writer is over, by the loss of the lock or by trouble of its own, all are: `ended` says so at once;
             the lock is released after the last writer has ended, never before.
-Neighbours: client.py makes groups, takes locks and opens tails; writer.py is each of the writers.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: the request to seal names E, and from its sending on nothing of that
             nothing is sent to a prepared extent before it is linked (rule 8);
             before anything is acknowledged the lock is checked by the lease's clock (rule 2);
             a writer that rolls again and again without an acknowledged byte ends: the trouble is not a node's.
-Neighbours: core_writer.py decides; lane.py sends; writer.py has those who wait.
 """
 
 from __future__ import annotations

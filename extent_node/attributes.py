@@ -6,7 +6,6 @@ Invariants: one attribute, one value: setting two is not atomic, so no fact is s
             a value is believed only after its CRC; the name in it keeps a value from passing under another name;
             a file without a valid `meta` is absent: it is never an empty replica (G8). So is one with any other value
             that cannot be read: guessing at `fenced` or `seal` could lose data.
-Neighbours: replica.py sets and fsyncs them in the order that core's effects state; core.py decides over what they say.
 Not here:   reading and writing them (fs.py).
 
 | attribute           | when it is set                                                             | when it goes |

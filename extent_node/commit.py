@@ -10,8 +10,6 @@ Invariants: bytes go to the journal only if everything below them is durable or 
             cache holds other bytes below is synced in place;
             an error of a sync goes to everyone whom that sync was for; nobody is acknowledged by trying again (T23);
             at most one sync runs for each file, and one for the journal; what waits is bounded by the calls that wait.
-Neighbours: commit_queue.py has who waits, commit_journal.py the rounds of the journal; `store_append` writes and waits,
-            `store_checkpoint` syncs behind the journal.
 """
 
 from __future__ import annotations

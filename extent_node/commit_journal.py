@@ -7,7 +7,6 @@ Invariants: one round at a time; what is appended while it runs is for the next 
             a record is written only if everything below it is durable or in the journal (rule 10);
             an error of a round's sync goes to everyone whom the round was for: nobody is acknowledged by trying again
             (T23).
-Neighbours: `commit` decides who goes to the journal and answers who waited; `journal` has the segments.
 
 No task waits for a round: whoever carries out its sync calls back.
 """

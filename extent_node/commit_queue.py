@@ -4,7 +4,6 @@ Invariants: a call is told once for each segment that it counted in `pending`, a
             `end_wanted` is the highest end that anyone in the line waits for;
             `pieces` are bytes one behind the other from `pieces_offset` on, or there are none;
             of what waits, no more than half was given up: it is bounded by the calls that somebody still waits for.
-Neighbours: `store_append` makes calls, `commit` keeps the lines.
 """
 
 from __future__ import annotations

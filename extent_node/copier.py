@@ -12,7 +12,6 @@ Invariants: DONE means: every byte was verified by this task and is on stable st
             one task for an extent at a time; a task that is ordered again runs once;
             bytes a second are bounded over all tasks, and for each as its order says;
             tasks are not remembered over a restart: the manager asks, hears UNKNOWN, and orders again.
-Neighbours: store_copy.py has the file; the servicer calls `start` and `status`, heartbeats carry `statuses`.
 Not here:   which replicas are to be made (the manager decides).
 """
 

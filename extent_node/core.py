@@ -8,7 +8,6 @@
 Invariants: no module of these imports asyncio or os, opens a file, reads a clock or draws a number;
             a decision is about the state as it is now: after anything that took time, decide again;
             effects state their order, and a `note_…` follows what it notes.
-Neighbours: replica.py carries decisions out on fs.py; proto/extent_node.proto has the requests and answers.
 """
 
 from neve.extent_node.core_answers import (

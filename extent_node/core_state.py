@@ -3,7 +3,6 @@
 Invariants: `validate()` says them, and tests call it after every event;
             a `note_…` method is called after what it notes has been done, never before: state that runs ahead of the
             disk would let a reply promise what a crash takes back.
-Neighbours: core_append.py, core_control.py and core_answers.py decide over it; replica.py carries the decisions out.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ Invariants: a disk that is wiped, swapped, foreign, locked or of an unknown form
             a tombstone is durable before its replica is gone;
             an error of one disk changes the state of that disk only: WRITABLE → READ_ONLY ⇄ WRITABLE, any → OFFLINE;
             all calls block: the store runs them in threads.
-Neighbours: `store_start` opens disks and scans them, `replica` works on the files.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 Invariants: an index is used only if its CRCs hold and it names the very seal of its extent (length and digest);
             a missing, torn or foreign one is None, never an error and never a wrong answer: it is rebuilt from a scan;
             it appears under its name whole or not at all.
-Neighbours: scan.py finds the blocks; replica.py writes it at seal and loads it for reads; docs/formats/extent.md has
-            the grammar.
 """
 
 from __future__ import annotations

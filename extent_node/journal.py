@@ -15,7 +15,6 @@ Invariants: a record is written only for bytes below which everything is durable
             after a write or sync of the journal failed it is `failed` for the rest of the process: nothing is written,
             nothing is promised any more, and who waited gets the error (T23);
             one process has the folder, by a lock file.
-Neighbours: `commit` appends and syncs, `store_checkpoint` frees segments, `journal_replay` reads on start.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ that flipped in it after it was synced is: its record was acknowledged and canno
 
 Invariants: a place that holds what an earlier use of the segment left is neither;
             a torn write passes for a flipped bit by chance only: once in some thousands for records of 256 KiB.
-Neighbours: `journal_replay` asks this about places where the chain breaks; docs/formats/journal.md has the limits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Invariants: a record binds segment number, position, disk, extent, incarnation a
             seeded with the journal's uuid: a record of another journal, or inside somebody's payload, is not valid;
             `durable_through` is a promise: all records below that LSN were on stable storage when this one was written;
             so an invalid record below it is damage, and an invalid record above it may be a torn write.
-Neighbours: `journal` writes, `journal_replay` reads.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: the label is written last when a journal is made, and first when segments change their meaning;
             a folder that is no journal of this node is refused by name.
-Neighbours: `journal` uses the segments, `journal_replay` reads them on start.
 """
 
 from __future__ import annotations

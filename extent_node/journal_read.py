@@ -3,7 +3,6 @@
 Invariants: nothing here writes; pages that cannot be read are zeros, and are told;
             only errors of the medium count as that: a process without the right or the descriptors to read is an error;
             a medium that is bad all over is given up after some pages: each may take the device seconds.
-Neighbours: `journal_replay` decides what is missing by that.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ to a segment that is not found; what was never written there, or is not needed a
 Invariants: nothing here writes; memory is bounded by one segment, however long the chain;
             a payload that is given is what was written;
             a segment file with a page that cannot be read is told, so that it is not used again.
-Neighbours: `store_replay` applies the records to replicas and decides what is missing for them.
 """
 
 from __future__ import annotations

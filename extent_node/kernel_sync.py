@@ -9,7 +9,6 @@ Invariants: the outcome is that of fdatasync on the same open file: an error tha
             the kernel holds the file while it syncs it: a descriptor that is closed meanwhile harms nobody;
             at most `orders_max` are under way. What is more than that, or what this kernel, this machine or this file
             system does not do, is the threads' (`begin` returns None): nothing but speed rests on this module.
-Neighbours: `store_state` asks here first; `server` makes it, beside the threads. The simulator's stores have none.
 """
 
 from __future__ import annotations

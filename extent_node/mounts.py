@@ -14,7 +14,6 @@ The device's number alone says nothing: it is the same after a remount.
 
 Invariants: two answers in one boot are equal only if the page cache was kept, as far as the kernel tells;
             a folder that is seen in another way than before (another namespace without /sys) counts as another mount.
-Neighbours: fs.py answers `mount_id` by this; disk.py keeps the answer in boot.json.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Invariants: folders are formatted by themselves only for a node of which nothing
             a folder whose disk is known by its uuid is never formatted: the node starts without it and says so;
             a first start that was cut short is gone on with by the next: as long as no process has started on the
             journal, and every disk that is here was made for it, nothing was stored that could be missing.
-Neighbours: `disk.py` and `journal_label.py` format; `server.py` calls this first.
 """
 
 from __future__ import annotations

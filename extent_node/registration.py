@@ -4,7 +4,6 @@ Invariants: the node serves whether or not a manager answers: losing the manager
             a heartbeat carries everything that the manager decides by, so that a lost one costs nothing;
             replicas are reported in whole rounds: the last page says so, each page where the one before it ended, and a
             round that broke off, or came to two managers, counts for nothing.
-Neighbours: `ManagerLink` is the seam: `WireManagerLink` speaks to real managers and follows NotLeader.
 """
 
 from __future__ import annotations

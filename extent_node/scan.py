@@ -4,7 +4,6 @@ Invariants: every byte below `valid_length` belongs to a whole block with the ri
             memory is bounded by one block and 5 bytes for each block found, however large the extent;
             bytes come by `pread`, not from a mapping: a bad sector is then an OSError for this file, not a SIGBUS that
             ends the process.
-Neighbours: blocks.py says what a block is; index.py keeps what a scan found.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ person can look at it. A bad open one becomes doubtful and takes no more appends
 Invariants: what is told was seen twice and is still so (store_audit.py); an error of the disk is not told as damage;
             at most `bytes_per_s` are read, whatever there is to read;
             one replica's trouble does not end the round.
-Neighbours: `Store.audit` looks, `Store.quarantine` moves aside; the server carries `on_bad` to the manager.
 
 A round begins at a random extent: a node that is restarted more often than a round takes comes to all of them all the
 same, without having to remember where it was.

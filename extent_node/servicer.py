@@ -2,7 +2,6 @@
 
 Invariants: an order of a manager that is known to be deposed is refused: the highest election heard of stays;
             a large reply is reserved before it is made, and not while a follower still waits for it.
-Neighbours: `store` decides and does; `copier` copies; `server` runs it behind the front doors.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
 Invariants: every answer rests on what is durable where the protocol says so; see the module of each operation;
             requests raise errors of proto.errors, never OSError;
             memory, descriptors, threads and waiting calls are bounded by StoreConfig.
-Neighbours: store_append.py, store_control.py, store_read.py, store_start.py, store_checkpoint.py do the work;
-            store_copy.py and store_audit.py for the copier and the scrubber.
 Not here:   RPC, copying from other nodes, when to scrub; metrics read `counters` and the gauges below.
 """
 

@@ -8,7 +8,6 @@ Invariants: segments of one extent are carried out in the order in which they ca
             what was written stays written: a caller that gives up takes back nothing (rule 6);
             a caller that gives up leaves nothing waiting behind, however long a disk hangs;
             an error is one segment's, never the whole call's, unless the call itself makes no sense.
-Neighbours: core decides, `commit` makes durable, store_verify.py looks at replicas after an unclean stop.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Invariants: a finding was seen twice, and then, in the replica's turn, the repli
             an error of the disk is no finding: it is tried again, and then it is the disk's matter (`DiskFailed`);
             bytes are read through a descriptor of its own, in slices, at the caller's pace, and never in the turn;
             what is found to be damaged is answered as damaged from that moment on.
-Neighbours: scan.py checks the bytes; the scrubber quarantines what is found, a copy replaces it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: a segment is freed when every extent with records in it is synced in
             records of a disk that failed is set aside instead, so that the ring turns on without it;
             at most `checkpoint_syncs_max` extents are synced at a time, and a failing disk stops only its own;
             every loop goes on after an error, which is logged and counted.
-Neighbours: `commit` wakes it when the journal is short of segments, `store_dirty` when too many bytes are dirty.
 """
 
 from __future__ import annotations

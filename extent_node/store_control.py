@@ -4,7 +4,6 @@ Invariants: each runs in the replica's turn, so that no append comes in between 
             each is a task of the store's own: a caller that gives up does not leave it half done;
             steps are in the order that core's effects state, and a crash between two of them is repaired by the next
             start or by repeating the request.
-Neighbours: core decides; replica.py has the blocking steps; store_verify.py reads the bytes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Invariants: a draft is in `tmp/` until all of its bytes, attributes and index ar
             it is a new inode with a new incarnation: no journal record and no late request fits it (rule 11);
             there is one live replica of an extent on a node, also on different disks: the old one goes aside first;
             the draft holds nothing but verified blocks, in their order.
-Neighbours: core_copy.py decides; copier.py brings the bytes.
 """
 
 from __future__ import annotations

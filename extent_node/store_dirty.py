@@ -3,7 +3,6 @@
 Invariants: `bytes_now` is the sum of `dirty_bytes` over the replicas listed here, whatever order things happen in;
             who waits is let go when the count is below the bound, one after the other in the order of coming, and
             nobody who comes later overtakes them; at most `append_waiters_max` wait.
-Neighbours: `commit` tells of writes and syncs, `store_checkpoint` syncs the oldest.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ never a SIGBUS.
 
 Invariants: at most `files_max` are open beside those in use; one in use is not closed;
             nothing is served from a mapping that was not seen in memory, or read by `pread`, in this opening.
-Neighbours: `store_read` reads through it; `store_control` forgets what is deleted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: a label is replaced whole: written aside, fsynced, exchanged with th
             what is aside stays there with its blocks: a start on a disk without a free byte can still say what it must
             (T24), and it is written only when it is certainly not the label on the disk;
             it carries a CRC32C of its other fields: a label with a flipped bit is refused, never half believed.
-Neighbours: `disk` and `journal` keep theirs here.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: a doubt is durable before the new boot id is stored, so that no star
             of two replicas of one extent one is served and the other moved aside: left where it is, it would come to
             life when the first one goes;
             a tombstone counts for all disks of the node.
-Neighbours: `store_start` has the order of a start; core decides on doubt.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: nothing beyond `committed` of an open replica, nothing of a doubtful
             block CRCs are the reader's to check; what is answered begins and ends at block boundaries by the headers
             (open) or by the index (sealed);
             a follower waits for `committed` to move, for a bounded time, and at most `followers_max` wait.
-Neighbours: core says how far; store_files.py has the sealed extents.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ Invariants: nothing is written beyond a gap, to a sealed replica, or to another 
             but the operator: its segment is kept;
             few files are open at a time, however many have records; being short of descriptors is no disk's fault and
             ends the start.
-Neighbours: `journal_replay` gives the records, `store_start` calls this and makes durable what follows from it.
 """
 
 from __future__ import annotations

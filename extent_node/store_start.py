@@ -9,7 +9,6 @@ Invariants: a start that dies at any point is repeated from the beginning by the
             one disk's trouble is that disk's: the node starts with the others, and the journal keeps what it has of it;
             being short of descriptors or memory is no disk's trouble: the start fails, and changes nothing by that;
             "clean" is stored only after everything is synced and every open replica is known to end with a whole block.
-Neighbours: `store_load` reads the disks, `store_replay` applies the journal.
 """
 
 from __future__ import annotations

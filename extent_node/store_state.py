@@ -4,7 +4,6 @@ Invariants: everything here is touched by the loop's thread only; threads get a 
             a change of a replica runs in a task of the store's own: a caller that gives up does not stop it half-way;
             a disk's failure is remembered: in the journal's label, or in the labels of disks, or tried again;
             what the journal has of a disk that failed stays there: only the operator gives it up.
-Neighbours: store.py is the door; `store_append`, `store_control`, `store_read`, `store_start` do the work.
 """
 
 from __future__ import annotations

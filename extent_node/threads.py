@@ -6,8 +6,6 @@ future and a place in a queue.
 Invariants: results come back in the loop's thread; a call that was cancelled before a thread came to it is not carried
             out, one that runs is finished and its outcome dropped, as with an executor;
             at most `count` calls run at a time, the others wait in their order.
-Neighbours: `server` makes them for its store. Under the simulator a store has none: it uses the loop's own executor,
-            which that loop replaces by one that is deterministic.
 """
 
 from __future__ import annotations

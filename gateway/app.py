@@ -3,7 +3,6 @@
 Invariants: every answer that is not an object is JSON, also those to requests that no route takes;
             with a token file, nothing below /v1 is done or told without a good token;
             an exception that is not of the taxonomy is logged whole and told as a 500, without its text.
-Neighbours: objects.py and listing.py do the work, openapi.py describes it, server.py is the process.
 """
 
 from __future__ import annotations

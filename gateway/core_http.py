@@ -3,7 +3,7 @@
 Invariants: a key survives the way into a path and back, whatever its bytes are;
             an entity tag names one version of one object: equal tags mean equal bytes;
             a header that the RFC says to ignore when it is malformed is ignored; a condition never is.
-Neighbours: objects.py and listing.py ask; RFC 9110 is the reference.
+Note:       RFC 9110 is the reference.
 """
 
 from __future__ import annotations

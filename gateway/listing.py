@@ -3,7 +3,6 @@
 Invariants: a page goes on behind the last key of the one before it, so that pages together hide and repeat nothing that
             was there all the time;
             a page is bounded in keys and in bytes: keys may be long.
-Neighbours: client/kv_scan.py walks; core_http.py writes keys as text.
 """
 
 from __future__ import annotations

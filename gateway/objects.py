@@ -5,7 +5,6 @@ Invariants: a body is streamed in both directions: a request holds two parts of 
             what is sent is one version of the object: a range is read at the version whose size and tag the headers
             tell; if the object changes under a long answer, the connection ends before the announced length;
             a condition is decided by the partition, not by the look before it: what changed in between is a 412.
-Neighbours: core_http.py understands headers; client/kv_client.py does the work.
 """
 
 from __future__ import annotations

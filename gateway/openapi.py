@@ -2,7 +2,6 @@
 
 Written by hand rather than derived from code: keys are bytes and bodies are streams, which no framework's models
 describe. schemathesis holds the gateway to it.
-Neighbours: app.py serves it at /openapi.json; docs.py makes the page of it.
 """
 
 from __future__ import annotations

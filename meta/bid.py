@@ -4,7 +4,6 @@ Invariants: a put without an answer may reach the store much later, after a time
             would then be a key that nobody holds and everybody waits for, for as long as the lease is renewed.
             So every put of a bid compares that its void key is absent, and withdrawing puts the void key;
             a withdrawal is tried until the store has answered it, also after its caller is gone, or the lease is lost.
-Neighbours: `election` and `lock` bid; `owned_key.OwnedKey` withdraws what was won.
 
 A void key is put only where an outcome was unknown. It is on the same lease: when that ends, so do the late puts.
 """

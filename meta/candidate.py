@@ -4,7 +4,6 @@ Invariants: at most one term at a time, and each on its own lease, which is give
             the leadership is resigned at the end of every term, also when leading failed (T15): better no leader than
             one that serves nothing;
             after terms that came to nothing the pauses grow, so that a manager that cannot lead lets others.
-Neighbours: the stream manager and the partition manager each run one; `election` decides who wins.
 """
 
 from __future__ import annotations

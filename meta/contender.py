@@ -2,8 +2,6 @@
 
 Invariants: at most one term at a time; who leads is always watched, leading or not;
             a term that is over is not handed out: whoever asks hears `NotLeader`, with where to ask instead.
-Neighbours: `candidate.Candidate` campaigns, `follower.Follower` keeps the state, `roster.Roster` knows the others;
-            the managers of stream_manager and partition_manager are contenders and say what leading is.
 """
 
 from __future__ import annotations

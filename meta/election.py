@@ -5,8 +5,6 @@ Invariants: leading means owning the election key by create revision (protocol.m
             candidates queue by create revision, and each watches only its predecessor: no stampede;
             every term has a create revision of its own, also on one lease: no write of an earlier term passes;
             a campaign that fails or is cancelled withdraws: nobody waits for a candidate that went away.
-Neighbours: `bid.Bid` enters and withdraws, `owned_key.OwnedKey` notices the loss;
-            stream_manager and partition_manager campaign.
 Not here:   what a leader does. If it cannot load its state it resigns: better no leader than one that serves nothing.
 """
 

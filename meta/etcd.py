@@ -4,7 +4,6 @@ Invariants: the semantics of `store.MetaStore`; the conformance tests run on thi
             reads are linearizable, except where the caller asks for a serializable one;
             leases are measured by CLOCK_BOOTTIME, which goes on while the machine is suspended;
             a renewal counts only if etcd's leader is proved to have been the leader when it renewed.
-Neighbours: `etcd_link` sends and fails over, `etcd_errors` has the table of errors, `etcd_watch` the watches.
 
 aetcd gives us etcd's generated messages and stubs. Its client is not used: it has no TLS, no reads at a revision,
 and a watcher that neither resumes nor re-lists.

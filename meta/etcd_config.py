@@ -1,7 +1,6 @@
 """How to reach etcd: endpoints, TLS, credentials, limits.
 
 Invariants: a configuration that cannot work is refused when it is made, naming the setting.
-Neighbours: `etcd.EtcdStore.connect` takes one; servers build it from their TOML.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What an error of etcd or gRPC means for the caller, above all: may the write have been applied?
 
 Invariants: `MetaUnavailable` for a write only where it is certain that nothing was applied; in doubt `MaybeApplied`.
-Neighbours: `etcd_link` and `etcd_watch` translate every error here.
 
     status              text contains                        raised by etcd                        a write was
     ------------------  -----------------------------------  ------------------------------------  ---------------

@@ -3,7 +3,6 @@
 Invariants: every attempt has a timeout, and all attempts of a call together too;
             a request is sent again only if it is a read, or a write that was certainly not applied;
             nothing is sent on a channel that is not connected, so that "cannot connect" means "not sent".
-Neighbours: `etcd` and `etcd_watch` call through it; `etcd_errors` says what an error means.
 
 Why a channel for each member and not one channel with gRPC's balancing over all: a member that hangs, or that has
 lost its leader, still accepts connections, and a balancer goes on sending it its share. Here a member that failed

@@ -1,7 +1,6 @@
 """Which etcd versions are sound, as plain code.
 
 Invariants: a version that is known to corrupt data is never passed over in silence.
-Neighbours: `etcd.EtcdStore.connect` warns at run time, `etcd_binary` prefers a sound program.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: every change from `start_revision` on is delivered once and in order, or a `Resync` covers it;
             all events of one revision are in one batch, however etcd cut them into messages;
             what is read ahead is bounded: beyond it the stream is dropped and resumed when there is room.
-Neighbours: `etcd.EtcdStore.watch` makes it; `etcd_link` has the members.
 
 Three defects of etcd that are around shape this file:
 - A watch that starts exactly at the compacted revision misses that revision's deletes (before 3.4.36 and 3.5.18:

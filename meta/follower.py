@@ -4,8 +4,6 @@ Invariants: the state is always that of one revision: a watch delivers whole tra
             and then everything is made anew;
             nothing is answered before the first listing is complete;
             what it knows is news, and news may be late: whoever writes by it compares revisions in the transaction.
-Neighbours: stream managers that do not lead answer reads from one; partition managers and partition servers keep the
-            region map in one.
 """
 
 from __future__ import annotations

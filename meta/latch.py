@@ -2,7 +2,6 @@
 
 Invariants: once set it stays set, with the first reason;
             callbacks run inside `set`, before anything else can run: a server stops serving there and then.
-Neighbours: `lease.Lease.lost`, `owned_key.OwnedKey.lost`.
 """
 
 from __future__ import annotations

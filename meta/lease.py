@@ -6,7 +6,6 @@ Invariants: the deadline counts from the *sending* of the last keep-alive that s
             past its deadline a lease is lost for ever, whatever a late answer says;
             `alive` and `ensure_alive` compare the clock, so a process that was stopped and goes on notices
             before it does anything, even if none of its timers has run yet.
-Neighbours: made by `MetaStore.grant_lease`; keys are put on it by `election` and `lock`.
 Not here:   how a keep-alive travels: the store behind `LeaseKeeper`.
 """
 

@@ -5,8 +5,6 @@ Invariants: every acquisition takes a new, higher token, also one by the process
             the key of another live owner is never adopted: it is waited for, or taken over by name of its revision;
             whose put it was is known by a nonce in the value, so an unknown outcome is settled by looking;
             a claim whose outcome was unknown does not bring the key back after it was released: see `bid`.
-Neighbours: `bid.Bid` claims and withdraws, `owned_key.OwnedKey` notices the loss;
-            stream clients and partition servers hold locks.
 """
 
 from __future__ import annotations

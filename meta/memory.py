@@ -3,7 +3,6 @@
 Invariants: the same answers as etcd for the same requests (conformance and differential tests run on both);
             deterministic: time is the loop's, ids are counted, faults come from the client's `FaultPlan`;
             a watch reads the store's history from where it stands, so it has no queue that could overflow.
-Neighbours: `mvcc.KeySpace` has the keys, `memory_link.Link` the faults; the simulator and unit tests use it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a request may be executed after its caller gave up: that is what makes an outcome unknown;
             the same plan gives the same faults: nothing here draws on real time or real chance;
             an error tells the truth as etcd's client does: `MetaUnavailable` only if nothing was executed.
-Neighbours: `memory.MemoryClient` sends everything through one; tests and the simulator hold its fault hooks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: the revision grows by one for each transaction that changes something, and by none otherwise;
             a read at a revision sees exactly what the transactions up to it left, until it is compacted;
             a transaction is checked in full before it changes anything, so it cannot stop half-way.
-Neighbours: `memory.MemoryStore` gives it time (leases) and watchers; a differential test compares it with etcd.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: `lost` is set at once when the lease is lost, or when the key is seen deleted or replaced, and stays;
             a key of the same name that somebody else put is not ours: revisions decide, never names or values.
             giving it up is tried until the store has answered, also when its caller is gone: see `bid`.
-Neighbours: `election.Leadership` is held by create revision, `lock.Lock` by mod revision.
 
 `lost` is news, and news may come late. What proves ownership is the lease's clock (`ensure`) for what we do alone,
 and `guard` in the transaction for what we write.

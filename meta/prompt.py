@@ -7,7 +7,6 @@ for it as well: to asyncio it looks like a future.
 Invariants: it is settled once; one waits for it at a time;
             `go_on` must not raise: it is called by whoever settles;
             cancelling it, as the task that waits is cancelled, settles it: what was to come is not heard any more.
-Neighbours: stream_manager.batcher settles commits; `term_tasks.TermTasks.begin` drives those that wait for them.
 """
 
 from __future__ import annotations

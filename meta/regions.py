@@ -2,7 +2,6 @@
 
 Invariants: a record is never changed, only replaced; its mod revision is what a transaction that replaces it compares;
             a record of a format that is not known here is refused: better no map than a wrong one.
-Neighbours: `follower` keeps it in step; partition managers change it, partition servers load what it says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Who leads, and which managers there are: the candidates of the election, watched.
 
 Invariants: it is news, and news may be late: it tells callers where to ask, and decides nothing (25).
-Neighbours: every manager keeps one, from its start to its end, whether it leads or not.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Invariants: one transaction is one revision, applied as a whole or not at all;
             a listing of several pages is read at one revision and is complete, or it is an error;
             a watch delivers every change of its range in order and once, or says `Resync`;
             a write that ends in `MetaUnavailable` was not applied, one that ends in `MaybeApplied` may be.
-Neighbours: `txn` has the words of a transaction; `etcd.EtcdStore` and `memory.MemoryClient` implement it;
-            `election` and `lock` build on it.
 Not here:   I/O of any kind, and what the keys mean: each server knows its own.
 
 A caller who cancels a write does not know whether it was applied, as after `MaybeApplied`.

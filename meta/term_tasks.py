@@ -2,7 +2,6 @@
 
 Invariants: after `cancel` no task of the term takes another step but to end; one that is started later is cancelled;
             a background task that fails is logged, as an error: nobody waits for it who could tell.
-Neighbours: the leaders of stream_manager and partition_manager run their work in these.
 """
 
 from __future__ import annotations

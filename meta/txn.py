@@ -2,7 +2,6 @@
 
 Invariants: a value that etcd would refuse cannot be built or sent: empty keys and ranges, too many operations;
             what an absent key compares as is fixed here, once, for both stores.
-Neighbours: `store.MetaStore.txn` takes them; `mvcc.py` runs them, `etcd_codec.py` translates them.
 """
 
 from __future__ import annotations

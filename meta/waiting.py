@@ -2,7 +2,6 @@
 
 Invariants: every loop here ends with the lease, so nothing is retried for ever;
             only what may be sent twice is retried: the callers compare revisions in every transaction.
-Neighbours: `bid`, `owned_key`, `election`, `lock`.
 """
 
 from __future__ import annotations

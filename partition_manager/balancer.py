@@ -4,7 +4,6 @@ Invariants: a server is dead when its registration is gone, that is, when its le
             in a new term a server that was not seen yet keeps its partitions for a grace: whole clusters start, too;
             balancing can be paused; replacing the dead cannot;
             a step that fails is logged, and tried again by a later round.
-Neighbours: core_balance.py decides; reshape.py splits and merges; region_store.py commits moves.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: there is one bootstrap in a cluster's life: a second one with the sa
             streams of a try that failed are deleted, by that try if it can, otherwise by the next one, and after the
             map is made; they are told from others by the term that made them: a manager that was deposed without
             knowing it deletes nothing of its successor's.
-Neighbours: core_regions.py has the map; streams are made through the stream client, with one lock a partition.
 """
 
 from __future__ import annotations

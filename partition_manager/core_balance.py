@@ -6,7 +6,6 @@ Invariants: a partition without a live server goes to the one with the least to 
             a merge never makes what would be split again: its bounds are far below those of a split;
             a load that stays on one side however often it is split is that of few keys: it is left alone for a while;
             never fewer partitions than `regions_per_server_min` for each server: there must be something to balance.
-Neighbours: balancer.py feeds it with the map and what servers tell, and carries out its steps.
 
 How much a partition weighs. Half of it is its share of all operations, half its share of the partitions: operations
 alone would pile hundreds of idle partitions on one server, which then all have to be loaded when it dies.

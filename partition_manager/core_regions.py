@@ -5,7 +5,6 @@ Invariants: the regions cover all keys, none twice: a map that does not is never
             a region's epoch grows exactly when its range or its streams change: its server loads it anew then;
             a partition keeps its streams and lock for life; only a split makes new ones, only a merge ends some;
             the last calls are remembered in the map itself, so that a repeated one is found wherever it is sent (T19).
-Neighbours: region_store.py commits a `Change` as one transaction; reshape.py has the stream manager commit it.
 """
 
 from __future__ import annotations

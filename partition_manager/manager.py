@@ -2,7 +2,6 @@
 
 Invariants: at most one term at a time; the map is followed always, leading or not: any manager answers who serves what;
             a term begins only when the map that is followed is as new as the election.
-Neighbours: meta.contender campaigns; term.py is what exists while it leads; servicer.py answers with it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Invariants: every change is one transaction that compares the leader's key, the 
             an unknown outcome is settled by sending the identical transaction again until the map's record says whether
             it was applied: the call that caused it is remembered in it;
             nobody is answered before this manager has itself heard of what it has committed.
-Neighbours: core_regions.py decides what a change is; meta.follower keeps the state; reshape.py sends the same writes
-            through the stream manager, with changes of streams.
 """
 
 from __future__ import annotations

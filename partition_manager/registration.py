@@ -4,7 +4,6 @@ Invariants: an id belongs to one live server: a second one at another address is
             a server that was started again at the same address takes its registration over at once: the first process
             cannot live, or the address would be taken. Its partitions stay its own, and wait for the old locks alone;
             a repeated registration changes nothing.
-Neighbours: partition_server/registration.py asks; a registration that is gone is how balancer.py learns of a death.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Invariants: a split or merge is made in the name of the partition's owner, by th
             the same transaction changes the region map, comparing what it replaces: once, whatever is repeated (T19);
             an error leaves the map as it was, and the partition to its server, which is told, or else goes on when its
             freeze is over.
-Neighbours: the stream manager's split_merge.py seals and commits; servers freeze, and load what the map says
-            (partition_server/lifecycle.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: it is news, not a record: who lives is decided by the registrations on leases, not here;
             a server that is gone, or a partition that its server does not have any more, is forgotten.
-Neighbours: heartbeats come through servicer.py; balancer.py reads it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a call for the leader is answered by a leader only, by its lease's clock; elsewhere `NotLeader` says whom to
             ask; any manager tells regions and servers, from what it follows;
             a caller that has seen a newer map is not answered with an older one: it waits, up to its deadline.
-Neighbours: manager.py has the term and what is followed; the flows are in bootstrap, reshape and registration.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Invariants: a term begins with a map at least as new as its election, and ends a
             then on nothing of it is answered, committed or ordered;
             a call is executed once at a time: a repetition joins the execution under way, and one that comes later
             finds the call in the map (T50); an execution goes on if its caller gives up.
-Neighbours: manager.py begins and ends terms; servicer.py brings the calls; the flows are in bootstrap.py, reshape.py
-            and registration.py, and balancer.py works by itself.
 """
 
 from __future__ import annotations

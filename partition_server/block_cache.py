@@ -1,7 +1,6 @@
 """Decoded table blocks, kept for the next reader: one cache for all partitions of a process.
 
 Invariants: bounded in bytes, the least recently used go first; blocks never change, extent ids never return.
-Neighbours: table.py fills and asks it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: a key that was added is never denied; about 1 % of others are not denied, at 10 bits a key;
             what is stored does not depend on the process: Python's own hashes do.
-Neighbours: table_writer.py makes them, table.py asks. docs/formats/table.md has the bytes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Invariants: one change at a time; the view changes after the manifest, and alway
             behind the manifest that a merge is told of there is none: else it would bring back what was replaced,
             and whose extents were given back;
             a manifest names only tables whose every record is acknowledged, and sessions whose results are.
-Neighbours: flusher.py and compactor.py make changes; loader.py reads the last manifest.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: what is read is in order and complete: a table that cannot be read w
             deletes and expired objects go only when no older table may have their keys;
             one merge at a time; it yields to the loop after each piece of about a thousand entries;
             broken off at any point it leaves the tables as they were, and a piece of row stream that is nobody's.
-Neighbours: core_compaction.py chooses, core_merge.py merges; committer.py makes it count.
 """
 
 from __future__ import annotations

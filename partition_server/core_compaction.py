@@ -9,7 +9,6 @@ Invariants: only neighbours are merged; a merge of all tables drops deletes and 
             a table with keys of another partition is rewritten in the end: else neither twin could let it go;
             deletes, and what has expired, go in the end also if nothing is written any more. A merge for their sake
             goes down to the oldest table, so that it surely drops them, and is not chosen for them again.
-Neighbours: compactor.py carries it out. No I/O.
 """
 
 from __future__ import annotations

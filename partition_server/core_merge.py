@@ -3,7 +3,6 @@
 Invariants: of equal keys the entry of the newest input stays, and only that one;
             a delete or an expired object goes only if no older table may have the key: else it hides what that has;
             keys outside of the partition's range go: they are another one's.
-Neighbours: compactor.py feeds it piece by piece; no I/O, no clock.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Invariants: a write is answered when it is in the log on every replica; a read s
             answered only while the lock is surely held (rule 2);
             a load brings back every write that was answered, and no write twice (T50);
             from `freeze` on nothing is written any more, and reads go on; it never unfreezes.
-Neighbours: the server of the process loads and closes partitions and calls this; store.py is what its modules share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What can be set about the storage of a partition. Every bound of it is here, with its reason.
 
 Invariants: a value that cannot work is refused when it is given, naming it.
-Neighbours: every module of the engine gets the one EngineConfig of its process.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: every answer of a read or write was checked against the lock right before (rule 2);
             `failed` is done when the partition is of no use any more: whoever serves it loads it anew.
-Neighbours: engine.Partition is one; hosted.py loads and closes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: sizes are those of what is stored, as well as tables know them: a key that is in two tables counts twice,
             and of a table that is shared after a split, the share is taken from its blocks.
-Neighbours: engine.py.
 """
 
 from __future__ import annotations

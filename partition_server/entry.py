@@ -5,7 +5,6 @@ Invariants: `seq` orders all entries of a partition; `version` is what users see
             a value is either inside `data` (the log record, or the value itself), or in parts: pieces of log records;
             what an entry keeps in memory is its own: those of a batch do not share its record, which the last of them
             would keep whole.
-Neighbours: log_format.py and table_format.py make entries of bytes; memtable.py keeps them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a memtable is flushed when it is closed and all of it is acknowledged; reads find its entries in it until
             the manifest that names its table is acknowledged, and in the table from then on;
             a flush that failed or was broken off loses nothing: the log has it all.
-Neighbours: maintenance.py says when; table_writer.py writes; committer.py makes it count.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ millisecond; old ones when memtables are small, and otherwise once in a long whi
 are rare here (a connection that ended, a partition that was given up).
 
 Invariants: no collection of old objects but by `Collections`; one at least every `LATEST_S`.
-Neighbours: server.py has one; memory.py knows how much is in memtables.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ Invariants: a partition is served only under its lock, by the region as it stood
             from the moment that a freeze is answered nothing is read, either: after the split the keys may be another
             server's, and our own lock would not tell;
             what was given up is not served, not even for a moment: `partition` is None before the lock is released.
-Neighbours: lifecycle.py says what is wanted; the servicer asks for `partition` by key; engine.py is the partition.
 """
 
 from __future__ import annotations

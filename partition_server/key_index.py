@@ -4,7 +4,6 @@ A sort of a whole memtable would hold the loop for half a second; here no step c
 
 Invariants: a key is in the bucket whose range has it, once; buckets are in order, and bounded in length;
             whoever iterates sees every key that was there when the iteration came by, in order.
-Neighbours: memtable.py adds each new key once.
 """
 
 from __future__ import annotations

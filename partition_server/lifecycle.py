@@ -4,7 +4,6 @@ Invariants: whatever the map gives to another server is not served here from the
             other one only when it has the lock: two servers never answer for one key at a time;
             a key is looked up in the newest map that we know; a caller with a newer one waits until we know it, too;
             calls for what is being loaded or is frozen are held, in number and in time, and then told to ask again.
-Neighbours: hosted.py serves each of them; registration.py says who we are; servicer.py asks for partitions by key.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: the newest manifest of the partition as it is now counts; after a merge, until there is one, the union of
             the two that the region names: nothing is left to replay then, and a manifest is written at once;
             a partition without any manifest is its log from the beginning.
-Neighbours: engine.py loads; manifest.py says which one counts; replay.py replays.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 Invariants: one record is one write, applied as a whole or not at all; its seq is above that of every record before it;
             a PART belongs to nothing until a later record names it;
             nothing here does I/O: the stream's blocks already carry a checksum.
-Neighbours: writes.py encodes, replay.py and reclaimer.py decode; so does whoever analyses log streams from outside.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: a read sees acknowledged writes only; a condition is decided on the 
             and nothing of that key is submitted between the look and the decision: the look ends without an await;
             NotFound is never raised: that an extent is gone says nothing about an object;
             a reader that finds its table gone, because it was replaced meanwhile, looks again.
-Neighbours: writes.py decides, values.py reads what is found, scans.py looks at ranges.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: trouble is told and tried again later, unless a stream's writer has ended: then the partition has;
             flushes do not wait for merges.
-Neighbours: engine.py starts and stops it; flusher.py, compactor.py, reclaimer.py do the work.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 Invariants: a manifest tells everything: the newest whole one counts, and all before it may go;
             after a merge those of before count no more: theirs were each side's alone. Until there is a newer one, the
             union of the two that the region names counts, each for its own range.
-Neighbours: flusher.py writes them; loader.py asks which one counts.
 """
 
 from __future__ import annotations

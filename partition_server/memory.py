@@ -4,7 +4,6 @@ Invariants: above the bound nobody adds: writes wait until memtables were flushe
             a memtable counts as long as somebody sees it: one that is flushed and that a snapshot has is held, and when
             memory is short, snapshots are let go;
             however many wait, a turn of the loop goes on with a few of them.
-Neighbours: every partition of the process has a share; writes.py waits, flusher.py asks who is to flush.
 """
 
 from __future__ import annotations

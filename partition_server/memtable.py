@@ -4,7 +4,6 @@ Invariants: a write belongs to the memtable that was active when it was submitte
             among them: what an older one has is older than what a newer one has, however acknowledgements come;
             a memtable is flushed when it is closed and nothing of it is pending any more;
             snapshots see what was acknowledged before them: `applied` counts acknowledgements.
-Neighbours: writes.py and replay.py fill it; flusher.py makes a table of it; lookups.py and scans.py read it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ of them are.
 Invariants: an operation's error is its own; the frame itself fails only if it cannot be understood;
             operations begin in the order of the frame; one whose partition is not served yet begins when it is;
             values that find no room in the reply are TooLarge, and not read: their callers ask for them alone.
-Neighbours: the servicer; lifecycle.py finds partitions. A task for each operation would cost more than the operation.
+Note:       A task for each operation would cost more than the operation.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: what no record could hold is refused here, by name, before a call is entered anywhere;
             a batch that is repeated has the answer that it had, out of what is remembered and what it brings again.
-Neighbours: writes.py, puts.py and uploads.py; write.py says what is remembered. No I/O.
 """
 
 from __future__ import annotations

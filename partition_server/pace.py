@@ -4,7 +4,6 @@ Invariants: while there are fewer than `tables_slow` tables nobody waits; with m
             for `MERGED_PER_PUT` entries that are merged: a key is merged some two or three times in all, so merges
             catch up;
             nobody waits for more than `WAIT_S_MAX`: trouble with merges makes puts slow, and stops none.
-Neighbours: puts.py asks; compactor.py tells what it has done.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ them are.
 Invariants: a put's error is its own; the frame itself fails only if it cannot be understood;
             the puts of a partition begin in the order of the frame; those of one that is not served yet wait for it,
             and go to whoever serves each key by then.
-Neighbours: the servicer; lifecycle.py finds partitions; puts.py does the work. multi.py has operations of every kind.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: as in writes.py: one put is one log record, seqs are in the order of
             a group is appended whole or not at all, and answered when all of it is acknowledged;
             while merges are behind, groups are let in at their pace (pace.py);
             whatever is not plain (a repeated call, no room, a large value) goes the way of single puts.
-Neighbours: writes.py does single ones; put_many.py, the rpc, has groups; sessions.py knows calls.
 """
 
 from __future__ import annotations

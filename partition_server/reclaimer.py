@@ -8,7 +8,6 @@ Invariants: an extent leaves a stream only when an acknowledged manifest does wi
             a move is decided against the newest state, writes under way included, and loses against any later write;
             extents go in the owner's name, and while the partition is served: one that was closed meanwhile has let its
             tables go, and would take everything for unused.
-Neighbours: maintenance.py and operators ask; writes.py moves; scans.py tells what snapshots hold.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: the registration is on the same lease as the locks: when the manager
             a lost lease ends all partitions at once, by itself (writer_group.py); here the server gets a new one and
             registers again, under the same id;
             the server serves whether or not a manager answers: losing the manager costs news, never data.
-Neighbours: partition_manager/registration.py answers; lifecycle.py serves what the map then gives us.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: a record is applied once: what the manifest has (by seq) is passed o
             only keys of the partition's range count: a twin's log has the other side's records, too;
             a record that cannot be read stops the load: to pass over it would lose a write;
             a step holds the loop for some milliseconds: other partitions of the process are served meanwhile.
-Neighbours: loader.py calls it; log_format.py decodes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: all columns have one length; keys are in order, each once, unless said otherwise;
             a value is the bytes themselves, or encoded parts where the kind says so.
-Neighbours: table_format.py writes and reads them as blocks, core_merge.py merges them, flusher.py makes them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: a page, and all pages of one snapshot, show what was acknowledged wh
             snapshots are bounded in number, in time and in the memory that they hold: then the scan goes on in a new
             one, behind the last key;
             what a snapshot may need is not removed: its tables' and values' extents are in use.
-Neighbours: engine.py; reclaimer.py asks what snapshots hold; memtable.py keeps older versions for them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: what the engine answers was checked against the lock's lease by the engine itself, right before (rule 2);
             a call for a partition that is being loaded or frozen is held, and begins anew when it is served;
             a large reply is reserved before it is made.
-Neighbours: lifecycle.py finds partitions; engine.py does the work; multi.py has many operations in one frame.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Invariants: only acknowledged results are kept here for good, and only they go i
             What is forgotten for want of room is refused when it comes again, never executed twice: a result's floor
             stays, and a whole client goes only when it has not called for longer than anybody repeats a call. Until
             then there is no room for another one. A load takes all that it finds: they were let in before.
-Neighbours: writes.py enters every write; replay.py and manifest.py bring back what was before.
 Not here:   client 0, of which nothing is remembered.
 """
 

@@ -4,7 +4,6 @@ Invariants: `view` is replaced as a whole, never changed: whoever took it sees o
             tables;
             a partition that failed answers nothing more: whoever owns it loads it anew;
             no log extent that somebody has pinned leaves the stream.
-Neighbours: engine.py makes one; lookups, writes, scans, flusher, compactor and reclaimer work on it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ less; an owner must not be: a load that missed the last record would lose a writ
 
 Invariants: `read_to_end` gives every record that was acknowledged before, by whichever owner;
             a record in the tail that is not readable yet is waited for, up to a bound; one that is gone is not.
-Neighbours: replay.py, manifests.py, table.py and values.py read through this.
 """
 
 from __future__ import annotations

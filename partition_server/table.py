@@ -2,7 +2,6 @@
 
 Invariants: only keys of the clip count: after a split two partitions share a table, each with its own clip;
             a table never changes; that its records are gone means that it was replaced.
-Neighbours: lookups.py and scans.py ask for keys and ranges, compactor.py reads all; table_format.py decodes.
 """
 
 from __future__ import annotations

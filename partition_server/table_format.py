@@ -2,8 +2,7 @@
 
 Invariants: a block is decoded without looking at anything else; numbers take the bytes that the largest of them needs;
             nothing here does I/O: the stream's own blocks carry a checksum.
-Neighbours: table_writer.py encodes, table.py and whoever analyses tables from outside decode. The footer is a message,
-            TableFooter.
+Note:       The footer is a message, TableFooter.
 """
 
 from __future__ import annotations

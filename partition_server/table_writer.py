@@ -4,7 +4,6 @@ Invariants: a table is one when its footer is acknowledged, and belongs to the p
             what a crash leaves half written is nobody's;
             at most two pieces of `append_bytes` are on their way at a time;
             a step holds the loop for about a millisecond.
-Neighbours: flusher.py and compactor.py feed it rows in order; table_format.py encodes; table.py reads it back.
 """
 
 from __future__ import annotations

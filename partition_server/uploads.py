@@ -4,7 +4,6 @@ Invariants: an upload's parts are in order, without a gap; one that is sent agai
             nothing is visible, and nothing logged that names the parts, before the upload is complete and its checksum
             is right;
             uploads end with the partition's load: their parts are then nobody's. Bounded in number and in idle time.
-Neighbours: writes.py appends parts and names them; reclaimer.py leaves their log extents alone: they are pinned.
 """
 
 from __future__ import annotations

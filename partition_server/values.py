@@ -2,7 +2,6 @@
 
 Invariants: a byte range reads the parts that it needs and no other;
             what a part says of a record is checked against the record.
-Neighbours: engine.py and scans.py read for callers, reclaimer.py to move.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: it is answered once, when its record is acknowledged and what its condition rested on is, too;
             a caller that goes away takes nothing with it: the record stays in the log.
             many puts of one caller that came together are one group: acknowledged as one, each with its own answer.
-Neighbours: writes.py and puts.py make them, sessions.py finds repeated ones.
 """
 
 from __future__ import annotations

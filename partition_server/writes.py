@@ -7,7 +7,6 @@ Invariants: one write is one log record, and seqs are in the order of the log;
             rests on is acknowledged; the same holds for a refusal;
             a large value is in the log before the record that names it;
             what the log did not acknowledge ends as AppendOutcomeUnknown, and ends the partition: a load finds out.
-Neighbours: sessions.py, lookups.py, log_format.py; flusher.py makes room.
 """
 
 from __future__ import annotations

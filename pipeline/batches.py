@@ -2,8 +2,6 @@
 
 Invariants: a batch has exactly the columns that were asked for, in their order and with the types of columns.py;
             every row carries the revision of the metadata that its scan was planned with.
-Neighbours: block_runs.py reads blocks; metadata_rows.py and replica_check.py make the other kinds of rows; source.py
-            hands batches to Spark.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a payload whose CRC does not fit is null in the array, never bytes (G2);
             blocks lie in `view` at `offsets`, whole: their sizes come from an index that was checked, not from their
             headers, so that a damaged header spoils one row only.
-Neighbours: block_runs.py has views of files and of nodes' answers; proto/blocks.py has the format.
 
 Checking costs about 0.2 µs for a block of 1 KiB: the CRC of the word before the payload is the same for all blocks of a
 size, payloads of equal size are cut out by one copy, and no decision is made for each of them.

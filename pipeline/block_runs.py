@@ -6,7 +6,6 @@
 Invariants: from any replica, a block comes with the right CRC or the task fails: nothing is left out (T36);
             from one replica, a block that cannot be read, or is wrong, is a row with crc_ok = false;
             memory is bounded by a few batches, however large the slice.
-Neighbours: local_files.py, link.py and neve.client's reader bring bytes; block_arrays.py checks; batches.py makes rows.
 """
 
 from __future__ import annotations

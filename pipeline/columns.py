@@ -2,7 +2,6 @@
 
 Invariants: a name means the same in every kind of rows;
             ids are signed 64-bit numbers, as Spark has no others: Neve hands ids out from 1 upwards.
-Neighbours: source.py tells Spark; batches.py fills them.
 """
 
 from __future__ import annotations

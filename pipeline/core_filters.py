@@ -3,7 +3,6 @@
 Invariants: a filter is taken over whole or not at all: what is not understood exactly stays with Spark;
             a column that is filtered here is never null, so that "is not null" is true and a comparison with null
             never is.
-Neighbours: source.py hands over what Spark pushes; core_slices.py leaves out extents and ranges, batches.py rows.
 """
 
 from __future__ import annotations

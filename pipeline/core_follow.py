@@ -3,7 +3,6 @@
 Invariants: no end goes back; an extent is begun only when all before it are read to their seal;
             a bound on bytes is kept to the extent: at least one extent is gone on with, so that a stream of large
             extents does not stand still, and an end is always one that was told, where a block ends.
-Neighbours: follow.py asks the cluster, and tells Spark.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ Invariants: evidence that lacks anything, a node, a page, a task, a partition, p
             proposed: what is being made while the run looks is no garbage (T37);
             the same evidence gives the same plan, and a plan that is carried out twice does no more than once (T38): an
             extent is named by id and eversion, a file by its incarnation, and ids are never used again.
-Neighbours: gc.py gathers, shows and applies; stream_manager.collect and partition_server judge each proposal once more.
 """
 
 from __future__ import annotations

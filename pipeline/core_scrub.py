@@ -6,7 +6,6 @@ Invariants: a replica that could not be read is not called bad;
             called bad: a person has to look;
             what changed since the scan was planned is left to the next scrub: a replica that was moved or deleted
             meanwhile is no finding.
-Neighbours: replica_check.py reads; scrub.py collects the rows, reports and shows.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Invariants: the slices of an extent follow each other from 0 to its end, and no 
             a task has at most `slice_bytes`, unless it is a single slice that cannot be cut: an open extent has no
             index that would tell where a block begins;
             the same input gives the same slices: a task that is run twice reads the same rows.
-Neighbours: planning.py has the extents from one metadata revision; source.py makes a task of each pack.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ Invariants: a micro-batch reads [start, end) of its offsets and nothing else: re
             an end is where a block ends: the seal, or how far readers may go (G4);
             an extent is begun when all before it in the list are read to their seal: rows come in the stream's order of
             extents; Spark reads the extents of one micro-batch side by side.
-Neighbours: planning.py knows the stream's extents; tasks.py reads.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Invariants: Spark proposes, the owners dispose: the manager and the partition se
             a run that could not see everything, for whatever reason, proposes nothing, writes no plan and exits with 1
             (T36);
             running it twice, or two at a time, does no more than once (T38).
-Neighbours: core_gc.py decides; the data source gathers; live_bytes.py looks into logs and tables.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a user's mistake, a cluster that does not answer and a failed Spark job end in a sentence and an exit code;
             a job that could not read everything says so and exits with 1;
             what is read of a cluster in use may be deleted under it: then all is read anew, some times (`read_whole`).
-Neighbours: scrub.py, usage.py and gc.py are the jobs; session.py has Spark.
 """
 
 from __future__ import annotations

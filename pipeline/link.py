@@ -3,7 +3,6 @@
 Invariants: one loop in one thread does all the work; one `Link` for each cluster serves all tasks of a process, one
             after the other or side by side;
             every call is bounded in time: a task that cannot be done fails, and Spark or the job decides what follows.
-Neighbours: neve.client has the parts; snapshot.py, wire_blocks.py and the jobs ask through it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: the newest entry of a key counts, over all tables of its partition a
             expired one holds nothing alive;
             live bytes are those of values: headers and keys around them go with the extent;
             every log extent of every partition is accounted for, or it raises (T36).
-Neighbours: partitions.py reads; core_gc.py decides over what this finds; usage.py shows it.
 """
 
 from __future__ import annotations

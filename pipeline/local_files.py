@@ -5,7 +5,6 @@ Invariants: a file is used only if its disk's label names the disk that metadata
             knows more;
             nothing is written, nothing is locked: a node may delete the file meanwhile, and what is mapped stays
             readable.
-Neighbours: extent_node has the formats and the door to the files; block_runs.py reads what is found here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: a block that is no whole log record (a part of a larger one, a record of another kind of stream) has nulls,
             never a guess; whoever needs every entry of a partition reads rows=entries, which joins and raises.
-Neighbours: partition_server.log_format has the records; batches.py asks for these columns.
 """
 
 from __future__ import annotations

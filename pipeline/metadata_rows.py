@@ -1,7 +1,6 @@
 """Extents and replicas as rows, from the metadata of one revision; and the files that nodes say they hold.
 
 Invariants: all rows of a scan are of one revision; an open extent's length is how far readers may go, or null.
-Neighbours: planning.py chooses extents; batches.py makes Arrow of it; replica_check.py adds what reading tells.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: an option that is not known, or a value that cannot be, is refused by name: a typing error never becomes a
             scan of something else;
             frozen, and made of plain values: tasks on other machines get it as it is.
-Neighbours: source.py makes it from Spark's options; docs/spark.md has the table for users.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: the archive has all of neve's code and nothing else; what neve needs from PyPI has to be on the workers, as
             compiled code does not load from archives (docs/spark.md has the list);
             the same code gives the same bytes, so that Spark can tell whether it has it already.
-Neighbours: session.py sends it to the workers of a remote master; a wheel does the same where one is installed.
 """
 
 from __future__ import annotations

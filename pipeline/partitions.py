@@ -5,7 +5,6 @@ manifest was read, the log from there on has everything that came later: the new
 
 Invariants: regions, streams and extents are of one revision; an entry is given for the partition that has its key;
             what cannot be read or decoded raises: a partition that is half seen must not look like garbage (T36).
-Neighbours: partition_server has the formats; planning.py makes tasks of this; live_bytes.py adds up.
 """
 
 from __future__ import annotations

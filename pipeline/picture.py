@@ -1,7 +1,4 @@
-"""The picture of a usage report: live ratio of the largest streams, and capacity by node.
-
-Neighbours: usage.py has the figures; matplotlib draws, and is imported only here and only when it is needed.
-"""
+"""The picture of a usage report: live ratio of the largest streams, and capacity by node."""
 
 from __future__ import annotations
 

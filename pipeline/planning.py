@@ -3,7 +3,6 @@
 Invariants: extents, replicas and seals are of one metadata revision, and the end of an open extent is fixed here:
             however often a task is run, it reads the same rows;
             an open extent whose readable end nobody can tell is an error, not an empty one (T36).
-Neighbours: snapshot.py has the metadata; core_slices.py cuts; source.py makes Spark's partitions of it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: nothing is shown where stderr is no terminal, but for one line every `LINE_S` seconds, so that a log of a
             long job tells that it lives; stdout is left to the result.
-Neighbours: jobs.py puts it around a job; Spark's status tracker has the numbers.
 """
 
 from __future__ import annotations

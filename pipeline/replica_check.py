@@ -6,7 +6,6 @@
 
 Invariants: a finding was seen twice; that a node or a disk cannot be reached is `unread`, not a finding;
             nothing is changed, and nobody is told: that is for the job, which looks at metadata once more.
-Neighbours: extent_node.scan checks bytes; core_scrub.py compares replicas; scrub.py reports and waits for recovery.
 """
 
 from __future__ import annotations

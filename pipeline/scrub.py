@@ -6,7 +6,6 @@
 Invariants: a replica is called bad when it was seen twice, and metadata still lists it after the scan;
             only what is bad is reported; what could not be read is listed apart, and the exit code is 1;
             reports are suspicions: the manager asks the node, or has every byte verified, before anything changes.
-Neighbours: replica_check.py reads, core_scrub.py judges; stream_manager.bad_replicas takes the reports.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: without Java the user is told what to install, before Spark is started;
             Spark is started before anything here uses gRPC, whose threads do not survive the fork that starts Java;
             a session that was there before (a notebook's) is used and left running.
-Neighbours: jobs.py opens it; package.py makes the archive for other machines.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ different moments together, so all of it is read from etcd itself, at one revisi
 
 Invariants: everything in a snapshot stood at `revision`, and nothing is left out: an error of any page is raised;
             an older revision can be asked for until etcd has compacted it (`Compacted`).
-Neighbours: stream_manager.state keeps what is read; planning.py chooses extents from it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Invariants: planning happens once a query, in one process, from one metadata revision; tasks get all they need and ask
             no manager unless a replica fails them;
             a task that fails leaves nothing behind, and a task that is run twice gives the same rows (T38).
-Neighbours: planning.py plans; block_runs.py, replica_check.py and metadata_rows.py read; follow.py is the streaming
-            half.
 """
 
 from __future__ import annotations

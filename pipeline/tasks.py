@@ -2,7 +2,6 @@
 
 Invariants: a task is plain values and the same rows come of it however often it is run (T38);
             an error is raised, never passed over: an incomplete scan must not look like a complete one (T36).
-Neighbours: planning.py makes tasks; source.py and follow.py carry them to the workers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Invariants: all figures are of one metadata revision;
             what is still to be replayed;
             extents that two streams share (after a split) count for each of them, and once in the total;
             what is not known (blocks of an extent that could not be counted) is shown as unknown, not as 0.
-Neighbours: the data source has extents, replicas and blocks; picture.py draws.
 """
 
 from __future__ import annotations

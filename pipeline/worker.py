@@ -5,7 +5,6 @@ many times what a task of indexes takes itself. What is there before the first t
 And batches of megabytes come and go: that their memory is kept makes checking and copying payloads three times as fast.
 
 Invariants: done once in a process, however many tasks run in it; results are the same without it.
-Neighbours: source.py and follow.py call it where tasks begin; neve.client.memory says why memory is kept.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Invariants: no valid block begins with zeros, so a hole in a file is never taken
             "cut short by the end" (a torn write) and "wrong" (damage) are never confused, not even when a flipped bit
             in a size makes a whole block seem to reach beyond the end (rule 13);
             nothing here does I/O or keeps a payload.
-Neighbours: the client frames with `encode_blocks` and checks what it reads with `verify`; the node checks sizes at
-            append with `check_sizes`; seal, start-up, scrubber and inspector go over whole extents with scan.py.
 Not here:   whole extents (scan.py), where the blocks of a sealed extent are (index.py).
 """
 

@@ -24,7 +24,6 @@
 Invariants: a class keeps its code for ever, and a code is never used twice;
             an error's facts are its fields: int, str, bytes or bool, so that every transport can carry them;
             a field added later has a default, so that an older peer's error can still be built.
-Neighbours: `rpc` encodes with `to_message` and raises `from_message`.
 
 Each class tells the caller what to do: `retriable` (the same request may succeed later), `refresh_metadata` (ask
 the stream or partition manager again first), `outcome_unknown` (it may have been executed; only a request that

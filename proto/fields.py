@@ -5,7 +5,6 @@ uses this has a test that compares its bytes with what the generated code reads 
 
 Invariants: values are as protobuf has them: little-endian groups of seven bits, lengths before bytes;
             nothing is left out here: whether a field that has its default is written is the caller's matter.
-Neighbours: meta.etcd_codec (transactions), stream_manager.record_codec (records) and stream_manager.describe (replies).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: tokens are compared in constant time and are never logged;
             a token file that cannot be read or parsed keeps the last good set, and says so.
-Neighbours: `rpc.wire` takes the token from HELLO, `rpc.grpc_server` from the header `authorization: Bearer …`.
 Not here:   what a principal may do; that is each servicer's decision.
 """
 

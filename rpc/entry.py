@@ -4,8 +4,7 @@ Invariants: descriptors 0 to 2 are open: what was closed (`>&-`) is /dev/null, o
             its place, and the loop would abort on it;
             Ctrl-C while modules are imported ends the process by the signal, without a word: nothing has begun;
             what was printed has left when the process ends, or the exit code says that it has not.
-Neighbours: tools/entry_points.py for the installed commands, and each `__main__.py`. It imports nothing of Neve, on
-            purpose.
+Note:       It imports nothing of Neve, on purpose.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a failed call raises the same class with the same fields as on the other transports (`rpc.grpc_status`);
             nothing is sent twice: gRPC's own retries are off, whoever calls decides;
             bytes and calls in flight are bounded by `Limits`, those who wait do so in order and within their deadline.
-Neighbours: `rpc.grpc_server` on the other side; `rpc.grpc_message` for the payload.
 Not here:   order among calls in flight. Each is an HTTP/2 stream of its own and gRPC starts them as it likes; a caller
             that needs order over gRPC awaits one call before the next.
 

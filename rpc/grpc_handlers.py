@@ -2,7 +2,6 @@
 
 Invariants: whatever a handler raises, the caller gets an error of the taxonomy and the server lives on;
             a handler never outlives its deadline, and one without a deadline gets DEFAULT_TIMEOUT_S.
-Neighbours: `rpc.grpc_server` routes calls here; `rpc.grpc_message` splits the payload off and puts it back.
 """
 
 from __future__ import annotations

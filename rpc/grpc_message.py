@@ -2,8 +2,6 @@
 
 Invariants: `payload` is field 15 and of type bytes wherever it exists (proto/common.proto);
             a servicer or a caller never sees it set: beside the message there is an attachment, on every transport.
-Neighbours: `rpc.grpc_handlers`, `rpc.grpc_client`. `rpc.sim_frame` uses `require_payload` and `check_sizes`, so that
-            what gRPC would refuse fails in simulation too.
 """
 
 from __future__ import annotations

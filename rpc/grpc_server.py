@@ -3,7 +3,6 @@
 Invariants: a caller is known before a byte of its message is read: tokens and cluster are checked on the headers;
             an error leaves as a status with the exact error in a trailer (`rpc.grpc_status`);
             calls, connections and bytes are bounded: above the bound a call is refused with Overloaded, not queued.
-Neighbours: `rpc.grpc_client` on the other side, or grpcurl, or any language; `rpc.grpc_message` for the payload.
 Not here:   order. gRPC starts the handlers of calls in flight in any order (see `rpc.grpc_client`).
 
 Who needs a token: every call but `grpc.health.v1.Health/Check`, which load balancers and kubelets send without one.

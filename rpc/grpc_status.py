@@ -5,7 +5,6 @@ Invariants: the trailer `neve-error-bin` carries the error exactly (proto/common
             UNAVAILABLE is sent only for what was certainly not executed, since foreign clients repeat it blindly;
             a failure without trailer is read pessimistically: unless gRPC says that nothing was sent, the outcome is
             unknown.
-Neighbours: `rpc.grpc_server` aborts with `abort_with`; `rpc.grpc_client` raises what `to_error` makes.
 """
 
 from __future__ import annotations

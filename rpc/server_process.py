@@ -3,7 +3,6 @@
 Invariants: a start that fails or is cancelled undoes what it has done;
             the doors open when what they lead to is there, and close before it goes: what is pushed on `_exit` before
             `_open` outlives the calls, what is pushed after it ends while they are still let in.
-Neighbours: front.py has the doors, and runs a process until it is told to stop; each `*/server.py` says what is behind.
 """
 
 from __future__ import annotations

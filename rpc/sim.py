@@ -18,7 +18,7 @@ first one is still on its way, and reordering from different connections.
 Invariants: same rng state and same calls, same trace: nothing here reads a clock but the loop's, iterates over a set,
             or depends on the hash of a string;
             the sides share no object (`rpc.sim_frame`).
-Neighbours: `tests/sim` drives it. It needs no special loop, but only a virtual clock makes it repeatable.
+Note:       It needs no special loop, but only a virtual clock makes it repeatable.
 Not here:   processes. A paused or crashed host stops its messages and handlers; its other tasks are the user's to stop.
 """
 

@@ -4,8 +4,8 @@ Invariants: requests leave in the order of the calls, also across waiting for a 
             a call ends exactly once: reply, error, deadline, cancellation or the end of the connection;
             a call that was never sent ends as ConnectFailed (safe to repeat), one that was sent as ConnectionLost;
             while an address cannot be reached, calls fail at once until the next attempt is due, as on the wire.
-Neighbours: `rpc.sim.SimNetwork.channel` makes channels. A channel is a connection: two channels from one host to one
-            address may reorder each other's calls, as two sockets do.
+Note:       A channel is a connection: two channels from one host to one address may reorder each other's calls, as two
+            sockets do.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: an end that is over hears nothing more, and learns of it once;
             a cut is seen at once by the client only. The server may still receive what was on the way, later, and
             execute it: that is how a request sent again after ConnectionLost is executed twice;
             what stays stalled for `dead_peer_s` is given up by each end whose host runs, as beats do on the wire.
-Neighbours: `rpc.sim_channel` is the client's end, `rpc.sim_server` the server's; `rpc.sim` makes trouble.
 """
 
 from __future__ import annotations

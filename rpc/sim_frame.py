@@ -2,7 +2,6 @@
 
 Invariant:  nothing but bytes and numbers crosses, so that the two sides never share an object: a sender that changes a
             message or a buffer after sending it cannot be seen by the receiver.
-Neighbours: `rpc.sim_link` carries frames; `rpc.sim_channel` and `rpc.sim_server` make and read them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: frames of a pipe arrive in the order in which they were sent; what follows a lost frame never arrives;
             nothing arrives through a partition or at a paused host; it waits there, and arrives in order afterwards;
             every delay and loss is drawn from the network's rng, in the order of sending.
-Neighbours: `rpc.sim_connection` joins two pipes; `rpc.sim` has the conditions of each link.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants: handlers of a connection start in the order in which their requests arrived;
             a crashed server sends nothing more, whatever its cancelled handlers still do;
             a draining server finishes what it has begun, up to a grace time, and begins nothing.
-Neighbours: `rpc.sim.SimNetwork.serve` makes servers. Not here: what a crash leaves on disk; that is the disk's matter.
+Not here:   what a crash leaves on disk; that is the disk's matter.
 
 A crash cancels handlers, and Python runs their `finally` clauses: what those write to a simulated disk must be refused
 by the disk, which has crashed too.

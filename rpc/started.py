@@ -5,8 +5,7 @@ A task makes its first step on the loop's next turn and costs more than the rest
 Invariants: `on_done` is called exactly once, never from inside of the constructor, unless the coroutine ended there;
             a cancelled one calls back with CancelledError, at once, and cancels what it has waited for, as a task does:
             nobody else may be left to hear how that ends.
-Neighbours: service.py begins calls by it. The coroutine must not use asyncio.timeout, a TaskGroup or current_task: it
-            has no task. `Channel.call` of sim does not.
+Note:       The coroutine must not use asyncio.timeout, a TaskGroup or current_task: it has no task.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a new connection uses the files as they are then; a running one keeps what it began with;
             files that are half written or do not fit together keep the last good set, and say so;
             with `ca` set on a server, clients must show a certificate of that authority (mutual TLS).
-Neighbours: `rpc.wire` asks for a context at every connection, `rpc.grpc_server` for the bytes.
 """
 
 from __future__ import annotations

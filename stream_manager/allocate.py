@@ -6,7 +6,6 @@ Invariants: repeating a request gives the same length and the same successor, al
             by a read of their own (3);
             a prepared extent is linked once, within half the collector's grace period, or never; until then, and while
             it is being linked, the collector keeps away from it (24).
-Neighbours: seal_tail.py does the sealing, roll.py the usual one; make_extent.py makes the next one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: a line is written in the turn of the loop in which the mutation ended, or in the next one;
             lines are in the order in which mutations ended; none is dropped: `flush` writes what is left.
-Neighbours: pipeline.py notes every mutation; leader.py flushes when the term ends.
 
 Lines of one turn leave together. One by one they take 9 µs each, a tenth of an allocation. Where the process logs plain
 text to one place, as servers do, they are one record whose lines all begin as that place's lines begin; with JSON, or

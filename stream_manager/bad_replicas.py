@@ -11,7 +11,6 @@ A report is a suspicion. Its node is asked what it knows; only then metadata cha
 Invariants: nothing is believed about a file that metadata does not list: reports about removed ones are passed over;
             the bit of the last confirmed replica is not taken back: its good blocks may be all there are;
             reports are bounded, and one replica is asked about once at a time.
-Neighbours: registry.py and the servicer bring reports, replica_reports.py what is missing.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Invariants: every transaction compares the leader's key, so that a deposed manag
             a batch that is refused is tried again one by one: one stale or malformed request cannot sink others;
             no transaction compares a key for one request and writes it for another: each sees the other, or fails;
             a transaction that was given up can never be applied later.
-Neighbours: flows give `Changes`; leader.py makes one for each term and ends it with the term.
 
 How a repeated transaction is recognised. A batch travels in a lane, one at a time. It puts `commits/{lane}` with its
 own number, and compares that key with what the lane's batch before it left there. So it is applied once at most,

@@ -5,7 +5,6 @@ Invariants: every record that is written is compared, too: by the mod revision o
             first key in the same transaction: nobody else gives it one without its lock and without being the leader;
             nothing here touches the state: that happens after etcd has it (`State.apply`);
             a key is written once in a mutation.
-Neighbours: flows record into one; batcher.py joins many into a transaction and adds the leader's guard.
 
     changes = ctx.changes()
     changes.put_extent(old, new)                 # old: the record it replaces, None if there must be none

@@ -15,7 +15,6 @@ Invariants: no order without its transaction, and none on a partial listing;
             an order that is lost is given again after the node's next report;
             nodes take turns, those that seem down are passed over, and what failed is tried again after a growing
             delay: one node in trouble holds up nobody else's leftovers, and costs no transactions.
-Neighbours: replica_reports.py says what nodes hold; streams.py tells of what it removed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Events are numbered: whoever sends an order remembers the number of the last one
 
 Invariants: bounded: the oldest are forgotten, and an order as old as one of those is not believed about anybody. It is
             sent again: a refusal costs one round, a wrong bit sends readers to a replica that is known to be bad.
-Neighbours: bad_replicas.py takes bits back, confirm.py sets them; context.py keeps this for one term.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Invariants: only what a transaction decided is told; a replica counts as confirm
             a replica that is slow does not hold up the record of the others;
             a replica whose bit was taken back is not confirmed by the answer to an order that was sent before;
             what waits to be recorded with its stream's next write (heard.py) is recorded soon, also without one.
-Neighbours: allocate.py starts it once behind every seal; reconcile.py repeats it until all have confirmed, and fills
-            those that are too short.
 """
 
 from __future__ import annotations

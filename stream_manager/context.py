@@ -3,7 +3,6 @@
 Invariants: a context belongs to one term, the time from winning an election to losing it. When the term ends, every
             task of it is cancelled and every commit fails with `NotLeader`: nothing of it acts on the next term;
             time is the loop's and chance is `rng`'s, so that the simulator can repeat a run.
-Neighbours: leader.py makes it; flows and the background parts (registry, recovery, reconcile, collect) get it.
 
 A mutation by a background part:
 

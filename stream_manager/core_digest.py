@@ -5,7 +5,6 @@ Invariants: what most say counts, and of as many on both sides what came first;
             than half of all replicas, or if every one has told but those that cannot, because their nodes are dead or
             say that they have no whole replica: whoever can still be asked may tell otherwise, and until then nobody
             reads any of them.
-Neighbours: confirm.py asks the replicas and records who agrees; the others are made anew from those.
 
 What was acknowledged is the same on all replicas: only bytes that no writer ever called durable can differ.
 """

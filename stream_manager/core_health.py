@@ -12,7 +12,6 @@ Invariants: nobody is dead because the manager is new: silence counts from the e
             its death keeps its time until it is stored as alive, and once only it gets the time to be steady: beats
             now and then do not put recovery off for ever (T43);
             a node in maintenance is at most suspect until the time its operator named.
-Neighbours: registry.py feeds heartbeats in and asks; placement prefers ALIVE; recovery acts on DEAD.
 
 Times are seconds of one monotonic clock, which the caller passes in.
 """

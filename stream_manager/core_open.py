@@ -4,7 +4,6 @@ Invariants: only if every replica answered a durable length, all lengths are equ
             or damaged, nor has met an append with other bytes (7): then no append of an older owner can still be
             accepted anywhere, and none is half done;
             None means: seal the tail, do not guess.
-Neighbours: open_stream.py asks the replicas; its transaction proves leader, stream and lock afterwards.
 """
 
 from __future__ import annotations

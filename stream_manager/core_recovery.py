@@ -8,7 +8,6 @@
 
 Invariants: a copy is made from confirmed replicas only (22), the good ones first;
             bounds on tasks, on tasks for each node and on bytes a second hold whatever is lost at once.
-Neighbours: recovery.py asks and acts.
 """
 
 from __future__ import annotations

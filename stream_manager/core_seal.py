@@ -11,7 +11,6 @@ Invariants: an error, a missing file or silence is never length 0 (T1, G8);
             some replica holds all bytes up to the length that is chosen;
             a dead node that did answer counts by its answer: only silence is excused by death;
             what an operator accepts where no length can be chosen is a length that some replica answered.
-Neighbours: allocate.py asks the replicas and writes the decision in one transaction (17, 19).
 Not here:   waiting, and who is dead (core_health.py).
 
 A replica that is sealed already has the seal of an earlier decision, which etcd had before any node was told (19). If

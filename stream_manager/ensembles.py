@@ -2,7 +2,6 @@
 
 Invariants: an ensemble is used only while every node is what it was when it was chosen, and for `KEPT_S` at most;
             whoever avoids or excludes nodes gets a choice of its own.
-Neighbours: make_extent.py asks; the placement policies choose.
 
 Choosing looks at every node of the cluster: with a hundred of them it takes longer than all the rest of a creation.
 So a busy manager chooses `AHEAD` times within a moment and then goes round. What makes nodes differ, room and load, is

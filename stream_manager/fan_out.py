@@ -4,8 +4,7 @@ Invariants: every call takes its first step, which sends it, before any of them 
             an error of `proto.errors` is an answer like others; when the caller is cancelled, or one of them fails
             otherwise, the others are cancelled;
             a call has no task of its own: it must not use asyncio.timeout, a TaskGroup or current_task (rpc.started).
-Neighbours: make_extent.py, seal_tail.py and confirm.py ask replicas by it. A task costs more than all the rest of a
-            small call, and an allocation makes nine of them.
+Note:       A task costs more than all the rest of a small call, and an allocation makes nine of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A manager that does not lead: keeps the state in step by a watch, and answers reads from it.
 
 Invariants: those of meta.follower: one revision at a time, nothing before the first listing is complete.
-Neighbours: manager.py stops it while this manager leads (two states would take twice the memory) and starts it after;
-            leader.py loads the same kinds of keys.
 """
 
 from __future__ import annotations

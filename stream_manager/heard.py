@@ -7,7 +7,6 @@ Invariants: what stands here counts for nothing: an extent is confirmed when a t
             asks for its confirmation it is recorded at once;
             one extent of a stream at a time, and no more streams than `HEARD_MAX`;
             it ends with the term: a new leader asks the replicas again.
-Neighbours: confirm.py puts them here and records what has waited for long enough; seal_tail.py takes them along.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a number is handed out once, whichever manager hands it out: ranges are taken by compare-and-swap;
             an unknown outcome loses a range, never hands it out twice;
             after `renew`, every number is above all that any manager handed out before.
-Neighbours: `AllocId` on every manager; the flows of the leader.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: the state is loaded at one linearizable revision, read after the ele
             this manager has followed, caught up with such a revision;
             when the term ends, by whatever cause, from that moment nothing of it is answered, committed or ordered;
             nothing is carried over into the next term but what etcd has.
-Neighbours: manager.py campaigns, begins terms and ends them; the servicer finds the current one there.
 """
 
 from __future__ import annotations

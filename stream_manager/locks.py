@@ -4,7 +4,6 @@ Invariants: one holder of a key at a time; waiters get it in the order in which 
             keys are taken in the order of `LockKind`, then by id. A holder that takes more later takes only what comes
             behind what it has (first the stream, then its extents): so no two can wait for each other;
             whoever is cancelled while waiting lets go of what it has got.
-Neighbours: every flow; they end with the leader's term, and etcd's compares are what really guards the records.
 
     async with ctx.locks.hold(streams=[id]):
         ...

@@ -3,7 +3,6 @@
 Invariants: when it returns, every replica is on its node, empty, durable, and named by node, disk and incarnation;
             nothing refers to it yet: a failure, or a manager that dies now, leaves orphans that the collector removes;
             a node that fails is replaced by others, with a new extent id: an id never means two sets of replicas.
-Neighbours: streams.py and allocate.py link it in a transaction; placement chooses the nodes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Invariants: at most one term at a time; a leader that cannot load its state resigns (T15);
             while it does not lead, a state is kept by a watch; who leads is always watched.
-Neighbours: meta.contender campaigns; servicer.py answers with it; server.py puts it behind a `Front`, tests behind a
-            simulated network.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Invariants: every order carries `Leader` (create revision, address): a node that
             a request names node, disk and incarnation, so that a swapped disk or a file made anew is never taken for
             the replica that metadata knows;
             an error or silence is an error here, never a length (T1).
-Neighbours: the flows and the background parts; `rpc.pool.ChannelPool` has the connections. Benchmarks and tests put
-            another implementation of `NodeCalls` in its place.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: what an operator ordered (mode) and what a leader decided (health) outlive a registration;
             a disk that has replicas stays with the node until they are elsewhere.
-Neighbours: registry.py.
 """
 
 from __future__ import annotations

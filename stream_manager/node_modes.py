@@ -9,7 +9,6 @@ way (T41).
 Invariants: a node is decommissioned only in a transaction after which metadata lists nothing on it;
             a decommission under way ends only by being done or by `neve resume`: no other order takes its place;
             a mode is changed by a guarded transaction, and once for a call (26).
-Neighbours: recovery.py moves replicas away from nodes that drain, open_extents.py seals what is open there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@
 
 Invariants: each part has a loop of its own, made of passes that end; after one that fails the next one comes;
             nothing here outlives the term: all memory is made anew from etcd and from what nodes say.
-Neighbours: context.NodesPart is the interface to the rest of the manager.
 """
 
 from __future__ import annotations

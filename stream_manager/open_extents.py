@@ -5,8 +5,7 @@ Invariants: only by the seal of rules 17 to 20, without an owner's word: what it
             the reason is kept for people (T41);
             a dead node's extents wait as long as its sealed ones do; a second loss ends the wait;
             at most `AT_A_TIME` at once, and each with a growing delay between two tries.
-Neighbours: recovery.py knows what is wrong; seal_tail.py seals. The writer, if there is one, gets its next extent when
-            it asks; the sealed extent then is recovery.py's.
+Note:       The writer, if there is one, gets its next extent when it asks; the sealed extent then is recovery.py's.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: the tail is gone on with only if all its replicas raised the token a
             proves leader, stream, extent and lock; otherwise it is sealed;
             what the new owner gets is the list of that very transaction: a deposed manager hands out no old tail;
             a token reaches replicas only if etcd says that it is a holding of this lock.
-Neighbours: seal_tail.py seals; core_open.decide_open decides.
 
 Repeating it is safe: with the same token every step is done again with the same result, or the tail is sealed. So what
 is remembered of a call is only which extent it sealed.

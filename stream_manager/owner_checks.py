@@ -3,8 +3,6 @@
 Invariants: an answer is given only from a read that was sent after the question was asked;
             the read compares the leader's key in the same transaction: a deposed manager vouches for nobody;
             questions that wait while a read is in flight share the next one: thousands a second cost a few reads.
-Neighbours: the flows, for answers that carry a sealed length and were not decided by a transaction of their own;
-            unread_tails.py, for streams that nobody owns.
 
 A token that was found true once is remembered until the term ends: it says that such a holding existed, so that a
 made-up token never reaches a replica. It does not say that the lock is still held; that is asked every time.

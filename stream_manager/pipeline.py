@@ -6,7 +6,6 @@ Invariants: a call is executed once, however often it is sent: a repetition join
             connection; when the term ends it is cancelled and its caller hears `NotLeader`, never a success;
             executions are bounded by number, also those whose callers have given up;
             every mutation leaves one line in the audit log, whatever became of it.
-Neighbours: servicer.py brings the calls, the flows run inside; locks, decisions and commits are theirs.
 """
 
 from __future__ import annotations

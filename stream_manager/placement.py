@@ -9,8 +9,6 @@ Invariants: at most one replica of an extent on a node;
             hints (suspect, avoided, little room) are weaker: such nodes are used when others do not suffice;
             what cannot be met is `NotEnoughNodes`, which says for each node why not; what can be met only in part is
             the same in strict mode, and a warning otherwise.
-Neighbours: registry.py makes the candidates; placement_rack, placement_region and placement_weighted choose;
-            allocate.py and recovery.py ask.
 Not here:   disks of a node: the node takes the writable one with most room.
 """
 

@@ -2,7 +2,6 @@
 
 Invariants: no two replicas share a rack while another rack has a node that may take one;
             fewer than `racks_min` racks are a warning, or in strict mode a refusal that names the racks.
-Neighbours: placement.py has the rules for all policies; placement_region.py spreads over regions first.
 
 A cluster in which no node names a rack has nothing to be aware of: there is no warning then, only strict mode refuses.
 """

@@ -4,7 +4,6 @@ Invariants: no two replicas share a region while another region has a node that 
             a replacement goes to the region that has fewest of the replicas which are left: a lost region's place is
             taken by another region, not by the survivors' own;
             fewer than `regions_min` regions are a warning, or in strict mode a refusal.
-Neighbours: placement_rack.py has the machinery.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ one that is busy or copies much gets fewer. Uniform chance would fill the small 
 
 Invariants: a weight is never zero: a busy node is used when others do not suffice;
             at least `racks_min` racks, as in the rack policy; beyond that racks do not matter.
-Neighbours: placement_rack.py has the machinery.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: the same bytes as `record_codec.new_body` and `describe.fixed_info` give: a test compares;
             what is kept of a replica's place counts only while no node has changed.
-Neighbours: roll.py, which makes both for every extent that it links.
 """
 
 from __future__ import annotations

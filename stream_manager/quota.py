@@ -3,7 +3,6 @@
 Invariants: usage is what the streams' lists say, kept in step with the state; an open extent counts with its limit;
             what is being made counts from before it is made (a reservation), so that many at a time cannot pass a
             limit together; a reservation ends with its request, whatever became of it.
-Neighbours: listens to the state; streams.py and allocate.py reserve.
 
 A quota's prefix is compared with the text `key=value` of each label: `tenant=acme` bounds one tenant and, as a prefix,
 also `tenant=acme-test`; `tenant=` bounds all streams that have a tenant. Limits bound what is made from now on: a quota

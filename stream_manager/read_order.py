@@ -3,8 +3,6 @@
 Invariants: every replica stays in the order: a node that failed is the last choice, not none;
             old failures fade: their weight halves every `half_life_s`;
             no more than `nodes_max` nodes are remembered.
-Neighbours: placement policies know distance; reads.py orders what it describes; failures come from reports of readers
-            and from calls to nodes that failed.
 """
 
 from __future__ import annotations

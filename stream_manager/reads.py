@@ -4,7 +4,6 @@ Invariants: an answer says from which revision it is; `revision_min` is met or t
             an unknown id is left out of a description by id, and the asker sees that it is;
             pages are in the order of ids and bounded: a listing that changes meanwhile neither repeats nor skips what
             stands throughout it.
-Neighbours: servicer.py, on the leader with its own state, elsewhere with the follower's.
 """
 
 from __future__ import annotations

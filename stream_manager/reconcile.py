@@ -11,7 +11,6 @@ Invariants: what a manager did not finish before it died is found again in the s
             a task that has failed, or is held up, keeps nobody from being asked: it may lack a source that is back;
             each extent is asked with a growing delay, at most `reconcile_max` at a time, and a part of them for one
             node: a node that hangs until its time is over holds up nobody's confirmations but its own (T46).
-Neighbours: confirm.py asks and records; recovery.py repairs and makes anew; dead nodes' replicas are recovery's alone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: decoding what was encoded gives an equal record (but for `mod_revision`, which etcd keeps);
             a format that is newer than this code is refused: it could be misread;
             what is cached here is a part of a record that cannot change: it is looked up by all that it was made of.
-Neighbours: records.py has the values; state.py decodes, changes.py encodes.
 """
 
 from __future__ import annotations

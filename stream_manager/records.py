@@ -3,7 +3,6 @@
 Invariants: a record is never changed, only replaced; `mod_revision` is its key's in etcd and is not part of the value;
             an open extent has no seal, a sealed one has, also at length 0 (T6);
             `confirmed` names nodes of `replicas` only, and is empty while the extent is open (20).
-Neighbours: state.py keeps them, changes.py writes them, record_codec.py has their stored form.
 
 A million extents are held at once: disk uuids, policies and sets of nodes are shared (`shared`), not made for each.
 What is made for every call is a tuple: a frozen dataclass of ten fields takes three times as long to make.

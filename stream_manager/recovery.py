@@ -11,8 +11,6 @@
 Invariants: at most one task for an extent; nothing is remembered here that the next manager would miss: it finds the
             tasks in etcd, and nodes answer a repeated StartCopy of a task that runs or is done;
             a lost replica that returns ends its task: its copy, if one was made, is an extra one (T33, collect.py).
-Neighbours: core_recovery.py decides; registry.py has heartbeats; task_steps.py carries single steps out;
-            open_extents.py seals what is open on lost nodes; reconcile.py and bad_replicas.py ask for repairs in place.
 """
 
 from __future__ import annotations

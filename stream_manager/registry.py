@@ -4,8 +4,6 @@ Invariants: one process for a node id: a second one is refused while the first o
             a disk belongs to one node; a node that was decommissioned never comes back;
             heartbeats change memory only; registrations, modes and deaths are guarded transactions;
             DEAD is stored before anybody acts on it, and stays until the node was steady for a while.
-Neighbours: core_health.py judges; placement policies choose among `candidates`; node_modes.py changes modes;
-            recovery.py reads `status` for copies and disks. nodes_part.py puts them together.
 Not here:   what nodes hold (replica_reports.py); who has moved since (relocate.py).
 """
 

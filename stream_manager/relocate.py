@@ -2,7 +2,6 @@
 
 Invariants: a resolver that hangs or fails holds up nothing but this: nobody's death waits for it (T43);
             what the resolver does not know is left as it is; a move is a guarded transaction.
-Neighbours: topology.py asks the resolver; registry.py does so when a node registers; nodes_part.py gives it a loop.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: a record is here if and only if its transaction was committed: it wa
             records are bounded in age and in number; what is dropped here was deleted in etcd before, or is kept there
             as a part of its stream;
             what is deleted is exactly what was seen to be old: a call that is committed meanwhile stays.
-Neighbours: pipeline.py looks calls up; leader.py fills it at the load and from commits, and runs the sweeping.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ was two thirds of an allocation's.
 Invariants: what is compared, written and applied is what `commit_seal` would compare, write and apply: a test compares;
             it is done only while nobody else holds an extent that it writes: it never waits for one;
             what is at hand of a stream counts only while the state has the very record that it was made from.
-Neighbours: allocate.py has made the next extent, fenced the tail and chosen its length (17, 18).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Records as a usual roll writes them, each joined in one go from parts that are at hand.
 
 Invariants: the same bytes as record_codec.py gives for the same records: a test compares what rolls store.
-Neighbours: roll.py keeps the parts; record_codec.py makes them.
 """
 
 from __future__ import annotations

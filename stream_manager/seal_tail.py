@@ -5,8 +5,6 @@ Invariants: the next extent, if there is to be one, exists on its nodes before t
             a length is decided once, by the transaction; replicas are told only afterwards (19, 20);
             nodes that are declared dead are not waited for, the others for a bounded time (T46);
             a fence that finds a newer owner's token ends the request: `NotOwner`.
-Neighbours: allocate.py, open_stream.py, streams.py and recovery call it while they hold the stream's lock;
-            core_seal.py decides; confirm.py tells the replicas.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: a call for the leader is answered by a leader only, by its lease's c
             any manager hands out ids and answers reads: the leader from its own state, others from the followed one;
             one that follows has late news: that there is no such stream or extent it says only when it has all that
             was committed before it was asked.
-Neighbours: manager.py has the term and the follower; the flows are in streams, open_stream, allocate and split_merge.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants: a slice takes `SLICE_S`, or `STEPS_MAX` steps where time stands still (in the simulator), whichever is less;
             what is iterated may change meanwhile: whoever works in slices goes over a copy of the ids.
-Neighbours: recovery.py, open_extents.py, reads.py. `tests.bench.metadata_scan` measures how long the loop is held up.
+Note:       `tests.bench.metadata_scan` measures how long the loop is held up.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: tails are sealed first, each by a transaction of its own: whatever f
             the transaction that splits or merges writes stream keys, names and the caller's keys, and no extent;
             repeating a request makes no second twin: new streams have ids that the caller chose (T19);
             a caller's keys are its own: never those of streams, extents, nodes, leaders or locks.
-Neighbours: the partition manager asks; seal_tail.py seals.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Invariants: it holds what etcd held at `revision`, for the keys that it knows: n
             what is derived (who refers to an extent, what is on a node, what is open or unconfirmed) is kept in step
             here and nowhere stored (23); `validate` recomputes it all;
             records are replaced, never changed: a reader may keep one across an await.
-Neighbours: filled by leader.py at its load revision and by follower.py from a watch; the leader's commits are applied
-            from changes.py. Listeners (quota.py, recovery) hear of each record as it changes.
 Not here:   replay records (replay.py), heartbeats and load (registry.py).
 """
 

@@ -5,7 +5,6 @@ Invariants: a name belongs to one stream; the same call never makes two (26);
             list; its replicas are ordered deleted only afterwards (24);
             a stream is deleted only after its tail is fenced, so that no writer's append is acknowledged after (T45);
             what is too much for one transaction is done in several, each of which leaves a proper stream.
-Neighbours: make_extent.py, seal_tail.py; split_merge.py for several streams at once.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: a task is committed before it is dispatched, in a transaction that c
             finish swaps exactly the lost replica, only for a copy with the seal's length and digest, verified by this
             task (T35), and only if the extent is still the one the task was made for;
             a delete order for the removed replica follows the swap, carries the older eversion, and names the file.
-Neighbours: recovery.py.
 """
 
 from __future__ import annotations

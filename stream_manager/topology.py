@@ -9,7 +9,6 @@
 Invariants: what the resolver says outweighs what the node says of itself; what it does not know is left to the node;
             a resolver that fails or hangs costs no registration: the last answer stays, and each failure is told;
             answers are remembered until `reload`, or, for a file, until the file changes.
-Neighbours: registry.py asks when a node registers, and again after `reload`.
 """
 
 from __future__ import annotations

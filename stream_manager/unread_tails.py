@@ -13,7 +13,6 @@ Invariants: never for a stream with a live owner: that nobody holds the lock is 
             compared by the transaction that seals;
             a tail that an owner opened meanwhile has another token on its replicas: its delay begins anew;
             what is dropped comes back with a node's next report; all is bounded, tries too.
-Neighbours: replica_reports.py brings what nodes say; seal_tail.py seals; owner_checks.py asks for owners.
 """
 
 from __future__ import annotations

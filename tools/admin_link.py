@@ -1,6 +1,5 @@
 """The way of a command of `neve` to the stream managers: a connection for as long as the command runs.
 
-Neighbours: client/admin.py has the questions and orders; views.py shows the answers.
 Not here:   appends and reads: those are the client's.
 """
 

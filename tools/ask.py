@@ -1,7 +1,4 @@
-"""What the commands of `neve` share: how they reach the cluster, and how a list is printed.
-
-Neighbours: status.py, lists.py, orders.py.
-"""
+"""What the commands of `neve` share: how they reach the cluster, and how a list is printed."""
 
 from __future__ import annotations
 

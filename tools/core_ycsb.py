@@ -7,7 +7,6 @@
 Invariants: a key is `user` and twenty digits that spread neighbours over the whole range, as YCSB hashes them: popular
             objects are not next to each other;
             the n-th most popular of N has a share of 1/n^theta (0.99, as YCSB has it), by Gray and others' formula.
-Neighbours: kv_bench.py and tests/bench/kv.py draw the numbers and do what is said here.
 """
 
 from __future__ import annotations

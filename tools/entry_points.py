@@ -1,7 +1,6 @@
 """The installed commands: pyproject.toml names these functions.
 
 Invariants: importing this module imports nothing that takes long, so that `enter` sees to the process first.
-Neighbours: rpc/entry.py; the `main` of each command.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Exit code 0: all good. 1: something is bad. 2: wrong usage, or nothing could be 
 has had enough, as in `neve inspect … | head`; the verdict is then not known.
 
 Invariants: writes nothing, takes no lock; results go to stdout, progress and errors to stderr.
-Neighbours: inspection.py does the checking; main.py calls `add_parser` and `run`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: no call here changes anything: no lock is taken, no file is opened f
             one damaged extent is a finding, not the end: the others are looked at all the same;
             a finding is bad when bytes, attributes or identity are wrong; what a node heals by itself when it starts
             (a torn last block, bytes beyond a seal, a missing index) is a warning.
-Neighbours: inspect.py is the command; extent_node has the formats.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: keys are typed and shown as `neve partitions` does: \\xNN stands for any byte;
             get and put stream: a value of any size passes through with a few MiB of memory;
             get writes the object's bytes and nothing else to stdout.
-Neighbours: client/kv_client.py does the work; kv_bench.py measures.
 """
 
 from __future__ import annotations

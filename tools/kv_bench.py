@@ -3,7 +3,6 @@
 Invariants: the objects that it loads begin with --prefix and stay, so that a next run need not load again (--no-load);
             --workers operations are on their way at a time; values cannot be compressed;
             latencies are counted for each kind of operation, errors apart.
-Neighbours: core_ycsb.py says what comes next; client/command/bench.py is the engine.
 """
 
 from __future__ import annotations

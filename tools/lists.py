@@ -1,7 +1,4 @@
-"""neve nodes, streams, extents, tasks: what the cluster has, as tables or as JSON.
-
-Neighbours: admin_link.py asks, views.py has the rows.
-"""
+"""neve nodes, streams, extents, tasks: what the cluster has, as tables or as JSON."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Invariants: this process *becomes* etcd (exec): signals and its exit code are etcd's;
             what happens to be set in ETCD_… is for another etcd and is not seen by this one.
-Neighbours: neve.meta.etcd_binary finds the program; local_layout.py has the ports.
 Not here:   an etcd for real data: that is three members on three machines, and the operator's (docs/operations.md).
 """
 

@@ -8,7 +8,6 @@
 
 Invariants: the same layout gives the same Procfile; the Procfile at the top of the repository is the one of the default
             layout, and a test holds it to that.
-Neighbours: up.py starts what is described here; local_supervisor.py runs the lines of the Procfile.
 """
 
 from __future__ import annotations

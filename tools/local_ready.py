@@ -1,7 +1,4 @@
-"""Does a local cluster serve? Asked over the doors that users have: etcd's health, status pages, the managers.
-
-Neighbours: up.py waits for it; the time is bounded there.
-"""
+"""Does a local cluster serve? Asked over the doors that users have: etcd's health, status pages, the managers."""
 
 from __future__ import annotations
 

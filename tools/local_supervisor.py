@@ -5,7 +5,6 @@ Invariants: a process that ends by itself is reported, and the others go on: a c
             no process outlives the supervisor, not even if that is killed (PR_SET_PDEATHSIG);
             a terminal's Ctrl-C reaches the supervisor alone, which stops the processes in their order;
             a process that does not stop in time is killed, and that is said.
-Neighbours: honcho parses the Procfile and prints with colours; up.py decides what runs.
 """
 
 from __future__ import annotations

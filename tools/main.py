@@ -3,8 +3,6 @@
 Invariants: an error is one sentence on stderr and an exit code, never a traceback;
             exit codes: 0 done and good, 1 something is bad or could not be done, 2 wrong usage, 130 interrupted,
             141 the output was closed (`inspect` says 2 also for what it could not look at).
-Neighbours: up.py and local_etcd.py run a local cluster; status.py, lists.py and orders.py talk to a running one;
-            partitions.py to the partition managers; kv.py reads and writes objects; inspect.py looks at disks.
 """
 
 from __future__ import annotations

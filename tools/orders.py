@@ -3,7 +3,6 @@
 Invariants: what cannot be taken back (decommission, seal, accept-length) asks first, or needs --yes;
             an order that takes long (drain, decommission) returns at once, or with --wait when it is done; while it is
             held up, it says by what, and when another order takes its place, it fails.
-Neighbours: admin_link.py gives the orders, views.py shows what came of them.
 """
 
 from __future__ import annotations

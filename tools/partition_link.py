@@ -1,7 +1,6 @@
 """Calls of an operator to the partition managers, and through their map to partition servers, one method for each.
 
 Invariants: what the leader alone knows (load) is asked of the leader; the map is read at one version.
-Neighbours: neve.client.manager_link finds the leader and repeats what may be repeated; partitions.py shows the answers.
 """
 
 from __future__ import annotations

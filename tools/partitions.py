@@ -1,7 +1,6 @@
 """neve partitions, bootstrap, split, merge, move, compact, balance: the key space, and what an operator does to it.
 
 Invariants: keys are typed and shown as text where they are text; \\xNN stands for any byte, both ways.
-Neighbours: partition_link.py asks and orders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""neve status and neve watch: the cluster on one screen, once or again and again.
-
-Neighbours: views.py has the words.
-"""
+"""neve status and neve watch: the cluster on one screen, once or again and again."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ Invariants: the same folder is the same cluster: name, counts and ports are in l
             Ctrl-C or SIGTERM stops everything in order (partitions, managers, nodes, etcd) and loses nothing; a second
             one kills;
             a process that dies is reported, and the cluster goes on, unless --exit-on-death.
-Neighbours: local_layout.py says what runs, local_supervisor.py runs it, local_ready.py asks whether it serves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the managers said, as rows for people and as values for scripts. Pure: messages in, plain values out.
 
 Invariants: the two say the same; JSON has exact numbers with units in their names, rows have what a person compares.
-Neighbours: admin_link.py gets the messages; the commands print.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: every call that was begun ends in the statistics, as a success, as a
             a worker that fails waits longer each time and gives up after `FAILURES_MAX` in a row; an error that says
             that its writer is over ends it at once: a benchmark against a dead cluster ends;
             interrupting asks the workers to stop and keeps the report.
-Neighbours: wbench.py and rbench.py make the workers; core_statistics.py counts; live.py shows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A command of stream-client on a client: made from the command line, run on uvloop, closed at the end.
-
-Neighbours: main.py has the parsers; options.py what they understand.
-"""
+"""A command of stream-client on a client: made from the command line, run on uvloop, closed at the end."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Invariants: memory is bounded whatever is recorded: a histogram has a fixed numb
             the last interval are kept;
             a quantile is never below the true one, and above it by less than 1/128 of it;
             a failed operation counts as an error and never as a latency.
-Neighbours: bench.py records into a `Recorder`; samples.py writes what is recorded to a file; plot.py reads it back.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Invariants: at most `bytes_max` of records, and one more, are held; the thread w
             an error of the reading is raised where the records are taken;
             the thread is a daemon: one that waits for a keyboard does not keep the process from ending. It holds the
             lock of the file it reads meanwhile: nobody else may close that file, and it must not be `sys.stdin`.
-Neighbours: records.py cuts; transfer.py appends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The live line of a benchmark, and its report, for people.
 
 Invariants: the live line appears on a terminal only, on stderr; the report goes to stdout.
-Neighbours: bench.py calls `update`; core_statistics.py has the numbers.
 """
 
 from __future__ import annotations

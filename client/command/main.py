@@ -3,7 +3,6 @@
 Exit codes: 0 done; 1 the cluster said no, or could not; 2 wrong usage; 130 interrupted.
 
 Invariants: an error is one sentence on stderr and an exit code, never a traceback.
-Neighbours: each command has its module; failures.py has the sentences.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 at the files that are named.
 
 Invariants: what cannot be right is refused while the command line is parsed: exit code 2, and nothing was done.
-Neighbours: main.py, and the command neve, put these on their parsers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: reads the files once, in one pass, and keeps one histogram for each interval: at most `INTERVALS_MAX`, which
             become longer for a longer run.
-Neighbours: samples.py reads; matplotlib draws, and is imported only here and only when it is needed.
 """
 
 from __future__ import annotations

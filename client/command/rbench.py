@@ -3,7 +3,6 @@
 Invariants: every byte that counts was checked by the client, as for any reader;
             sequential readers begin again at the start when they reach the end; random ones read one record at a time
             at positions that were found, evenly, in one pass before.
-Neighbours: bench.py runs it; wbench.py has what the two share.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: memory is bounded by the largest record: a file is never read whole, unless it is to be one record;
             records of a file joined again are the file, but for the line ends that --lines takes away.
-Neighbours: transfer.py appends what is cut here and prints what is shown here.
 """
 
 from __future__ import annotations

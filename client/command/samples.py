@@ -7,7 +7,6 @@
 
 Invariants: every sample of a run is in its file; only a buffer of the file's is in memory;
             a file that was cut short reads up to its last whole line.
-Neighbours: core_statistics.py has the values; bench.py writes, plot.py reads.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: what cannot be taken back (truncate, seal, delete) asks first, or needs --yes; it is not done to a stream of
             the key-value store without --force.
-Neighbours: neve.client.client does it; tables.py shows it.
 """
 
 from __future__ import annotations

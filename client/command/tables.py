@@ -2,7 +2,6 @@
 
 Invariants: a table that does not go to a terminal is as wide as its content and has no colours: nothing is cut;
             JSON goes to stdout in one document, with the names and the units of the table's columns.
-Neighbours: stream-client and neve.
 """
 
 from __future__ import annotations

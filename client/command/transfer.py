@@ -3,7 +3,6 @@
 Invariants: append says how much was acknowledged, also when it is interrupted or fails: what it counts is in the
             stream, and what comes after that may be;
             what waits to be acknowledged is bounded by the writer, and by `PENDING_MAX` records.
-Neighbours: records.py cuts and shows; neve.client does the rest.
 """
 
 from __future__ import annotations

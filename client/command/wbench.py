@@ -3,7 +3,6 @@
 Invariants: the streams that it makes carry the label bench=wbench and are deleted at the end, unless --keep;
             --inflight calls are on their way for each stream, each of --batch records of --size bytes;
             what it writes cannot be compressed.
-Neighbours: bench.py runs it, live.py shows it.
 """
 
 from __future__ import annotations

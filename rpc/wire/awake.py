@@ -12,7 +12,6 @@ Invariants: a loop stays awake for at most `awake_s` after an answer, and only a
             that came alone and within that time: who sends many at once, or seldom, or waits for a disk, costs nothing;
             at most half of a machine's processors are kept awake, by all servers on it together;
             a slot is given back soon after such requests have ceased, and by the kernel when its process ends.
-Neighbours: server_connection.py tells of answers, server.py ends it.
 """
 
 from __future__ import annotations

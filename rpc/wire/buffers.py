@@ -3,7 +3,6 @@
 Invariant:  a chunk is handed out only if nobody holds a view of it. Python's own reference count says so: each
             memoryview (and each NumPy array over one) keeps a reference to its bytearray. There is nothing to release
             by hand, hence nothing to release too early.
-Neighbours: `receiver.py` takes chunks; attachments given to handlers and callers are views of them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants: requests leave in the order of the calls, also across waiting for a 
             a call ends exactly once: reply, error, deadline, cancellation or the end of the connection;
             a call that was never sent ends as ConnectFailed (safe to repeat), one that was sent as ConnectionLost;
             bytes of calls in flight, requests and expected replies, stay below `connection_bytes_max`.
-Neighbours: `pool.py` keeps a channel for each address. Not here: retries of calls; only the caller knows if it may.
+Not here:   retries of calls; only the caller knows if it may.
 """
 
 from __future__ import annotations

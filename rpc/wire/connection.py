@@ -4,7 +4,6 @@ Invariants: a connection ends once, with one reason, which is logged and given t
             a malformed frame, a slow one, a silent peer and a peer that does not read each end it, and nothing else;
             a peer is judged silent only while we read from it: under back-pressure the silence is ours. For the same
             reason each side sends beats on its own, instead of answering those of a peer that it may not be reading.
-Neighbours: `server.py` and `client.py` say what frames mean.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Invariants: only while the transport holds nothing unsent: bytes leave in the or
             what the kernel does not take at once is given back, as views, for the transport: nothing here waits;
             the descriptor is our own (dup): a transport that has closed its own, whose number then is another file's,
             cannot make us write there.
-Neighbours: connection.py decides when; `rpc.service.FileBytes` says what.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: `on_done` is called exactly once, and `on_head` at most once, before it;
             what a callback raises is told to the loop, and harms neither the connection nor its other calls.
-Neighbours: client.py makes them, sends them and ends them.
 """
 
 from __future__ import annotations

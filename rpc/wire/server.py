@@ -3,7 +3,6 @@
 Invariants: one connection's trouble, also a bug in a handler, ends at most that connection or that call;
             the bytes of requests in flight, and of replies that were reserved, are bounded over all connections;
             a draining server finishes what it has begun, up to a grace time, and begins nothing.
-Neighbours: `rpc.service` has the interface of servicers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: a handler is cancelled once at most, and never before its first step;
             what is reserved for a reply counts against the connection's and the server's bounds, or against neither.
-Neighbours: `server_connection.py` makes, answers and ends calls.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Invariants: nothing but HELLO is accepted from a peer that has not been welcomed
             handlers start in the order in which their requests arrived;
             every request gets at most one answer, and its bytes count against the bounds until then;
             at a bound we stop reading the socket: the wait reaches the sender through TCP.
-Neighbours: `server.py` accepts, and keeps what all connections share; `connection.py` is what both ends share;
-            `server_call.py` is one of its calls.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ Measured on two cores, one append of 1 KiB at a time to one node: 3.0 times a pi
 Invariants: a loop stays awake for at most SPIN_S after a call was sent, and only after one was answered within it: a
             slow server, an idle client and a busy one cost nothing;
             whatever else becomes ready meanwhile is served as ever.
-Neighbours: client.py tells when a connection's lone call is sent, and when it has ended.
 """
 
 from __future__ import annotations

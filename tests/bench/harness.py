@@ -20,8 +20,6 @@ A benchmark is a module with a function that prepares and yields a `Plan`:
 Invariants: every round runs every measure once, so that noise which lasts hits all of them, and every other round
             goes backwards, so that a drift favours nobody;
             all that `prepare` started has ended, and its folder is gone, when `main` returns: also after Ctrl-C.
-Neighbours: `report` makes rows, the table and the document; `machine` says where it was measured; `limits` has
-            the measures of the machine itself.
 
 Exit codes: 0 it ran, whether or not targets were met; 1 with --strict, when one was missed; 2 wrong usage;
 3 it could not run; 130 interrupted.

@@ -2,7 +2,6 @@
 
 Invariants: the records are those that a manager writes, encoded by its own codec: one that loads them cannot tell;
             nothing but the cluster's own keys is written.
-Neighbours: `metadata_client` runs it, `metadata` elects managers over it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a writer's offsets, token, eversion and `committed` are right, and every answer is checked: a benchmark of
             refused appends would be fast;
             frames of one extent leave in the order in which their offsets were given out.
-Neighbours: `node_appends` and `node_reads` measure with it, in the process of `node_client`.
 """
 
 from __future__ import annotations

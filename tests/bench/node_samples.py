@@ -1,8 +1,4 @@
-"""The samples of the node's benchmark, as `node` puts them into its plan: what to ask of which node.
-
-Neighbours: `node_client` does what is asked here, in a process of its own; `node_process` runs nodes; `node_disk` has
-            what needs no node.
-"""
+"""The samples of the node's benchmark, as `node` puts them into its plan: what to ask of which node."""
 
 from __future__ import annotations
 

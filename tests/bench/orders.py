@@ -1,7 +1,6 @@
 """What every benchmark's client process does: take one sample for each line of JSON on its standard input.
 
 It answers {"value": number}, or {"error": …} when the sample failed, and ends when its standard input does.
-Neighbours: `processes.Child` is the other end.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a row's ratio is its value over its baseline, both medians of the same rounds;
             two numbers are divided only when they have the same unit;
             a number that was not compared has no ratio, and a ratio without a target is neither met nor missed.
-Neighbours: `harness` takes the samples and prints what is made here.
 Not here:   clocks, processes, files: everything in this module is a function of its arguments.
 """
 

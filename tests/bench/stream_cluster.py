@@ -3,7 +3,6 @@
 Invariants: all of it ends with the block that started it, and its files are below one folder;
             deleted extents give their room back before the next sample: what of them was not written to the disk yet
             never is, and does not disturb anybody.
-Neighbours: `metadata_process` and `node_process` run the processes, `stream_client` uses the cluster.
 """
 
 from __future__ import annotations

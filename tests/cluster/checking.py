@@ -3,8 +3,6 @@
 A record is `<writer>/<number>/<padding>`. Numbers count up, over all openings of the stream by that writer. What was
 acknowledged must be there exactly once, at the position that was told; what has an unknown outcome may be there once;
 any order but the order of appending is wrong, and so is a writer that comes again after its successor.
-
-Neighbours: writer_child.py runs one as a process of its own.
 """
 
 from __future__ import annotations

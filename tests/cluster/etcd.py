@@ -3,7 +3,6 @@
 Invariants: no process outlives its test run, not even one that is killed: each child asks the kernel to be killed
             with its parent (PR_SET_PDEATHSIG);
             ports are chosen by the kernel, and a clash with another run is tried again with new ones.
-Neighbours: `tests/cluster/conftest.py` and `tests/unit/meta/conftest.py` have the fixtures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What `promtool check metrics` would say of a page of metrics: the format, the names, the help texts.
-
-Neighbours: prometheus_client parses; the rules are those of Prometheus' naming guide.
-"""
+"""What `promtool check metrics` would say of a page of metrics: the format, the names, the help texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A TCP proxy in the test's own loop: it lets a request through and loses the answer, stalls, cuts, refuses.
-
-Neighbours: the tests put it between a client and etcd, where a kill would be too coarse.
-"""
+"""A TCP proxy in the test's own loop: it lets a request through and loses the answer, stalls, cuts, refuses."""
 
 from __future__ import annotations
 

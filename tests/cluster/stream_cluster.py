@@ -3,7 +3,6 @@
 Invariants: no process outlives the test run (PR_SET_PDEATHSIG), and none is left when the context ends;
             every process keeps its ports and its folder over restarts, so that it is the same one again;
             delays of the managers are short (`MANAGER_SETTINGS`): a test waits for what happens, never for a time.
-Neighbours: tools.local_layout says what runs, as for `neve up`; etcd.py runs etcd; checking.py writes and checks.
 """
 
 from __future__ import annotations

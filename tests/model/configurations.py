@@ -5,8 +5,6 @@
 
 `witnesses` are situations that a configuration must come to: one that never seals shows nothing about seals.
 `LARGE` takes minutes and gigabytes; `python -m tests.model --large` runs it.
-
-Neighbours: rules.py names the configuration that shows what each rule is for.
 """
 
 from __future__ import annotations

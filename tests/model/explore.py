@@ -5,7 +5,6 @@
 
 Invariants: breadth first, so that a counterexample is one of the shortest;
             states that a model calls equal (`canonical`) are visited once; a trace is of real states all the same.
-Neighbours: protocol.py, node.py and collect.py are models; configurations.py bounds them so that they end.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ adds nothing that does not belong there.
 
 A file is a tuple of blocks, HOLE where a power cut or a flipped bit left something that is not a block. The process
 starts in four steps, and may die between any two: doubt, boot id, replay, verification.
-
-Neighbours: explore.py visits the states; extent_node/store_start.py and journal_replay.py are what is modelled.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ gone; its disk is lost; a node is declared dead although it lives. `Bounds` says
 
 Must hold in every state (`broken`): G1, G3, G4, G5, G6, G8, and that replicas are prefixes of one sequence.
 
-Neighbours: protocol_state.py has the state, protocol_seal.py rule 18, rules.py the switches in words.
 Not here:   what makes bytes durable on a node (node.py), and deletion (collect.py).
 """
 

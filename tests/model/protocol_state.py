@@ -11,7 +11,6 @@ allowed for ever. The answers that a manager or a writer has got so far stand in
 
 Invariants: everything that belongs to one replica is in its column, so that sorting columns makes states equal that
             differ only by the replicas' names.
-Neighbours: protocol.py has the steps and what must hold.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A switch's name begins with its rule's number. `found` is the guarantee that breaks first without it. Where nothing
 breaks, `why` says what the rule is for all the same: mostly it is a second line behind another rule, and then a switch
 that takes both away shows that they are not needless together.
-
-Neighbours: test_model.py checks each line; docs/protocol.md has the table (`python -m tests.model --table`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Invariants: only tests that test a core directly count: what a story of a whole 
             a mutant that no test runs through counts as one that survived;
             the score is of what was checked, and how much that was stands beside it; the exit code is 1 if a core's
             mutants were not all come to.
-Neighbours: docs/reliability.md has the table.
 
 The folders at the top are sub-packages of `neve` only once installed, and mutmut wants to see modules where they are
 imported from: it gets a tree that looks like the installed package (as scripts/typecheck does).

@@ -10,7 +10,6 @@ between a node's answer and its arrival, or while some replicas are fenced and o
 Invariants: waiting changes nothing; when `wait` returns, the message is sent and has not arrived, unless some more time
             was drawn: then it may be anywhere in what it causes.
             messages that are hit belong to nobody: a stopped process does not stop what happens to them.
-Neighbours: wire_watch.py tells of messages; stories.py then draws troubles, which prefer the hosts that are concerned.
 """
 
 from __future__ import annotations

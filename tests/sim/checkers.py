@@ -1,15 +1,13 @@
 """What must hold in every story, whatever happened in it.
 
-    check_streams    G2, G6: every acknowledged record is read back once, where it was acknowledged, in order; nothing
-                     that was never appended; what was not acknowledged at most once, and without a gap before it
-    check_replicas   G3, T10: confirmed replicas have the same bytes, exactly as many as the seal says
-    check_owners     G5: nothing of an owner is acknowledged once its holding of the lock is over, by its lease or its
-                     own release; nobody but who takes a stream over opens it before
-    check_metadata   the stored state is consistent; what the leader has in memory is what is stored
-    check_readers    G4, T9: whoever read during the story saw nothing that is not there at the end, nor jumped over it;
-                     what it had to see is judged when it has read (reads.py), and of followers by end_followers
-
-Neighbours: cluster.py calls them at the end of a story; watched_store.py looks at each transaction as it is made.
+check_streams    G2, G6: every acknowledged record is read back once, where it was acknowledged, in order; nothing
+                 that was never appended; what was not acknowledged at most once, and without a gap before it
+check_replicas   G3, T10: confirmed replicas have the same bytes, exactly as many as the seal says
+check_owners     G5: nothing of an owner is acknowledged once its holding of the lock is over, by its lease or its
+                 own release; nobody but who takes a stream over opens it before
+check_metadata   the stored state is consistent; what the leader has in memory is what is stored
+check_readers    G4, T9: whoever read during the story saw nothing that is not there at the end, nor jumped over it;
+                 what it had to see is judged when it has read (reads.py), and of followers by end_followers
 """
 
 from __future__ import annotations

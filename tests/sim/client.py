@@ -7,7 +7,6 @@
 
 Invariants: whatever a client does it does as its process: a story that pauses it stops all of that, at once;
             a killed one never comes back: start another one, under another name.
-Neighbours: cluster.py makes clients; ledger.py has what they were told.
 """
 
 from __future__ import annotations

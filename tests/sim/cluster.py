@@ -13,7 +13,6 @@ itself, and everything that must hold is checked (checkers.py).
 
 Invariants: one seed, one story: all chance comes from the loop's and the network's rng, in the order of the calls;
             what breaks a guarantee of metadata is found when it is written, whatever becomes of it later.
-Neighbours: manager.py, node.py and client.py are the processes; ledger.py has what clients were told.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What stories came to: kinds of trouble, events of the log, errors, methods. What never happened was never tested.
-
-Neighbours: stories.py counts; runs.py adds up, shows, and fails where a kind or a method of kinds.py is missing.
-"""
+"""What stories came to: kinds of trouble, events of the log, errors, methods. What never happened was never tested."""
 
 from __future__ import annotations
 

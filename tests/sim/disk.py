@@ -14,8 +14,6 @@ has room for these in blocks that are there, and need not.
 Invariants: fdatasync makes data and size durable, fsync also attributes, fsync_dir names, nothing else does;
             one seed and the same calls give the same disk;
             without faults a program cannot tell it from the machine's file system (a test compares the two).
-Neighbours: implements extent_node.fs.FileSystem; disk_nodes.py has files, folders and what is durable of them,
-            disk_faults.py where calls stop and fail.
 """
 
 from __future__ import annotations

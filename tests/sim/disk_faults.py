@@ -3,7 +3,6 @@
 Invariants: calls that change something are steps, numbered from 1; stopping at each step in turn visits every point at
             which a process can die between two states of the disk;
             after a stop nothing works until a new process begins: code that goes on past its own end is seen.
-Neighbours: disk.py wraps every call in `Faults.call`.
 """
 
 from __future__ import annotations

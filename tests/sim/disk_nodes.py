@@ -3,7 +3,6 @@
 Invariants: what is durable changes by a sync or a power cut only;
             changes that are not durable are kept one by one, in order, so that a power cut can keep, lose or tear each;
             a rename is one change: after a power cut a file is never gone from both names.
-Neighbours: disk.py is the file system; it decides when to sync, cut and fail.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ so; but a handler that failed, or a disk that is offline in a story in which no 
 
 Invariants: an event that is not listed here is never explained;
             what happens to the victim's disks alone explains nothing that another node says.
-Neighbours: stories.py tells which troubles there were; cluster.py collects errors.
 """
 
 from __future__ import annotations

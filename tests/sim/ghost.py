@@ -5,7 +5,6 @@ Every one must refuse it, also after it lost its power (rules 4 and 14; scenario
 the answers.
 
 Invariants: it never uses a token that a replica may still accept.
-Neighbours: stories.py lets it haunt nodes that have just started; wire_watch.py knows what nodes have promised.
 """
 
 from __future__ import annotations

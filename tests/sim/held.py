@@ -6,7 +6,6 @@ number of calls, retries or failures: a table with an entry for each of those is
     too_much(NODE, counts, node.store, ...)      what there is too much of, in words
 
 Invariants: what is new in the product must be empty at the end of a story, or be named here with its bound.
-Neighbours: memory.py finds what there is; leaks.py counts what a cluster has, and asks.
 """
 
 from __future__ import annotations

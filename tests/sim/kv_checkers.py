@@ -1,12 +1,10 @@
 """What must hold of keys and partitions at the end of a story, whatever happened in it.
 
-    check_objects     T48, T49: the histories of hot keys are linearizable; every acknowledged put is found, and nothing
-                      that nobody put; batches are whole (twins)
-    check_at_rest     partitions hold on to nothing when nobody asks for anything
-    check_left_over   a server that was told to stop has no tasks, partitions or memory left, nobody holds a partition's
-                      lock, and every stream is a region's or somebody else's
-
-Neighbours: partition_world.py calls them; kv_uses.py looks at scans and times to live as they come.
+check_objects     T48, T49: the histories of hot keys are linearizable; every acknowledged put is found, and nothing
+                  that nobody put; batches are whole (twins)
+check_at_rest     partitions hold on to nothing when nobody asks for anything
+check_left_over   a server that was told to stop has no tasks, partitions or memory left, nobody holds a partition's
+                  lock, and every stream is a region's or somebody else's
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@ their logs given back, and look.
 
 Invariants: an order that is repeated with its call id is done once; one that makes no sense is refused, never silently
             done by half; nobody orders anything when the story is over.
-Neighbours: kv_uses.py has the clients; troubles_partitions.py and partition_world.py give orders by chance, too.
 """
 
 from __future__ import annotations

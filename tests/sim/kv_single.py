@@ -3,7 +3,6 @@
     kv = RecordingClient(cast(KeyValueClient, SingleCalls(client)), recorder, name="c1")
 
 Invariants: routing, attempts and call ids are the client's own; a get comes in ranges of one version.
-Neighbours: kv_uses.py calls them; tests/history/history.py notes what they were told.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: an upload is a put from the moment at which somebody asks to complete it; before, and if nobody does, what
             was uploaded is nobody's: a get that finds it has found what nobody put;
             one whose abort was acknowledged is never completed; a call that is repeated has the answer it had (T50).
-Neighbours: kv_uses.py begins them, and has the history; client/kv_transfer.py is the client's own upload.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ Values are below and above what is kept apart from the tables, and larger than o
 
 Invariants: every value is unique, and says whose it is; whatever a client asks for is noted before it is asked;
             a client that ends is followed by another process, until the story is over.
-Neighbours: partition_world.py begins and ends them, kv_checkers.py judges what they were told;
-            kv_uploads.py and kv_single.py have some of their ways, kv_operators.py those who reshape the map.
 """
 
 from __future__ import annotations

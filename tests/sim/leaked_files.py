@@ -16,7 +16,6 @@ label counts, and one behind them: it is what a growing left that did not reach 
 place.
 
 Invariants: it looks at all files; whatever no rule names is found.
-Neighbours: leaks.py asks; node.py sets how long the trash is kept.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
     stop_and_look        everything is told to stop, as by SIGTERM: no task, no descriptor and no connection may be left
 
 Invariants: it looks, and has nothing repaired; whatever is left for good is a leak, and fails the story.
-Neighbours: checkers.py calls the first at the end of every story, stories.py the other after that; held.py has the
-            bounds of what is in memory, leaked_files.py what a node may have on its disks.
 """
 
 from __future__ import annotations

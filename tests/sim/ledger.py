@@ -9,7 +9,6 @@ Invariants: every payload is unique, so that what is read tells which append it 
             taken over from is excused for as long as its lease lives, and no longer: until it hears of it, it may
             acknowledge what all replicas had taken before (docs/protocol.md). However a stream was opened, nothing
             of an older owner is acknowledged that the newer one has not found.
-Neighbours: client.py writes into it, watched_store.py knows when holdings are over, checkers.py reads it.
 
 Its log lines are events, for the coverage that a run of many stories shows: `barred_at_opening` and
 `barred_after_takeover` have an older owner, alive, who waited for something that G5 forbids from then on;

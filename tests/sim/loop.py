@@ -4,7 +4,6 @@ Invariants: time moves only when nothing is ready, and then straight to the next
             `asyncio.sleep(3600)` costs nothing and two runs with one seed take the same steps;
             nothing real gets in: sockets, signals, subprocesses and other threads are refused;
             an idle loop that nothing could ever wake is a `Deadlock`, not a hang.
-Neighbours: `tests/conftest.py` runs tests marked `sim` here; `rpc.sim` and `meta.memory` draw on `rng`.
 Not here:   faults. A fault is the network's, the disk's or the store's, never the scheduler's.
 
 Ready callbacks run in the order asyncio gave them: code may rely on call_soon being first in, first out, and

@@ -6,7 +6,6 @@
 Invariants: each start is a new process with a connection of its own to the metadata store; a killed one has lost its
             connection before its tasks come to their end, so that it changes nothing any more;
             everything by chance is drawn from the seed of the network.
-Neighbours: cluster.py puts managers, nodes and clients together; processes.py has what a process is.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@
 Invariants: it looks at whatever there is: what somebody adds tomorrow is looked at tomorrow, without a word here;
             what several processes share (the network, the metadata store) is nobody's own, and is not entered;
             it changes nothing. Bytes are not looked at, nor what is only in a closure or a task.
-Neighbours: held.py says how much of it there may be.
 """
 
 from __future__ import annotations

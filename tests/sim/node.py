@@ -6,7 +6,6 @@
 
 Invariants: each start is a new process on the same machine; what an earlier one left behind can change nothing;
             everything of a node is drawn from the seed of the network.
-Neighbours: cluster.py puts nodes, managers and clients together; processes.py has what a process is.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 Invariants: those of manager.py: each start is a new process with its own connection to the metadata store, which a
             killed one has lost before its tasks come to their end; all chance comes from the network's seed.
-Neighbours: partitions.py puts them on a `SimCluster`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ tables and extents are so small that a story flushes, merges tables and gives ex
 Invariants: nothing but the seed decides;
             what a partition's streams were told to be safe is on all replicas at that moment (G1), and no seal is
             shorter (G2); what else must hold of streams is looked at as in the small world.
-Neighbours: worlds.py says what a world is; kv_uses.py uses it, troubles_partitions.py has what befalls it,
-            kv_checkers.py what must hold; partitions.py has the processes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@
         ...
 
 Invariants: every revision of the region map is looked at, as it is made: it covers all keys once (T52).
-Neighbours: partition_processes.py has the processes; cluster.py the stream layer under them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ Invariants: a callback belongs to the process in whose context it was made; what
             time is what a process's own clock shows; the network and the metadata store go by the world's;
             a killed process's file system refuses every further call, so that no cleanup outlives it; its timers do
             not run any more, only its tasks do, to their end.
-Neighbours: loop.py has virtual time; cluster.py builds nodes, managers and clients on this.
 """
 
 from __future__ import annotations

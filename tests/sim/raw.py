@@ -1,7 +1,4 @@
-"""Calls that a story makes by hand, past the client: what a delayed frame, an old writer or a curious reader sends.
-
-Neighbours: scenario tests. Each call comes from a host of its own name, whose links a story may trouble.
-"""
+"""Calls that a story makes by hand, past the client: what a delayed frame, an old writer or a curious reader sends."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ it has been given within STALL_S what it then has not; and at the end of a story
 Invariants: excused is what somebody asked to take out, whoever was deleted, split or merged, and what may be lost for
             want of a sync (cluster.py); nothing is excused because it is the end;
             nodes' memories are not asked: what they were told, they have answered for (wire_watch.py).
-Neighbours: ledger.py tells of readings, client.py makes them; checkers.py judges that what they saw stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Many stories on several cores: what failed, how fast they were, and what they came to.
 
 Invariants: the outcome of a seed does not depend on the process that plays it, nor on its neighbours.
-Neighbours: __main__.py is the command; test_random.py runs some in every build.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
 Invariants: a seed is a story: replaying it takes the same steps (`trace_hash`), in whatever process;
             the trouble is such that the guarantees must hold (troubles_nodes.py);
             at the end all trouble is over, the cluster has repaired itself, and all checkers agree.
-Neighbours: swarm.py says what a seed's story is like, uses.py who uses the cluster, troubles*.py what befalls it,
-            cluster.py has the cluster, checkers.py what must hold. `python -m tests.sim` runs them.
 
 A story is made of parts: `Story.parts` have kinds of trouble. What is not the stream layer's comes from the world.
 """

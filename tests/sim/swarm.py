@@ -5,7 +5,6 @@ hides what a long row of the same would show, since one kind undoes another. Whe
 kind, each is dealt some that it comes to in any case.
 
 Invariants: nothing but the seed decides; a story with fewer events is the beginning of the one with more of them.
-Neighbours: stories.py tells the story; troubles.py has the kinds.
 """
 
 from __future__ import annotations

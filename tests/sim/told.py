@@ -11,7 +11,6 @@ Invariants: an error that is not listed for a kind of user is never right;
             that a stream is sealed or gone is told only if somebody asked for that, and that what was acknowledged is
             lost only to who did without sync;
             an append of unknown outcome says why, by an error that its owner might have been told himself.
-Neighbours: stories.py asks; explained.py does the same for what processes log.
 """
 
 from __future__ import annotations

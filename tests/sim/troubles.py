@@ -3,7 +3,6 @@
 Invariants: a kind of trouble has a name, by which stories choose it and coverage counts it; `cause` says whether it
             came to anything: nothing is counted that did not happen; one that lies in wait is counted when it hits;
             whatever is caused ends by itself, or when the story heals everything.
-Neighbours: stories.py draws kinds by their weights; a layer of the world adds its own kinds.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants: no clock's rate differs from the metadata store's by more than what leases allow for (rule 2);
             a machine's clock never jumps: what it gained or lost in its time it keeps.
-Neighbours: processes.py has clocks; watched_store.py looks at holders of leases when these end.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Invariants: within what the guarantees allow: one node's bytes, and not what oth
             between two starts: two in one record pass for a torn write (docs/formats/journal.md);
             a label by which a node refuses its disk or its journal is put right by somebody after a while: restored,
             or, of a journal, by a new one.
-Neighbours: troubles_victim.py has disks that fail or are lost; `node.repairs` is what must be put right at the end.
 """
 
 from __future__ import annotations

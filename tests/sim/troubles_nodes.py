@@ -2,7 +2,6 @@
 
 Invariants: what the guarantees allow, and no more: here nobody loses what was synced; without sync one node alone (the
             victim) loses power.
-Neighbours: troubles_victim.py has what takes bytes that were synced, troubles.py the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What may befall partition servers, partition managers and key-value clients in a story.
 
 Invariants: those of troubles.py. A process that was told to stop, and does not come to its end, is killed.
-Neighbours: partition_world.py has them as a part of its stories; the network's and the metadata store's troubles reach
-            these processes by themselves.
 """
 
 from __future__ import annotations

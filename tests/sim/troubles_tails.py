@@ -1,7 +1,6 @@
 """What may befall the replicas of one tail at once, so that their writer hears of them at different times.
 
 Invariants: what the guarantees allow: nobody loses anything, some are late and some are gone.
-Neighbours: troubles.py and troubles_nodes.py have what befalls one process, link or disk at a time.
 """
 
 from __future__ import annotations

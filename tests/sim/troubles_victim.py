@@ -3,7 +3,6 @@ node that is gone for good.
 
 Invariants: what the guarantees allow, and no more: bytes are lost on one node at most, and not while others may need
             them; a disk that fails comes back, or is replaced by an empty one.
-Neighbours: troubles_damage.py has its bytes that are there and wrong, troubles_nodes.py what befalls any node.
 """
 
 from __future__ import annotations

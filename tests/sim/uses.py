@@ -6,7 +6,6 @@
 
 Invariants: whatever is asked for goes into the ledger before it is asked: its outcome may be unknown for ever;
             a user that fails tries again as another process, until the story is over.
-Neighbours: stories.py starts them; ledger.py has what they were told, checkers.py judges it.
 """
 
 from __future__ import annotations

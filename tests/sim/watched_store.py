@@ -12,7 +12,6 @@ Invariants: what breaks a rule is noted when it is committed, with its revision,
             rule 2: a lease that ends is over by its holder's clock;
             a holding of a lock, by its token, is over when its key is deleted, or with its owner's lease: a key that
             somebody else has put in its place leaves an owner who does not know it yet.
-Neighbours: cluster.py uses it and fails when there are violations; checkers.py looks at the whole once more.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@
 
 Invariants: it judges what a process says at the moment it is said, by what was said before: nobody's memory is asked;
             it changes nothing.
-Neighbours: `rpc.sim` tells of frames; cluster.py fails when there are violations; ambush.py waits for messages here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Invariants: a world that adds nothing draws nothing: stories of the stream layer alone do not depend on the others;
             whatever a world adds takes part in everything: its hosts in trouble of the network, its connections in
             trouble of the metadata store, its messages in ambushes.
-Neighbours: stories.py tells the story; partition_world.py is the larger world.
 """
 
 from __future__ import annotations

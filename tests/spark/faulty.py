@@ -5,7 +5,6 @@ Each fault comes after a task has given its first batch: what is half read must 
 
 Invariants: what a task reads is what the data source reads; a fault is of one kind of rows and of the first attempts;
             nothing waits for ever.
-Neighbours: programs.py runs jobs with it; it goes to workers by value, as these have no tests installed.
 """
 
 from __future__ import annotations

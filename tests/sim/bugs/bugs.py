@@ -7,7 +7,6 @@ Each has broken a real system, or undoes a rule of docs/protocol.md. `suits` say
 
 Invariants: a bug changes nothing outside of its context, and nothing but what it says;
             none of this is in the product.
-Neighbours: hunt.py plays stories until one fails.
 """
 
 from __future__ import annotations

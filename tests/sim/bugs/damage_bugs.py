@@ -2,7 +2,6 @@
 damage, undone.
 
 Invariants: as in bugs.py: nothing outside of a bug's context is changed.
-Neighbours: bugs.py has what a bug is, troubles_damage.py and troubles_victim.py the damage, hunt.py plays stories.
 """
 
 from __future__ import annotations

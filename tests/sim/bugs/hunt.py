@@ -7,7 +7,6 @@ Invariants: stories are short ones; those that cannot come to a bug are passed o
             a story that fails with the bug passes without it: otherwise it has found something else and does not count;
             nor does one that fails by something else than the check that there is for the bug, if any (`shows`);
             a bug that does not fit the code any more is an error, and not a find.
-Neighbours: bugs.py has the bugs; docs/reliability.md the table; test_bugs.py runs those that are found fast.
 """
 
 from __future__ import annotations

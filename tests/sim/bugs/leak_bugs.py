@@ -2,7 +2,6 @@
 memory, connections, files; and a disk that nobody uses again.
 
 Invariants: as in bugs.py: nothing outside of a bug's context is changed.
-Neighbours: bugs.py has what a bug is, leaks.py finds these, hunt.py plays stories.
 """
 
 from __future__ import annotations

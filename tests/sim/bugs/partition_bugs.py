@@ -1,7 +1,4 @@
-"""Deliberate bugs of the partition layer, found by stories of the larger world. See bugs.py.
-
-Neighbours: partition_world.py has the stories.
-"""
+"""Deliberate bugs of the partition layer, found by stories of the larger world. See bugs.py."""
 
 from __future__ import annotations
 

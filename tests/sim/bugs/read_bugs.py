@@ -1,7 +1,6 @@
 """Deliberate bugs of readers, and of records without sync: what is not given, or gone, and nobody is told of.
 
 Invariants: as in bugs.py: nothing outside of a bug's context is changed.
-Neighbours: bugs.py has what a bug is, reads.py and cluster.py find these, hunt.py plays stories.
 """
 
 from __future__ import annotations
