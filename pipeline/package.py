@@ -14,6 +14,8 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import neve
+
 ARCHIVE = "neve.zip"
 PACKAGES = (
     *("client", "extent_node", "gateway", "meta", "partition_manager", "partition_server"),
@@ -25,8 +27,6 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def build(path: Path) -> Path:
     """Write the archive; returns its path."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        # `neve` is a namespace without a file of its own: an archive needs an entry for its folder to be found in it.
-        archive.writestr(zipfile.ZipInfo("neve/", _EPOCH), b"")
         for name, source in _files():
             info = zipfile.ZipInfo(name, _EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
@@ -36,6 +36,7 @@ def build(path: Path) -> Path:
 
 def _files() -> Iterator[tuple[str, Path]]:
     """(name in the archive, file) of all our modules, wherever they are installed."""
+    yield "neve/__init__.py", Path(neve.__file__)
     for package in PACKAGES:
         module = importlib.import_module(f"neve.{package}")
         assert module.__file__ is not None, package

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
+import neve
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.rpc.logs import set_up_logging
 
@@ -35,7 +36,8 @@ C = TypeVar("C", bound=ServerConfig)
 
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line says. Bytes that are no text are wrong usage, but for names of files, a `Path`, and
-    what is parsed to `bytes`: all else goes into messages, which are UTF-8."""
+    what is parsed to `bytes`: all else goes into messages, which are UTF-8. Every command has `--version`."""
+    parser.add_argument("--version", action="version", version=f"{parser.prog} {neve.__version__}")
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
         for text in _texts(value):

@@ -11,6 +11,10 @@ import tomllib
 import venv
 from pathlib import Path
 
+import pytest
+
+import neve
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,6 +57,31 @@ def test_the_wheel_installs_in_a_clean_environment_and_imports(tmp_path: Path) -
     imported = dict(line.split(" ", 1) for line in output.splitlines())
     assert set(imported) == set(names)
     assert all(Path(path).is_relative_to(tmp_path / "clean") for path in imported.values()), imported
+
+    # What a program imports, and the commands that a user types.
+    program = "import neve, neve.client; from neve import Client; print(neve.__version__, Client is neve.client.Client)"
+    assert run(str(python), "-c", program, cwd=tmp_path, env=environment).split() == [neve.__version__, "True"]
+    assert pyproject["project"]["dynamic"] == ["version"]
+    assert wheel.name.split("-")[1] == neve.__version__
+    for command in pyproject["project"]["scripts"]:
+        said = run(str(tmp_path / "clean" / "bin" / command), "--version", cwd=tmp_path, env=environment)
+        assert said.split() == [command, neve.__version__]
+
+
+def test_a_server_does_not_load_the_client_through_the_package() -> None:
+    code = (
+        "import sys, neve, neve.rpc.wire.server\n"
+        "print('neve.client' in sys.modules, neve.__version__)\n"
+        "neve.Client\n"
+        "print('neve.client' in sys.modules, 'Client' in dir(neve))\n"
+    )
+    said = run(sys.executable, "-c", code).split()
+    assert said == ["False", neve.__version__, "True", "True"]
+
+
+def test_a_name_that_the_package_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Klient'"):
+        neve.Klient  # noqa: B018 - the access is what is tested
 
 
 def test_the_editable_install_is_this_checkout() -> None:
