@@ -2,7 +2,7 @@
 
 Invariants: tokens are compared in constant time and are never logged;
             a token file that cannot be read or parsed keeps the last good set, and says so.
-Not here:   what a principal may do; that is each servicer's decision.
+Not here:   what a principal may do (authorisation.py).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from neve.meta.term_tasks import TermTasks
 from neve.meta.txn import Delete, KeyRange, Put
 from neve.proto import common_pb2
 from neve.proto.errors import NeveError, NotLeader
+from neve.rpc.authorisation import Authoriser
 from neve.stream_manager import records as r
 from neve.stream_manager.allocate import Allocator
 from neve.stream_manager.batcher import Batcher, lane_key
@@ -33,7 +34,7 @@ from neve.stream_manager.ids import IdSource
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.owner_checks import OwnerChecks
-from neve.stream_manager.pipeline import Authoriser, Observe, Pipeline
+from neve.stream_manager.pipeline import Observe, Pipeline
 from neve.stream_manager.quota import QuotaTable
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.replay import ReplayCache

@@ -15,12 +15,13 @@ from neve.meta.contender import Contender
 from neve.meta.election import Leadership
 from neve.meta.store import MetaStore
 from neve.meta.waiting import while_alive
+from neve.rpc.authorisation import Authoriser, PermitAll
 from neve.stream_manager import records as r
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.follower import StateFollower
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, adopt, load
-from neve.stream_manager.pipeline import AllowAll, Authoriser, Observe
+from neve.stream_manager.pipeline import Observe
 from neve.stream_manager.state import State
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Manager(Contender[Term]):
         self._make_part = make_part
         self._rng = rng
         self._wall_ms = wall_ms
-        self._authoriser = authoriser or AllowAll()
+        self._authoriser = authoriser or PermitAll()
         self._observe = observe
         self._on_loaded = on_loaded
         self._on_ended = on_ended

@@ -14,13 +14,14 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from neve.proto import common_pb2
 from neve.proto.crc import crc32c_bytes
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, Overloaded
+from neve.rpc.authorisation import Authoriser
 from neve.rpc.service import Answer, Call, Encoded
 from neve.stream_manager.audit import AuditLog
 from neve.stream_manager.context import LeaderContext, Mutation
@@ -34,17 +35,6 @@ log = logging.getLogger(__name__)
 Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Rep | Encoded[Rep]]]
 OnDone = Callable[[Any, BaseException | None], None]  # the reply, or why there is none
 Observe = Callable[[str, float], None]  # a method's name, and how long a call of it took, in seconds
-
-
-class Authoriser(Protocol):
-    """Who may do what. It raises `PermissionDenied`; it neither waits nor changes anything."""
-
-    def authorise(self, principal: str, method: str, request: Message) -> None: ...
-
-
-class AllowAll:
-    def authorise(self, principal: str, method: str, request: Message) -> None:
-        pass
 
 
 class Execution(Answer[Any]):

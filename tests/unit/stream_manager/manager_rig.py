@@ -30,6 +30,7 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, LockedByOther, NeveError, NotEnoughNodes, NotLeader, ReplicaMissing
 from neve.proto.method import Method, Rep, Req
+from neve.rpc.authorisation import Authoriser
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
 from neve.rpc.sim import SimNetwork
@@ -315,6 +316,7 @@ class ManagerProcess:
             make_part=ClusterNodes if cluster.real_nodes else ScriptedPart,
             rng=random.Random(cluster.network.rng.getrandbits(64)),
             wall_ms=wall_ms,
+            authoriser=cluster.authoriser,
         )
         servicer = StreamManagerServicer(self.manager)
         services = [Service(methods.STREAM_MANAGER, servicer)]
@@ -341,8 +343,11 @@ class ManagerProcess:
 
 
 class Cluster:
-    def __init__(self, *, real_nodes: bool = False, seed: int = 0, **changes: Any) -> None:
+    def __init__(
+        self, *, real_nodes: bool = False, seed: int = 0, authoriser: Authoriser | None = None, **changes: Any
+    ) -> None:
         self.real_nodes = real_nodes
+        self.authoriser = authoriser
         self.network = SimNetwork(random.Random(seed))
         self.etcd = MemoryStore()
         self.config = config(**changes)

@@ -131,9 +131,8 @@ async def test_who_may_not_is_refused_before_anything_is_done() -> None:
             if method == "CreateStream":
                 raise PermissionDenied(principal=principal, action="create streams")
 
-    async with Cluster() as cluster:
+    async with Cluster(authoriser=NobodyCreates()) as cluster:
         await cluster.start_managers(1)
-        cluster.term.pipeline._authoriser = NobodyCreates()
         await error_of(cluster.create(name="events"), PermissionDenied)
         assert not cluster.nodes.calls
         assert not cluster.term.state.streams
