@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
-import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,9 +39,10 @@ from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
 from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, Kind, Prelude, encode, encode_request, parse
+from neve.rpc.wire.network import SOCKETS, Network
 from neve.rpc.wire.pending import Pending
 from neve.rpc.wire.receiver import violation_of_kind
-from neve.rpc.wire.sockets import split_address, tune
+from neve.rpc.wire.sockets import split_address
 from neve.rpc.wire.spin import LoneCall
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class ClientConnection(Connection):
         self.going_away = False
         self.welcome: asyncio.Future[wire_pb2.Welcome] = self.loop.create_future()
         self._hello = hello
-        self._lone = LoneCall(self.loop)
+        self._lone = LoneCall(self.loop, spins=channel.network.busy_polling)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -173,10 +172,12 @@ class WireChannel(Channel):
         tls: TlsFiles | None = None,
         agent: str = "",
         rng: random.Random | None = None,
+        network: Network = SOCKETS,
     ) -> None:
         split_address(address)  # a bad one is refused here, not at the first call
         self.address = address
         self.limits = limits
+        self.network = network
         self._hello = encode(
             Kind.HELLO,
             message=wire_pb2.Hello(
@@ -192,7 +193,7 @@ class WireChannel(Channel):
         self._tls_context = Reloading(tls, client_context) if tls is not None else None
         self._rng = rng or random.Random()
         self._connection: ClientConnection | None = None
-        self._retired: set[ClientConnection] = set()  # drained by the server: calls in flight may still be answered
+        self._retired: dict[ClientConnection, None] = {}  # drained by the server: calls in flight may still be answered
         self._connecting: asyncio.Task[None] | None = None
         self.deadlines: Deadlines[Pending] | None = None
         self.queue: OrderedDict[int, Pending] = OrderedDict()  # not sent yet, oldest first
@@ -333,11 +334,11 @@ class WireChannel(Channel):
         """The server wants no further calls on this connection; those in flight go on."""
         if self._connection is connection:
             self._connection = None
-            self._retired.add(connection)
+            self._retired[connection] = None
             self.pump()
 
     def connection_ended(self, connection: ClientConnection) -> None:
-        self._retired.discard(connection)
+        self._retired.pop(connection, None)
         if self._connection is connection:
             self._connection = None
             if connection.answered:
@@ -370,7 +371,7 @@ class WireChannel(Channel):
             error = _connect_failed(self.address, failure)
         except TimeoutError:
             error = errors.ConnectFailed(address=self.address, detail="timed out")
-        except (OSError, ssl.SSLError) as failure:
+        except OSError as failure:  # also those of TLS
             error = errors.ConnectFailed(address=self.address, detail=f"{type(failure).__name__}: {failure}")
         else:
             self._connecting = None
@@ -392,17 +393,13 @@ class WireChannel(Channel):
         self._last_error = error
 
     async def _handshake(self) -> ClientConnection:
-        loop = asyncio.get_running_loop()
         host, port = split_address(self.address)
         context = self._tls_context.current() if self._tls_context is not None else None
-        server_name = (self._tls.server_name or host) if self._tls is not None else None
+        tls_name = (self._tls.server_name or host) if self._tls is not None else None
         async with asyncio.timeout(self.limits.connect_timeout_s):
-            transport, connection = await loop.create_connection(
-                lambda: ClientConnection(self, hello=self._hello), host, port, ssl=context, server_hostname=server_name
+            connection = await self.network.connect(
+                lambda: ClientConnection(self, hello=self._hello), host, port, tls=context, tls_name=tls_name
             )
-        sock = cast(socket.socket | None, transport.get_extra_info("socket"))
-        assert sock is not None
-        tune(sock)
         try:
             async with asyncio.timeout(self.limits.handshake_timeout_s):
                 welcome = await connection.welcome

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections.abc import Sequence
 
 from neve.proto import errors
@@ -22,8 +20,8 @@ from neve.rpc.wire.awake import Awake, MachineSlot
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.frame import Kind, encode
+from neve.rpc.wire.network import SOCKETS, Incoming, Listener, Network
 from neve.rpc.wire.server_connection import ServerConnection
-from neve.rpc.wire.sockets import join_address, tune
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +43,7 @@ class WireServer:
         limits: Limits = DEFAULT_LIMITS,
         authenticator: Authenticator | None = None,
         tls: TlsFiles | None = None,
+        network: Network = SOCKETS,
     ) -> None:
         self.routes = merge_routes(services)
         self.cluster = cluster
@@ -53,14 +52,16 @@ class WireServer:
         self.pool = ChunkPool()
         self.reply_budget = ByteBudget(limits.server_bytes_max)
         self.request_bytes = 0
-        self.held: set[ServerConnection] = set()  # wait for room for a frame
+        # In the order of arrival, like `connections`: whoever waited longest gets room first.
+        self.held: dict[ServerConnection, None] = {}  # wait for room for a frame
         self._resuming = False  # gives them room, now
         self._room_again = False  # there is more of it since the last look at them
-        self.connections: set[ServerConnection] = set()
+        self.connections: dict[ServerConnection, None] = {}
         self.draining = False
         self.awake: Awake | None = None  # once it listens, unless it is never to stay awake
         self._tls = Reloading(tls, server_context) if tls is not None else None
-        self._listeners: list[socket.socket] = []
+        self._network = network
+        self._listeners: list[Listener] = []
         self._acceptors: list[asyncio.Task[None]] = []
         self._admitting: set[asyncio.Task[None]] = set()
         self.tasks: set[asyncio.Task[None]] = set()  # of calls, also of connections that have ended
@@ -69,15 +70,12 @@ class WireServer:
     async def start(self, host: str, port: int) -> str:
         """Listen; port 0 takes a free one. Returns the address."""
         loop = asyncio.get_running_loop()
-        if self.awake is None and self.limits.awake_s:
+        if self.awake is None and self.limits.awake_s and self._network.busy_polling:
             self.awake = Awake(loop, MachineSlot(), awake_s=self.limits.awake_s)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
-        listener.setblocking(False)
+        listener = self._network.listen(host, port)
         self._listeners.append(listener)
         self._acceptors.append(loop.create_task(self._accept(listener)))
-        bound = listener.getsockname()
-        return join_address(bound[0], bound[1])
+        return listener.address
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Drain and close; idempotent."""
@@ -129,7 +127,7 @@ class WireServer:
     # --- called by connections -------------------------------------------------------------------------------
 
     def connection_ended(self, connection: ServerConnection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self.call_finished()
 
     def call_finished(self) -> None:
@@ -158,43 +156,41 @@ class WireServer:
 
     # --- accepting -------------------------------------------------------------------------------------------
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, peer = await loop.sock_accept(listener)
+                incoming = await listener.accept()
             except OSError as error:  # out of descriptors, or the peer was quicker
                 log.warning("accept_failed error=%s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            address = join_address(peer[0], peer[1])
             if len(self.connections) + len(self._admitting) >= self.limits.connections_max:
                 log.warning(
-                    "connection_refused peer=%s reason=%d connections are the limit", address, len(self.connections)
+                    "connection_refused peer=%s reason=%d connections are the limit",
+                    incoming.peer,
+                    len(self.connections),
                 )
-                sock.close()
+                incoming.close()
                 continue
-            task = loop.create_task(self._admit(sock, address))
+            task = loop.create_task(self._admit(incoming))
             self._admitting.add(task)
             task.add_done_callback(self._admitting.discard)
 
-    async def _admit(self, sock: socket.socket, peer: str) -> None:
-        loop = asyncio.get_running_loop()
+    async def _admit(self, incoming: Incoming) -> None:
         # Made first: with TLS the loop gives back a protocol of its own, around this one.
-        connection = ServerConnection(self, peer=peer)
+        connection = ServerConnection(self, peer=incoming.peer)
         try:
-            tune(sock)
             context = self._tls.current() if self._tls is not None else None
-            handshake_s = self.limits.handshake_timeout_s if context is not None else None
-            await loop.connect_accepted_socket(lambda: connection, sock, ssl=context, ssl_handshake_timeout=handshake_s)
-        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
-            log.warning("connection_refused peer=%s reason=%s: %s", peer, type(error).__name__, error)
-            connection.end(errors.ConnectionLost(address=peer, detail="the handshake failed"))
-            sock.close()
+            await incoming.attach(connection, tls=context, tls_timeout_s=self.limits.handshake_timeout_s)
+        except (OSError, asyncio.CancelledError) as error:
+            log.warning("connection_refused peer=%s reason=%s: %s", incoming.peer, type(error).__name__, error)
+            connection.end(errors.ConnectionLost(address=incoming.peer, detail="the handshake failed"))
+            incoming.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
             return
         if connection.ended is None:
-            self.connections.add(connection)
+            self.connections[connection] = None
             if self.draining:
                 connection.end(errors.ShuttingDown(), last_words=True)

@@ -77,7 +77,7 @@ class ServerConnection(Connection):
         if own_bytes > limits.connection_bytes_max and own_bytes != size_bytes:
             return False
         if all_bytes > limits.server_bytes_max and all_bytes != size_bytes:
-            server.held.add(self)
+            server.held[self] = None
             return False
         self.request_bytes = own_bytes
         server.request_bytes = all_bytes
@@ -353,7 +353,7 @@ class ServerConnection(Connection):
             return
         wanted = not self.write_paused and len(self.calls) < self._calls_max
         if wanted and self.receiver.held:
-            self.server.held.discard(self)
+            self.server.held.pop(self, None)
             try:
                 wanted = self.receiver.resume()
             except errors.ProtocolViolation as violation:
@@ -417,7 +417,7 @@ class ServerConnection(Connection):
             call.cancel()
         # What requests that never became calls had taken.
         unclaimed = self.request_bytes - sum(call.request_bytes for call in self.calls.values())
-        self.server.held.discard(self)
+        self.server.held.pop(self, None)
         if unclaimed:
             self._release_request(unclaimed)
 

@@ -56,10 +56,11 @@ class Spinner:
 class LoneCall:
     """What one connection knows of its calls that have no other beside them: since when, and how quick they are."""
 
-    __slots__ = ("_awake", "_quick", "_sent_s", "_spinner")
+    __slots__ = ("_awake", "_quick", "_sent_s", "_spinner", "_spins")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, spins: bool = True) -> None:
         self._spinner = spinner_of(loop)
+        self._spins = spins
         self._sent_s = 0.0  # 0: none is in flight
         self._awake = False  # the spinner waits for it
         self._quick = False  # the last one was answered within SPIN_S
@@ -75,7 +76,7 @@ class LoneCall:
     def ended(self) -> None:
         """Answered, given up, or lost; nothing if there was none."""
         if self._sent_s:
-            self._quick = self._spinner.now_s() - self._sent_s < SPIN_S
+            self._quick = self._spins and self._spinner.now_s() - self._sent_s < SPIN_S
             self._sent_s = 0.0
             if self._awake:
                 self._awake = False

@@ -288,7 +288,7 @@ async def test_tls_connections_are_counted_and_drained(tmp_path: Path) -> None:
         await until(lambda: servicer.running == 1)
         await server.stop(30.0)
         assert (await slow).message.text == "slow"
-        assert server.connections == set()
+        assert server.connections == {}
 
 
 async def test_a_stop_does_not_wait_for_a_peer_that_never_begins_tls(tmp_path: Path) -> None:

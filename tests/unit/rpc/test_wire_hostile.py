@@ -162,7 +162,7 @@ async def test_garbage_closes_that_connection_and_names_the_reason(
 async def test_a_silent_peer_is_dropped_after_the_handshake_timeout(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(QUICK) as (server, address, _), raw_client(address) as (reader, _):
         assert await closed_by_server(reader) == []
-        assert server.connections == set()
+        assert server.connections == {}
     assert any("no HELLO within" in record.getMessage() for record in caplog.records)
 
 
@@ -199,7 +199,7 @@ async def test_an_unauthenticated_peer_gets_nothing_but_the_reason() -> None:
         async with calling(address, LIMITS, token="guess") as channel:
             with pytest.raises(errors.Unauthenticated, match="not known"):
                 await channel.call(methods.CONFORMANCE_DO, pb.DoRequest(), timeout_s=10)
-        assert server.connections == set()
+        assert server.connections == {}
 
 
 async def test_an_unparsable_request_in_a_sound_frame_fails_that_call_alone() -> None:
