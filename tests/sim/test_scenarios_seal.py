@@ -158,6 +158,37 @@ async def test_t04_one_replica_that_may_have_lost_bytes_does_not_decide_alone(cl
 
 
 @simulated()
+async def test_t22_a_node_that_lost_power_and_a_paused_one_do_not_outvote_the_acknowledged_bytes(
+    cluster: SimCluster,
+) -> None:
+    cluster.expected_errors = ("bad_replica_found", "node_dead")
+    stream, client, writer, extent = await written(cluster, sync=False)
+    acknowledged = length_of(writer)
+    cut, whole, paused = extent.node_ids
+    cluster.nodes[paused].pause()
+    client.kill()
+    cluster.nodes[cut].power_cut("lose_all")
+    assert len(cluster.bytes_on(cut, extent.extent_id) or b"") < acknowledged, "the story needs lost bytes"
+    await cluster.nodes[cut].start()
+    # Two of three replicas answer, and one of them is short: only the other one's length may count, or none.
+    other = await cluster.client("other")
+    taking_over = asyncio.create_task(other.writer(stream.id, takeover=True))
+    await cluster.wait(20)
+    seal = cluster.stored_state().extents[extent.extent_id].seal
+    assert seal is None or seal.length == acknowledged
+    # The whole replica goes away, and the paused one comes back: now these two are most of what answers.
+    cluster.nodes[whole].pause()
+    cluster.nodes[paused].resume()
+    await cluster.wait(20)
+    cluster.nodes[whole].resume()
+    await asyncio.gather(taking_over, return_exceptions=True)
+    other.kill()
+    await (await cluster.take_over("third", stream.id)).append()
+    assert sealed_length(cluster, extent) == acknowledged
+    await cluster.settle()
+
+
+@simulated()
 async def test_t04_an_operator_accepts_the_longest_when_all_are_back_and_most_are_doubtful(cluster: SimCluster) -> None:
     cluster.expected_errors = ("bad_replica_found",)
     stream, client, writer, extent = await written(cluster, sync=False)

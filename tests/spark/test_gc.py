@@ -143,7 +143,7 @@ def test_t36_a_run_that_misses_a_task_or_a_node_proposes_nothing_and_one_that_re
     asyncio.run(cluster.until_all_alive())
 
 
-def test_unreferenced_extents_are_proposed_deleted_and_their_space_comes_back(
+def test_t38_unreferenced_extents_are_deleted_once_and_their_space_comes_back(
     spark: SparkDriver, cluster: StreamCluster, lost: list[int], tmp_path: Path
 ) -> None:
     asyncio.run(_make_orphan(cluster))
@@ -158,7 +158,7 @@ def test_unreferenced_extents_are_proposed_deleted_and_their_space_comes_back(
     plan = spark.call(programs.parquet, path=str(tmp_path / "plan"), columns=["action", "extent_id"])
     assert sorted(plan) == sorted([row["action"], row["extent_id"]] for row in said["rows"])
 
-    # T38: two runs, and the first one's orders once more; what was deleted is not deleted again.
+    # Two runs, and the first one's orders once more; what was deleted is not deleted again.
     first = json.loads(_gc(spark, cluster, "--grace", "1s", "--apply")["out"])
     assert sorted(first["applied"]["deleted"]) == lost
     asyncio.run(_propose_again(cluster, first))

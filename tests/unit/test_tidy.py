@@ -23,6 +23,7 @@ from neve.proto import (
     stream_manager_pb2,
 )
 from neve.proto.method import Method
+from tests import scenarios
 from tests.measure import Measures, measure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,3 +257,16 @@ def test_requests_that_change_metadata_carry_a_call_id() -> None:
     service = stream_manager_pb2.DESCRIPTOR.services_by_name["StreamManager"]
     without = {method.name for method in service.methods if "call" not in method.input_type.fields_by_name}
     assert without == reads | idempotent
+
+
+# --- the scenarios ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_scenarios_lists_them_all_with_their_tests() -> None:
+    page = scenarios.PAGE.read_text()
+    assert scenarios.rendered(page) == page, "run `scripts/scenarios`"
+    listed = scenarios.rows(page)
+    tests = scenarios.named_tests()
+    assert set(listed) >= set(range(1, 55))
+    assert [f"T{number}" for number in listed if not tests[number]] == []
+    assert [f"T{number}" for number in tests if tests[number] and number not in listed] == []

@@ -19,6 +19,7 @@ QUICK = (
     "who took part counts as confirmed",
     "a seal is confirmed before it is durable",
     "a late append cuts",
+    "a repeated seal gives another length",
     "fences do not last",
     "damage in a tail is a torn write",
     "a seal without E is refused",
@@ -37,7 +38,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_bug_is_found_by_one_of_a_few_stories(name: str) -> None:
+def test_t54_a_bug_is_found_by_one_of_a_few_stories(name: str) -> None:
     assert hunt(BUGS[name], seeds_max=20).error
 
 

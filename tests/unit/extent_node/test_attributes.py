@@ -88,7 +88,7 @@ def test_every_attribute_of_the_format_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "decode"), VALUES, ids=NAMES)
-def test_every_flipped_bit_is_refused_by_name(name: str, value: bytes, decode: Callable[[bytes], Any]) -> None:
+def test_t30_every_flipped_bit_is_refused_by_name(name: str, value: bytes, decode: Callable[[bytes], Any]) -> None:
     decode(value)
     for at in range(len(value)):
         for bit in range(8):

@@ -346,7 +346,7 @@ async def test_a_seal_that_is_confirmed_while_the_copy_runs_keeps_its_replica() 
 
 
 @pytest.mark.sim(seed=20)
-async def test_t22_a_tombstone_refuses_late_orders_and_lets_newer_ones_in() -> None:
+async def test_a_tombstone_refuses_late_orders_and_lets_newer_ones_in() -> None:
     cluster = Cluster()
     source, target = await cluster.sealed_node(), await cluster.sealed_node()
     await rig.delete(target.store, EXTENT, eversion=6)

@@ -84,14 +84,14 @@ def test_a_disk_that_another_process_uses_is_refused() -> None:
     open_disk(fs)
 
 
-def test_an_unknown_format_and_a_damaged_label_are_refused() -> None:
+def test_t30_an_unknown_format_and_a_damaged_label_are_refused() -> None:
     fs = new_fs()
     fs.flip(FOLDER + "/disk.json", 30, 1)
     with pytest.raises(DiskRefused, match="damaged"):
         open_disk(fs)
 
 
-def test_every_flipped_bit_of_a_label_is_noticed() -> None:
+def test_t30_every_flipped_bit_of_a_label_is_noticed() -> None:
     fs = new_fs()
     path = FOLDER + "/disk.json"
     for byte in range(len(fs.content(path))):

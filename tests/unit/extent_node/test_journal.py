@@ -163,7 +163,7 @@ def _segments(journal: Journal) -> list[Segment]:
     return [*journal._filled, *journal._ready, *([journal._current] if journal._current else [])]
 
 
-def test_a_bit_flipped_anywhere_is_noticed_and_never_answered() -> None:
+def test_t30_a_bit_flipped_anywhere_is_noticed_and_never_answered() -> None:
     """In a record that later ones call durable it is a hole; in the last group it ends the chain; elsewhere nothing."""
     journal = new_journal(segment_bytes=FIRST_POSITION + 4096)
     groups = [[entry(1, 0, b"a" * 30)], [entry(2, 0, b"b" * 40), entry(3, 0, b"c" * 11)], [entry(1, 30, b"d" * 25)]]

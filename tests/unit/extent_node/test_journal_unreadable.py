@@ -234,7 +234,7 @@ def test_no_right_to_read_is_an_error_and_not_a_hole() -> None:
     assert machine.run(answers) == ALL_THERE
 
 
-def test_a_label_that_cannot_be_read_is_refused_with_what_to_do() -> None:
+def test_t30_a_label_that_cannot_be_read_is_refused_with_what_to_do() -> None:
     machine = filled()
     machine.fs.spoil(f"{JOURNAL}/journal.json", 0)
     with pytest.raises(JournalRefused, match=r"cannot be read.*format a new one"):

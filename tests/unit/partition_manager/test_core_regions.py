@@ -49,7 +49,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["split", "merge", "move", "pause"]),
 
 
 @given(st.lists(KEYS, unique=True, max_size=6).map(sorted), STEPS, st.lists(KEYS, max_size=10))
-def test_any_changes_leave_every_key_in_one_region(
+def test_t52_any_changes_leave_every_key_in_one_region(
     split_keys: list[bytes], steps: list[tuple[str, bytes, int]], probes: list[bytes]
 ) -> None:
     now = first_map(*split_keys)

@@ -68,7 +68,7 @@ class Partition:
 
 
 @simulated
-async def test_twins_share_the_extents_and_each_goes_on_by_itself() -> None:
+async def test_t39_twins_share_the_extents_and_each_goes_on_by_itself() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)
         partition = await Partition(cluster).make()
@@ -87,7 +87,7 @@ async def test_twins_share_the_extents_and_each_goes_on_by_itself() -> None:
         twin_owner = await cluster.own(reply.twins[0])
         opened = await cluster.open(reply.twins[0].stream_id, twin_owner)
         assert opened.tail.extent_id not in (tail.extent_id, rolled.tail.extent_id)
-        # T39: one side lets go of what they share; the other one still has it.
+        # One side lets go of what they share; the other one still has it.
         truncate = sm.TruncateStreamRequest(stream_id=stream.stream_id, before_extent_id=rolled.tail.extent_id)
         await cluster.call(methods.STREAM_MANAGER_TRUNCATE_STREAM, truncate)
         assert cluster.part.removed == []
