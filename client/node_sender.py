@@ -235,7 +235,6 @@ class NodeSender:
         self._frames: dict[Frame, None] = {}  # in flight
         self.filling: Frame | None = None  # not sent yet: there may be more for it in this turn
         self._last_blocks = 0  # of the frame that was sent last
-        self.frames_sent = 0
 
     @property
     def address(self) -> str:
@@ -296,7 +295,6 @@ class NodeSender:
             self.send(frame)
 
     def send(self, frame: Frame) -> None:
-        self.frames_sent += 1
         self._last_blocks = frame.blocks
         self._frames[frame] = None
         try:

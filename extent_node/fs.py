@@ -34,7 +34,6 @@ _RENAME_EXCHANGE = 0x02
 class Stat:
     size_bytes: int
     inode: int
-    mtime_s: float
     is_dir: bool
 
 
@@ -101,7 +100,6 @@ class FileSystem(Protocol):
         ...
 
     def unlink(self, path: str) -> None: ...
-    def remove_dir(self, path: str) -> None: ...
     def fsync_dir(self, path: str) -> None: ...
 
     # The whole
@@ -223,9 +221,6 @@ class RealFileSystem:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
-    def remove_dir(self, path: str) -> None:
-        os.rmdir(path)
-
     def fsync_dir(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -262,6 +257,5 @@ def _stat(stat: os.stat_result) -> Stat:
     return Stat(
         size_bytes=stat.st_size,
         inode=stat.st_ino,
-        mtime_s=stat.st_mtime,
         is_dir=(stat.st_mode & 0o170000) == 0o040000,
     )

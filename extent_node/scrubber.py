@@ -70,7 +70,6 @@ class Scrubber:
     ) -> None:
         """`bytes_per_s` 0: as fast as the disks go. `round_interval_s`: from the beginning of a round to the next."""
         self.counters = Counters()
-        self.round_now = Round()
         self._store = store
         self._on_bad = on_bad
         self._rng = rng or random.Random()
@@ -93,7 +92,7 @@ class Scrubber:
         """One round over every replica that is here."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        now = self.round_now = Round()
+        now = Round()
         for extent_id in await self._extent_ids():
             await self._scrub(extent_id, now)
         now.seconds = loop.time() - begun_s

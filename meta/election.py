@@ -10,7 +10,6 @@ Not here:   what a leader does. If it cannot load its state it resigns: better n
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from collections.abc import AsyncGenerator, Iterable
@@ -22,13 +21,11 @@ from neve.meta.store import EventKind, Listing, MetaStore, Resync, WatchItem
 from neve.meta.txn import (
     Compare,
     Delete,
-    Get,
     KeyRange,
     KeyValue,
     Put,
     create_revision_is,
     key_absent,
-    mod_revision_is,
 )
 from neve.meta.waiting import until_changed, until_settled, while_alive
 from neve.proto.errors import NotLeader
@@ -47,10 +44,6 @@ def _withdrawal_guard(bid: Bid, mine: KeyValue | None) -> tuple[Compare, ...]:
 
 class Leadership(OwnedKey):
     """Held by the winner of a campaign. As a context it resigns at the end, however that comes."""
-
-    def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, bid: Bid) -> None:
-        self._proclaiming = asyncio.Lock()
-        super().__init__(store, lease, kv, bid)
 
     @property
     def create_revision(self) -> int:
@@ -71,33 +64,6 @@ class Leadership(OwnedKey):
 
     def _not_ours(self) -> NotLeader:
         return NotLeader(detail=self.lost.reason)
-
-    async def proclaim(self, value: bytes) -> None:
-        """Change what observers see, for example the leader's address, without a new election.
-
-        Of several at a time the last to begin stands; one that is cancelled may stand until the next.
-        """
-        async with self._proclaiming:
-            self.ensure()
-            self._kv = await until_settled(self.lease, lambda: self._replace(value), timeout_s=self.lease.ttl_s)
-
-    async def _replace(self, value: bytes) -> KeyValue:
-        while True:
-            # The mod revision, not just the guard: an earlier proclamation that was delayed on its way must not
-            # overwrite a later one.
-            compare = mod_revision_is(self.key, self._kv.mod_revision)
-            put = Put(self.key, value, self.lease.lease_id)
-            result = await self._store.txn((compare,), (put, Get(self.key)), (Get(self.key),))
-            kv = result.get_at(1 if result.succeeded else 0).first
-            if kv is None or not self._is_ours(kv):
-                self._lose("the key was replaced or deleted")
-                raise self._not_ours()
-            if kv.value == value:
-                return kv  # also if an attempt with an unknown outcome had put it already
-            self._kv = kv  # the put of a proclamation that was cancelled
-
-    async def resign(self) -> None:
-        await self.give_up("resigned")
 
 
 class Election:

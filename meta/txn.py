@@ -127,10 +127,6 @@ def key_absent(key: bytes) -> Compare:
     return Compare(key, Target.CREATE_REVISION, Relation.EQUAL, 0)
 
 
-def key_present(key: bytes) -> Compare:
-    return Compare(key, Target.CREATE_REVISION, Relation.GREATER, 0)
-
-
 def create_revision_is(key: bytes, revision: int) -> Compare:
     return Compare(key, Target.CREATE_REVISION, Relation.EQUAL, revision)
 

@@ -95,10 +95,6 @@ class RegionMap:
         """The regions that begin behind `key`; all of them if it is empty."""
         return self.regions[bisect_right(self._starts, key) :] if key else self.regions
 
-    def right_of(self, partition_id: int) -> pm.RegionRecord | None:
-        end = self.get(partition_id).end
-        return self.find(end) if end else None
-
     def call_made(self, call: common_pb2.CallId) -> pm.ReplayedCall | None:
         """The record of this call, if it has changed the map lately."""
         for made in reversed(self.replayed):

@@ -166,9 +166,6 @@ class Term:
         """A context in which these partitions are not split, merged or moved by anybody else of this term."""
         return Reshaping(self._reshaping, partition_ids)
 
-    def is_reshaped(self, partition_id: int) -> bool:
-        return partition_id in self._reshaping
-
 
 class Reshaping:
     def __init__(self, table: dict[int, None], partition_ids: tuple[int, ...]) -> None:

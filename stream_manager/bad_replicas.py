@@ -55,7 +55,6 @@ class BadReplicas:
         self._suspects: dict[tuple[int, int], Suspect] = {}  # (extent, node)
         self._conflicts = ctx.conflicts
         self.reported = 0
-        self.found_bad = 0
 
     @property
     def waiting(self) -> int:
@@ -163,7 +162,6 @@ class BadReplicas:
 
     async def _condemn(self, extent: Extent, suspect: Suspect, wrong: str) -> None:
         extent_id, replica = extent.extent_id, suspect.replica
-        self.found_bad += 1
         log.error("bad_replica_found extent_id=%d node_id=%d reason=%s", extent_id, replica.node_id, wrong)
         if extent.seal is None:
             self._recovery.note_bad(extent_id, replica)

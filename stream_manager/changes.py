@@ -183,9 +183,6 @@ class Changes(Ready):
         key = self.root + r.NODES + r.id_text(new.node_id)
         self._put(NODE, new.node_id, key, codec.encode_node, old, new)
 
-    def delete_node(self, old: NodeEntry) -> None:
-        self._delete(NODE, old.node_id, self.root + r.NODES + r.id_text(old.node_id), old.mod_revision)
-
     def put_task(self, old: Task | None, new: Task) -> None:
         key = self.root + r.TASKS + r.id_text(new.extent_id)
         self._put(TASK, new.extent_id, key, codec.encode_task, old, new)

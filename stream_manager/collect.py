@@ -58,7 +58,6 @@ class Collector:
         self._trouble = trouble
         self._orders: deque[Order] = deque(maxlen=ORDERS_MAX)  # the oldest are dropped: they are found as orphans
         self._odd: dict[int, dict[Found, Odd]] = {}  # node id → what it holds unlisted
-        self.orders_given = 0
 
     # --- what is told ----------------------------------------------------------------------------------------
 
@@ -198,7 +197,6 @@ class Collector:
         except NeveError as error:
             log.info("replica_not_deleted extent_id=%d node_id=%d error=%s", extent_id, replica.node_id, error)
             return
-        self.orders_given += 1
         here = self._odd.get(replica.node_id, {})
         for found in [found for found in here if (found.extent_id, found.replica) == (extent_id, replica)]:
             del here[found]

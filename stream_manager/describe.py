@@ -8,7 +8,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.fields import SMALL, SMALL_MAX, VARINTS, sized, varint
 from neve.rpc.service import Encoded
 from neve.stream_manager import record_codec as codec
-from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream, Task
+from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Stream
 from neve.stream_manager.state import State
 
 _new = tuple.__new__  # as in records.py
@@ -188,12 +188,6 @@ def fixed_info(state: State, extent: Extent) -> bytes:
     return b"".join(parts)
 
 
-def open_extent_info(extent: Extent, fixed: bytes) -> bytes:
-    """Of one that was just made: from what `fixed_info` gave for it."""
-    assert extent.seal is None, extent
-    return fixed + b"\x10" + SMALL[extent.eversion]
-
-
 def sealed_extent_info(extent: Extent, fixed: bytes, seal: bytes) -> bytes:
     """Of one that was just sealed: `seal` is what `codec.encoded_seal` gave."""
     eversion = extent.eversion
@@ -244,19 +238,3 @@ def node_record(node: NodeEntry) -> sm.NodeRecord:
         health=node.health,
         version=common_pb2.Version(protocol=node.protocol, build=node.build),
     )
-
-
-def task_record(task: Task) -> sm.RecoveryTask:
-    record = sm.RecoveryTask(
-        task_id=task.task_id,
-        extent_id=task.extent_id,
-        kind=task.kind,
-        created_ms=task.created_ms,
-        attempts=task.attempts,
-        last_error=task.last_error,
-    )
-    if task.lost is not None:
-        record.lost.CopyFrom(codec.replica_message(task.lost))
-    if task.target is not None:
-        record.target.CopyFrom(codec.replica_message(task.target))
-    return record

@@ -71,16 +71,6 @@ class LockTable:
         self.waiters[key] = None
         return True
 
-    def try_take_all(self, keys: Sequence[Key]) -> bool:
-        """All of them or none. Nobody waits, so that their order does not matter."""
-        waiters = self.waiters
-        for key in keys:
-            if key in waiters:
-                return False
-        for key in keys:
-            waiters[key] = None
-        return True
-
     def release_all(self, keys: Sequence[Key]) -> None:
         waiters = self.waiters
         for key in keys:

@@ -94,9 +94,6 @@ class NodeCalls(ABC):
         """Make or replace the replica on `target` from confirmed ones (22); `eversion` of the record to list it."""
 
     @abstractmethod
-    async def copy_status(self, node_id: int, task_id: int) -> en.CopyStatusReply: ...
-
-    @abstractmethod
     async def delete(self, extent_id: int, replica: ReplicaAt, *, eversion: int) -> bool:
         """Only after a transaction that allows it (22, 24). Whether there was one."""
 
@@ -197,10 +194,6 @@ class RpcNodeCalls(NodeCalls):
             eversion=eversion,
         )
         await self._call(target.node_id, methods.EXTENT_NODE_START_COPY, request)
-
-    async def copy_status(self, node_id: int, task_id: int) -> en.CopyStatusReply:
-        request = en.CopyStatusRequest(task_id=task_id)
-        return await self._call(node_id, methods.EXTENT_NODE_COPY_STATUS, request)
 
     async def delete(self, extent_id: int, replica: ReplicaAt, *, eversion: int) -> bool:
         request = en.DeleteExtentRequest(

@@ -103,9 +103,6 @@ class AtOnce(NodeCalls):
     ) -> None:
         raise AssertionError("nothing is copied in this benchmark")
 
-    async def copy_status(self, node_id: int, task_id: int) -> en.CopyStatusReply:
-        raise AssertionError("nothing is copied in this benchmark")
-
     async def delete(self, extent_id: int, replica: ReplicaAt, *, eversion: int) -> bool:
         return True
 

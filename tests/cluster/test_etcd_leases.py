@@ -64,7 +64,7 @@ async def test_t14_a_leader_paused_beyond_its_lease_notices_by_itself_and_its_wr
             assert kv is not None
             assert kv.value == b"successor"
             successor.ensure()
-            await successor.resign()
+            await successor.give_up("resigned")
 
 
 async def test_t18_a_lease_that_ends_between_acquire_and_first_write_is_noticed_before_it(

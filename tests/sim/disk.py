@@ -50,7 +50,6 @@ class SimFileSystem:
     def __init__(self, rng: random.Random | None = None) -> None:
         self.rng = rng or random.Random(0)
         self.short_write_chance = 0.0  # of a pwrite that writes only a part and says so
-        self.clock_s: Callable[[], float] = self._steps_made
         self._tree = nodes.Tree()
         self._names = nodes.Names()
         self._inode_last = 1
@@ -260,7 +259,6 @@ class SimFileSystem:
                     raise self._full(path)
             if size_bytes:
                 file.change(Write(offset, data[:size_bytes]))
-                file.mtime_s = self.clock_s()
             return size_bytes
 
     def truncate(self, fd: int, size_bytes: int) -> None:
@@ -270,7 +268,6 @@ class SimFileSystem:
                 raise failure(errno.EINVAL, opened.path)
             file = self._opened_file(fd)
             file.change(Resize(size_bytes))
-            file.mtime_s = self.clock_s()
 
     def preallocate(self, fd: int, size_bytes: int) -> bool:
         path = self._path(fd)
@@ -452,9 +449,6 @@ class SimFileSystem:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _steps_made(self) -> float:
-        return float(self.steps)
-
     def _draw_boot_id(self) -> str:
         return str(uuid.UUID(int=self.rng.getrandbits(128)))
 
@@ -463,9 +457,7 @@ class SimFileSystem:
         return self._inode_last
 
     def _new_file(self) -> File:
-        file = File(self._new_inode())
-        file.mtime_s = self.clock_s()
-        return file
+        return File(self._new_inode())
 
     def _new_fd(self, file: File, path: str, *, writable: bool) -> int:
         self._fd_last += 1
@@ -527,7 +519,7 @@ class SimFileSystem:
 
 def _stat(node: Node) -> Stat:
     size_bytes = len(node.content) if isinstance(node, File) else 0
-    return Stat(size_bytes=size_bytes, inode=node.number, mtime_s=node.mtime_s, is_dir=isinstance(node, Folder))
+    return Stat(size_bytes=size_bytes, inode=node.number, is_dir=isinstance(node, Folder))
 
 
 __all__ = ["SYNCS", "WRITES", "Fault", "SimFileSystem", "SimulatedCrash"]

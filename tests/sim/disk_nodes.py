@@ -48,7 +48,6 @@ class File:
         self.content = bytearray()
         self.xattrs: dict[str, bytes] = {}
         self.preallocated_bytes = 0
-        self.mtime_s = 0.0
         self.locked_by: int | None = None  # a descriptor
         self.bad_pages: set[int] = set()  # numbers of pages that cannot be read
         self.durable_content = bytearray()
@@ -158,7 +157,6 @@ class Folder:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.mtime_s = 0.0
         self.entries: dict[str, Node] = {}
         self.durable_entries: dict[str, Node] = {}
 

@@ -132,7 +132,7 @@ class Machine:
         return self.run(work)
 
 
-def keep_few_folders(fs: FileSystem, extents: str) -> None:
+def keep_few_folders(fs: SimFileSystem, extents: str) -> None:
     """Tests use small ids: without the other folders a start costs a tenth, and there are thousands of them."""
     for number in range(FOLDERS_KEPT, 256):
         fs.remove_dir(f"{extents}/{number:02x}")

@@ -27,7 +27,6 @@ from neve.meta.txn import (
     Target,
     create_revision_is,
     key_absent,
-    key_present,
     mod_revision_is,
     value_is,
 )
@@ -69,7 +68,7 @@ async def test_a_transaction_is_one_revision_for_all_its_keys(backend: Backend) 
     async with backend.connect() as store:
         a, b, c = (backend.key(name) for name in "abc")
         await store.put(b, b"old")
-        result = await store.txn([key_present(b)], [Put(a, b"1"), Delete(b), Put(c, b"3"), Get(c)])
+        result = await store.txn([value_is(b, b"old")], [Put(a, b"1"), Delete(b), Put(c, b"3"), Get(c)])
         assert result.succeeded
         put = KeyValue(c, b"3", result.revision, result.revision, 1)
         assert result.responses == (PutResult(), DeleteResult(1), PutResult(), GetResult((put,), False, 1))
@@ -478,11 +477,11 @@ async def test_one_election_one_lock_and_one_successor(backend: Backend) -> None
         waiting = asyncio.create_task(Election(second, prefix).campaign(b"two", leases[1]))
         state = backend.key("state")
         assert (await first.txn(leadership.guard(), [Put(state, b"one")])).succeeded
-        await leadership.proclaim(b"one, moved")
+        await first.put(leadership.key, b"one, moved", lease_id=leadership.lease.lease_id)
         leader = await Election(second, prefix).leader()
         assert leader is not None
         assert leader.value == b"one, moved"
-        await leadership.resign()
+        await leadership.give_up("resigned")
         successor = await waiting
         assert not (await first.txn(leadership.guard(), [Put(state, b"one again")])).succeeded
         assert (await second.txn(successor.guard(), [Put(state, b"two")])).succeeded
@@ -498,7 +497,7 @@ async def test_one_election_one_lock_and_one_successor(backend: Backend) -> None
         await lock.lost.wait()
         await taken.verify()
         await taken.release()
-        await successor.resign()
+        await successor.give_up("resigned")
 
 
 async def test_a_leader_is_told_when_its_lease_is_revoked_behind_its_back(backend: Backend) -> None:

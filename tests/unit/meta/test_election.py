@@ -58,7 +58,7 @@ async def test_candidates_lead_in_the_order_in_which_they_entered() -> None:
         leadership = await _campaign(clients[number], str(number))
         led.append(number)
         await asyncio.sleep(1)
-        await leadership.resign()
+        await leadership.give_up("resigned")
 
     async with asyncio.TaskGroup() as group:
         for number in range(5):
@@ -82,7 +82,7 @@ async def test_a_candidate_that_leaves_the_queue_does_not_let_the_next_one_jump_
     await asyncio.gather(waiting[0], return_exceptions=True)
     await _settle()
     assert not waiting[1].done(), "the first still leads"
-    await leader.resign()
+    await leader.give_up("resigned")
     assert (await waiting[1]).value == b"third"
     for client in (first, second, third):
         await client.close()
@@ -172,7 +172,7 @@ async def test_a_candidate_whose_key_an_operator_deleted_does_not_become_leader(
         await _settle()
         kvs = (await first.range_all(KeyRange.prefix(PREFIX + b"/"))).kvs
         await first.delete(next(kv.key for kv in kvs if kv.key != leader.key))
-        await leader.resign()
+        await leader.give_up("resigned")
         with pytest.raises(NotLeader):
             await waiting
 
@@ -221,66 +221,6 @@ async def test_a_campaign_survives_an_unknown_outcome_and_enters_once(fault: Fau
         assert (await store.txn(leadership.guard(), (Put(b"state", b"x"),))).succeeded
 
 
-@pytest.mark.sim(seed=1)
-@pytest.mark.parametrize("fault", [None, Fault.UNAVAILABLE, Fault.LOST_BEFORE_APPLY, Fault.LOST_AFTER_APPLY])
-async def test_a_proclamation_is_put_once_and_keeps_the_leadership(fault: Fault | None) -> None:
-    server = MemoryStore()
-    async with server.client() as store:
-        leadership = await _campaign(store, "old address", ttl_s=10)
-        store.plan.scripted = deque([fault] if fault else [])
-        await leadership.proclaim(b"new address")
-        leader = await Election(store, PREFIX).leader()
-        assert leader is not None
-        assert (leader.value, leader.version) == (b"new address", 2)
-        assert leader.create_revision == leadership.create_revision
-        await leadership.proclaim(b"newer address")
-        leadership.ensure()
-        assert (await store.txn(leadership.guard(), (Put(b"state", b"x"),))).succeeded
-
-
-@pytest.mark.sim(seed=1)
-async def test_a_deposed_leader_cannot_proclaim() -> None:
-    server = MemoryStore()
-    async with server.client() as store, server.client() as operator:
-        leadership = await _campaign(store, "me", ttl_s=60)
-        await _settle()
-        store.interrupt_watches(30)
-        await operator.delete(leadership.key)
-        with pytest.raises(NotLeader):
-            await leadership.proclaim(b"still me")
-        assert leadership.lost.is_set()
-
-
-@pytest.mark.sim(seed=1)
-async def test_proclamations_at_the_same_time_depose_nobody_and_the_last_stands() -> None:
-    async with MemoryStore().client() as store:
-        leadership = await _campaign(store, "me", ttl_s=10)
-        await asyncio.gather(*(leadership.proclaim(b"%d" % number) for number in range(5)))
-        leadership.ensure()
-        assert leadership.value == b"4"
-
-
-@pytest.mark.sim(seed=1)
-@pytest.mark.parametrize("cancelled_after_s", [0.2, 0.7])
-async def test_a_cancelled_proclamation_does_not_depose_the_leader_at_the_next(
-    cancelled_after_s: float,
-) -> None:
-    """One way takes 0.5 s: the first is cancelled before it arrives, or after that."""
-    async with MemoryStore().client() as store:
-        leadership = await _campaign(store, "me", ttl_s=10)
-        store.plan.delay_s_min = store.plan.delay_s_max = 0.5
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(cancelled_after_s):
-                await leadership.proclaim(b"first")
-        await leadership.proclaim(b"second")
-        await asyncio.sleep(5)
-        leadership.ensure()
-        kv = await store.get(leadership.key)
-        assert kv is not None
-        assert kv.value == b"second"
-        assert (await store.txn(leadership.guard(), (Put(b"state", b"x"),))).succeeded
-
-
 # --- one lease, several campaigns ---------------------------------------------------------------------------
 
 
@@ -295,7 +235,7 @@ async def test_a_new_term_on_the_same_lease_refuses_the_delayed_writes_of_the_ea
         await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
-                await first.resign()  # under way for as long
+                await first.give_up("resigned")  # under way for as long
         store.plan.delay_s_min = store.plan.delay_s_max = 0.0
         second = await Election(store, PREFIX).campaign(b"me", lease)
         assert second.create_revision > first.create_revision
@@ -318,7 +258,7 @@ async def test_a_delayed_withdrawal_does_not_depose_the_next_campaign_on_the_lea
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         store.plan.delay_s_min = store.plan.delay_s_max = 0.0
-        await leader.resign()
+        await leader.give_up("resigned")
         leadership = await Election(store, PREFIX).campaign(b"me", lease)
         await asyncio.sleep(20)
         leadership.ensure()
@@ -355,7 +295,7 @@ async def test_a_candidate_cancelled_in_an_outage_withdraws_when_the_store_is_ba
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         second.reconnect()
-        await leader.resign()
+        await leader.give_up("resigned")
         async with asyncio.timeout(100):
             await _campaign(third, "third", ttl_s=10)
         assert lease.alive()
@@ -369,7 +309,7 @@ async def test_an_entry_that_arrives_after_the_resignation_leaves_no_candidate_b
         _delay_next_txn(store, 5.0)
         start_s = asyncio.get_running_loop().time()
         leadership = await Election(store, PREFIX).campaign(b"me", lease)
-        await leadership.resign()
+        await leadership.give_up("resigned")
         assert asyncio.get_running_loop().time() - start_s < 3, "the first entry is still on its way"
         await asyncio.sleep(30)
         assert await _candidates(other) == []
@@ -388,7 +328,7 @@ async def test_a_candidates_key_that_a_stranger_deleted_and_put_again_does_not_l
         second.stall()
         await first.delete(mine.key)
         await first.put(mine.key, mine.value, lease_id=mine.lease_id)
-        await leader.resign()
+        await leader.give_up("resigned")
         second.resume()
         with pytest.raises(NotLeader):
             await waiting
@@ -407,7 +347,7 @@ async def test_each_candidate_watches_its_predecessor_alone() -> None:
     kvs = sorted((await clients[0].range_all(KeyRange.prefix(PREFIX + b"/"))).kvs, key=lambda kv: kv.create_revision)
     watched = [[watch._keys for watch in client.watches] for client in clients]
     assert watched[1:] == [[KeyRange(kv.key)] for kv in kvs[:-1]]
-    await leader.resign()
+    await leader.give_up("resigned")
     await _settle()
     assert [task.done() for task in waiting] == [True] + [False] * 4, "one is woken, not all"
     for client in clients:
@@ -450,15 +390,15 @@ async def test_observers_see_every_leader_and_the_time_without_one() -> None:
         await _settle()
         leadership = await _campaign(first, "first")
         await _settle()
-        await leadership.proclaim(b"first, moved")
+        await first.put(leadership.key, b"first, moved", lease_id=leadership.lease.lease_id)
         waiting = asyncio.create_task(_campaign(second, "second"))
         await _settle()
         watcher.interrupt_watches(2)
         await first.compact(await first.revision())
-        await leadership.resign()
+        await leadership.give_up("resigned")
         leadership = await waiting
         await asyncio.sleep(3)
-        await leadership.resign()
+        await leadership.give_up("resigned")
         await _settle()
         observer.cancel()
         assert seen == [None, b"first", b"first, moved", b"second", None]
@@ -514,7 +454,7 @@ class _Town:
             await client.txn(leadership.guard(), (Put(b"log", term),))
             self.check_one_leader()
         if rng.random() < 0.5:
-            await leadership.resign()  # otherwise its store is closed under it: a crash
+            await leadership.give_up("resigned")  # otherwise its store is closed under it: a crash
 
     async def follow_log(self) -> None:
         async with self.server.client() as store, store.watch(b"log", start_revision=1) as watch:

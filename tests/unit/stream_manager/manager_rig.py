@@ -193,9 +193,6 @@ class ScriptedNodes(NodeCalls):
     async def start_copy(self, extent: Extent, target: ReplicaAt, **how: Any) -> None:
         raise AssertionError("not in this script")
 
-    async def copy_status(self, node_id: int, task_id: int) -> en.CopyStatusReply:
-        raise AssertionError("not in this script")
-
     async def delete(self, extent_id: int, replica: ReplicaAt, *, eversion: int) -> bool:
         await self._begin("delete", extent_id, replica.node_id)
         return self._cluster.replicas.pop((extent_id, replica.node_id), None) is not None
