@@ -26,7 +26,6 @@ from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, Nod
 from neve.stream_manager.node_modes import NodeModes
 from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
-from neve.stream_manager.read_order import NEGLIGIBLE
 from neve.stream_manager.reconcile import Reconciler
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Settings
 from neve.stream_manager.recovery import Recovery
@@ -164,18 +163,13 @@ class ClusterNodes(NodesPart):
     def check_policy(self, name: str) -> None:
         self.registry.check_policy(name)
 
-    def read_order(self, extent: Extent, *, policy: str = "", reader: tuple[str, str] = ("", "")) -> list[int]:
-        """Node ids for a reader at (region, rack), best first: near, alive, and without failures of late."""
-        return self.registry.read_order(extent, policy=policy, reader=reader)
-
     # --- what only the leader knows of nodes -----------------------------------------------------------------
 
     def node_record(self, node: NodeEntry) -> sm.NodeRecord:
         return self.registry.node_record(node, self.modes.hold_ups(node))
 
     def failures(self, node_id: int) -> float:
-        count = self.registry.failures.failures(node_id, self._ctx.clock())
-        return count if count >= NEGLIGIBLE else 0.0
+        return self.registry.failures.failures(node_id, self._ctx.clock())
 
     def seems_down(self, node_id: int) -> bool:
         return self.registry.seems_down(node_id)

@@ -1,7 +1,7 @@
 """Where replicas go: the interface of placement policies, and what all of them share.
 
-A policy answers three questions, in the manner of BookKeeper's EnsemblePlacementPolicy: on which nodes a new extent is
-made, which node takes the place of a lost replica, and in which order readers should ask replicas (read_order.py).
+A policy answers two questions, in the manner of BookKeeper's EnsemblePlacementPolicy: on which nodes a new extent is
+made, and which node takes the place of a lost replica.
 
 Invariants: at most one replica of an extent on a node;
             a node that must not take a replica never does, whatever the policy: dead, draining, read-only, in
@@ -93,18 +93,6 @@ class PlacementPolicy(ABC):
     @abstractmethod
     def replacement(self, nodes: Sequence[Candidate], kept: Sequence[int], wish: Wish, rng: random.Random) -> Placed:
         """One node that joins the replicas on `kept`; `wish.replicas` is how many there are to be with it."""
-
-    def read_order(self, replicas: Sequence[Candidate], reader: tuple[str, str], rng: random.Random) -> list[int]:
-        """Node ids, best first: the reader's rack, then its region, then the rest; live ones before suspect ones."""
-        shuffled = list(replicas)
-        rng.shuffle(shuffled)  # equal ones share the load
-        region, rack = reader
-
-        def distance(node: Candidate) -> tuple[bool, bool, bool]:
-            elsewhere = bool(region) and node.region != region
-            return not node.alive, elsewhere, bool(rack) and (elsewhere or node.rack != rack)
-
-        return [node.node_id for node in sorted(shuffled, key=distance)]
 
 
 _POLICIES: dict[str, PlacementPolicy] = {}

@@ -20,10 +20,10 @@ from neve.proto.errors import AlreadyExists, InvalidArgument, NeveError, WrongCl
 from neve.stream_manager import placement_rack, placement_region, placement_weighted
 from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import NEVER_S, Health, NodeHealth
+from neve.stream_manager.failure_history import FailureHistory
 from neve.stream_manager.node_entries import DISKS_MAX, MODE_WORDS, check_registration, entry_of
 from neve.stream_manager.placement import Candidate, Wish, policy_named
-from neve.stream_manager.read_order import FailureHistory, order_replicas
-from neve.stream_manager.records import Disk, Extent, NodeEntry, ReplicaAt, Settings
+from neve.stream_manager.records import Disk, NodeEntry, ReplicaAt, Settings
 from neve.stream_manager.state import StateListener
 from neve.stream_manager.topology import Topology
 
@@ -311,13 +311,6 @@ class Registry(StateListener):
         for warning in placed.warnings:
             log.warning("placement_not_as_wished policy=%s problem=%s", policy.name, warning)
         return [NodeChoice(node_id) for node_id in placed.node_ids]
-
-    def read_order(self, extent: Extent, *, policy: str = "", reader: tuple[str, str] = ("", "")) -> list[int]:
-        """The nodes of an extent that a reader at (region, rack) should try, best first: those that may serve it."""
-        serving = extent.node_ids if extent.seal is None else extent.confirmed
-        replicas = [node for node in self.candidates() if node.node_id in serving]
-        chosen = policy_named(policy or self._ctx.config.defaults.placement)
-        return order_replicas(chosen, replicas, reader, self.failures, now_s=self._ctx.clock(), rng=self._ctx.rng)
 
     def check_policy(self, name: str) -> None:
         policy_named(name or self._ctx.config.defaults.placement)

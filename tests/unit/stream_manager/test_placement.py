@@ -267,19 +267,3 @@ def test_weights_do_not_cost_the_second_rack() -> None:
     for seed in range(30):
         assert 9 in place("weighted", nodes, 3, seed)
         assert replace_in("weighted", nodes, [1, 2], seed) == 9
-
-
-# --- reading --------------------------------------------------------------------------------------------------
-
-
-def test_readers_are_sent_to_their_own_rack_then_region_and_away_from_suspects() -> None:
-    nodes = [node(1, "b/r1"), node(2, "a/r2"), node(3, "a/r1"), node(4, "a/r1", alive=False)]
-    for seed in range(10):
-        order = policy_named("rack").read_order(nodes, ("a", "r1"), random.Random(seed))
-        assert order == [3, 2, 1, 4]
-
-
-def test_equal_replicas_share_the_reads() -> None:
-    nodes = [node(number, "a/r1") for number in (1, 2, 3)]
-    first = Counter(policy_named("rack").read_order(nodes, ("", ""), random.Random(seed))[0] for seed in range(300))
-    assert min(first[number] for number in (1, 2, 3)) > 60

@@ -12,8 +12,9 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument, NotEnoughNodes, NotFound, WrongCluster
 from neve.rpc.service import Call
+from neve.stream_manager import describe, reads
 from neve.stream_manager.context import PlacementRequest
-from neve.stream_manager.records import Replay, ReplicaAt
+from neve.stream_manager.records import Extent, Replay, ReplicaAt
 from tests.unit.stream_manager.nodes_rig import Rig, error_of, mutation, simulated
 
 CALL = Call(None, deadline_s=0.0, principal="", peer="")  # type: ignore[arg-type]
@@ -396,17 +397,22 @@ async def test_an_unknown_policy_is_refused_and_the_default_is_known() -> None:
 
 
 @simulated
-async def test_readers_are_sent_to_confirmed_replicas_near_ones_first_and_away_from_failures() -> None:
+async def test_described_replicas_are_in_order_those_that_failed_last_and_unconfirmed_ones_behind() -> None:
     async with Rig(manual=True) as rig:
         for node_id in (1, 2, 3):
             await rig.start_node_at(node_id, "eu", f"r{node_id}")
         extent = await rig.sealed_stream()
-        assert rig.part.read_order(extent, reader=("eu", "r2"))[0] == 2
+
+        def order(of: Extent) -> list[int]:
+            info = describe.extent_info(rig.ctx.state, of)
+            reads.in_read_order([info], rig.part.failures)
+            return [one.replica.node_id for one in info.replicas]
+
+        before = order(extent)
+        assert sorted(before) == [1, 2, 3]
         rig.part.note_bad_replica(extent.extent_id, 2, "a reader met a wrong CRC")
-        order = rig.part.read_order(extent, reader=("eu", "r2"))
-        assert order[-1] == 2
-        assert len(order) == 3
-        assert rig.part.read_order(extent._replace(confirmed=(3,)), reader=("eu", "r2")) == [3]
+        assert order(extent) == [*(node_id for node_id in before if node_id != 2), 2]
+        assert order(extent._replace(confirmed=(2,)))[0] == 2
 
 
 # --- modes ----------------------------------------------------------------------------------------------------

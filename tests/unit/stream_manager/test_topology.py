@@ -1,20 +1,16 @@
-"""Where nodes stand, by file, script and callable; and the order for readers."""
+"""Where nodes stand, by file, script and callable."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
 
 from neve.extent_node.registration import CALL_TIMEOUT_S
 from neve.proto.errors import InvalidArgument
-from neve.stream_manager import placement_rack
-from neve.stream_manager.placement import Candidate
-from neve.stream_manager.read_order import FailureHistory, order_replicas
 from neve.stream_manager.topology import Place, Topology, resolver_for
 
 
@@ -150,41 +146,3 @@ async def test_a_callable_that_hangs_costs_only_its_answer() -> None:
 
 async def test_without_a_resolver_nodes_speak_for_themselves() -> None:
     assert await Topology(resolver_for("")).locate("a:1") is None
-
-
-# --- the order for readers ------------------------------------------------------------------------------------
-
-NODES = [Candidate(node_id=number, region="eu", rack=f"r{number}", room_bytes=1) for number in (1, 2, 3)]
-
-
-def first(history: FailureHistory, now_s: float, reader: tuple[str, str] = ("eu", "r1")) -> list[int]:
-    policy = placement_rack.RackAware()
-    return order_replicas(policy, NODES, reader, history, now_s=now_s, rng=random.Random(3))
-
-
-def test_a_replica_that_failed_lately_comes_last_and_is_forgiven() -> None:
-    history = FailureHistory(half_life_s=60)
-    assert first(history, 0.0)[0] == 1
-    history.note_failure(1, 0.0)
-    assert first(history, 1.0)[-1] == 1
-    assert first(history, 59.0)[-1] == 1
-    assert first(history, 61.0)[0] == 1
-
-
-def test_who_failed_more_often_comes_later() -> None:
-    history = FailureHistory(half_life_s=60)
-    for node_id in (1, 1, 1, 2, 3, 3):
-        history.note_failure(node_id, 0.0)
-    assert first(history, 0.0) == [2, 3, 1]
-    for _ in range(10_000):
-        history.note_failure(1, 0.0)
-    assert history.failures(1, 600.0) < 0.1
-
-
-def test_failures_of_made_up_nodes_do_not_pile_up() -> None:
-    history = FailureHistory(nodes_max=10)
-    for node_id in range(1000):
-        history.note_failure(node_id, 0.0)
-    assert history.failures(0, 0.0) == 0
-    assert history.failures(999, 0.0) == 1
-    assert len(history._failures) == 10
