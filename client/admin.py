@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from neve.client.manager_link import ManagerLink
+from neve.client.pages import PAGE, pages
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NotFound
-
-PAGE = 500
 
 
 class Admin:
@@ -26,19 +26,11 @@ class Admin:
         """Leader, nodes, how much there is, and what is in danger."""
         return await self._link.ask_leader(methods.STREAM_MANAGER_CLUSTER_STATUS, sm.ClusterStatusRequest())
 
-    async def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[sm.StreamInfo]:
+    def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[sm.StreamInfo]:
         """Streams that have these labels, by id, page by page, as of one revision."""
         request = sm.ListStreamsRequest(limit=PAGE, labels=labels)
-        while True:
-            reply = await self._link.ask_leader(methods.STREAM_MANAGER_LIST_STREAMS, request)
-            for stream in reply.streams:
-                yield stream
-            # A page may be empty and not the last: then it says how far it has looked.
-            after_id = max(reply.scanned_stream_id, reply.streams[-1].stream_id if reply.streams else 0)
-            if not reply.more or after_id <= request.after_stream_id:
-                return
-            request.after_stream_id = after_id
-            request.revision = reply.revision
+        ask = functools.partial(self._link.ask_leader, methods.STREAM_MANAGER_LIST_STREAMS)
+        return pages(ask, request, items="streams", after="after_stream_id")
 
     async def stream(self, id_or_name: int | str) -> tuple[sm.StreamInfo, Sequence[sm.ExtentInfo]]:
         """A stream with all of its extents, in their order; NotFound if there is none."""
@@ -68,7 +60,7 @@ class Admin:
         request = sm.ListNodesRequest(node_ids=node_ids)
         return (await self._link.ask_leader(methods.STREAM_MANAGER_LIST_NODES, request)).nodes
 
-    async def extents(
+    def extents(
         self,
         *,
         node_id: int = 0,
@@ -84,15 +76,8 @@ class Admin:
             open_only=open_only,
             with_streams=with_streams,
         )
-        while True:
-            reply = await self._link.ask_leader(methods.STREAM_MANAGER_LIST_EXTENTS, request)
-            for extent in reply.extents:
-                yield extent
-            after_id = reply.scanned_extent_id or (reply.extents[-1].extent_id if reply.extents else 0)
-            if not reply.more or after_id <= request.after_extent_id:
-                return
-            request.after_extent_id = after_id
-            request.revision = reply.revision
+        ask = functools.partial(self._link.ask_leader, methods.STREAM_MANAGER_LIST_EXTENTS)
+        return pages(ask, request, items="extents", after="after_extent_id")
 
     async def describe_extents(
         self, extent_ids: Sequence[int], *, with_streams: bool = False
@@ -105,16 +90,10 @@ class Admin:
             found += (await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_EXTENTS, request)).extents
         return found
 
-    async def tasks(self) -> AsyncIterator[sm.RecoveryTask]:
+    def tasks(self) -> AsyncIterator[sm.RecoveryTask]:
         """What recovery has to do, by extent id."""
-        request = sm.ListTasksRequest(limit=PAGE)
-        while True:
-            reply = await self._link.order(methods.STREAM_MANAGER_LIST_TASKS, request)
-            for task in reply.tasks:
-                yield task
-            if not reply.more or not reply.tasks:
-                return
-            request.after_extent_id = reply.tasks[-1].extent_id
+        ask = functools.partial(self._link.order, methods.STREAM_MANAGER_LIST_TASKS)
+        return pages(ask, sm.ListTasksRequest(limit=PAGE), items="tasks", after="after_extent_id")
 
     async def set_node_mode(self, node_id: int, mode: sm.NodeMode, *, maintenance_s: int = 0) -> sm.NodeRecord:
         """Normal, read-only, maintenance (for so long), draining, decommissioned."""

@@ -7,16 +7,16 @@ Invariants: what is kept may be old: a replica's refusal, or the end of what is 
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 
 from neve.client.manager_link import ManagerLink
+from neve.client.pages import PAGE, pages
 from neve.client.types import Extent, Stream
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NotFound
-
-PAGE_STREAMS = 500
 
 
 class Catalog:
@@ -43,16 +43,10 @@ class Catalog:
 
     async def streams(self, labels: Mapping[str, str] | None) -> AsyncIterator[Stream]:
         """All streams that have these labels, page by page, as of one revision."""
-        request = sm.ListStreamsRequest(limit=PAGE_STREAMS, labels=dict(labels or {}))
-        while True:
-            reply = await self._link.ask(methods.STREAM_MANAGER_LIST_STREAMS, request)
-            for info in reply.streams:
-                yield Stream.of(info)
-            after_id = reply.scanned_stream_id or (reply.streams[-1].stream_id if reply.streams else 0)
-            if not reply.more or after_id <= request.after_stream_id:
-                return
-            request.after_stream_id = after_id
-            request.revision = reply.revision
+        request = sm.ListStreamsRequest(limit=PAGE, labels=labels)
+        ask = functools.partial(self._link.ask, methods.STREAM_MANAGER_LIST_STREAMS)
+        async for info in pages(ask, request, items="streams", after="after_stream_id"):
+            yield Stream.of(info)
 
     async def extent(self, extent_id: int, *, refresh: bool = False) -> Extent:
         """An extent's replicas and end; NotFound if metadata does not have it."""
