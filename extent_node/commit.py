@@ -3,12 +3,12 @@
     one extent alone, or a large batch      fdatasync of the extent's file, in place
     several extents                         their bytes as records of the journal, one fdatasync for all
 
-Appends that come while a sync runs gather for the next one. Whichever way, an append is answered when its replica's
-`durable_end` has reached its end; who waits is settled then, and only then.
+Appends that come while a sync runs gather for the next one. Either way, a segment is settled when its replica's
+`durable_end` has reached the segment's end, and not before.
 
-Invariants: bytes go to the journal only if everything below them is durable or in it (rule 10); a replica whose page
-            cache holds other bytes below is synced in place;
-            an error of a sync goes to everyone whom that sync was for; nobody is acknowledged by trying again (T23);
+Invariants: bytes go to the journal only if everything below them is durable or in it (protocol rule 10); a replica
+            whose page cache holds other bytes below is synced in place;
+            an error of a sync goes to every segment that the sync was for; no retry acknowledges them (scenario T23);
             at most one sync runs for each file, and one for the journal; what waits is bounded by the calls that wait.
 """
 
@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
+from neve.extent_node import core
 from neve.extent_node.commit_journal import JournalRounds, StartJournalSync
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
 from neve.extent_node.fs import Buffer
@@ -28,7 +29,7 @@ from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.proto.errors import NeveError, ReplicaReadOnly
 
-# Begins an fdatasync of the replica's file, and tells whoever is named how it ended: once, from the loop.
+# Begins an fdatasync of the replica's file. The loop calls the function once, with the error if there was one.
 StartSync = Callable[[Replica, Callable[[OSError | None], None]], None]
 
 
@@ -53,7 +54,7 @@ class Committer:
         self._dirty = dirty
         self._start_sync = start_sync
         self._sync_failed = sync_failed
-        self._rounds = JournalRounds(
+        self.rounds = JournalRounds(
             journal,
             config,
             counters,
@@ -62,75 +63,55 @@ class Committer:
             journal_failed=journal_failed,
             wake_checkpointer=wake_checkpointer,
         )
-        self._gathering: dict[Replica, None] = {}  # to be looked at on the loop's next turn
-        self._syncing = 0  # in-place syncs that somebody waits for
+        self._gathering: dict[Replica, None] = {}  # `_kick` decides about these on the loop's next turn
+        self._syncing = 0  # in-place syncs that segments wait for
         self._kick_scheduled = False
 
     # --- waiting for durability ------------------------------------------------------------------------------
 
-    def wait_durable(
-        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: Buffer | None
+    def enqueue(
+        self, replica: Replica, decision: core.Append, call: AppendCall, index: int, new_bytes: Buffer | None
     ) -> None:
-        """Settle the call's segment when [0, end) is durable. `piece` are the new bytes, from `offset` on."""
-        queue = replica.commit
-        if queue is None:
-            queue = replica.commit = CommitQueue()
-        queue.add(end, call, number, offset, piece)
-        if queue.pieces_bytes >= self._in_place_bytes_min:
-            queue.drop_pieces()  # too many for the journal: they are synced in place, and need not be kept for that
-        if self._kick_scheduled:
-            self._gathering[replica] = None
-        else:
-            self.look_at(replica)
+        """Settle a segment of a frame when its bytes are durable; `submit` must follow for the frame."""
+        offset, end = decision.write_offset, decision.durable_to
+        if new_bytes is None or not self.rounds.add_record(replica, decision, call, index, new_bytes):
+            self.wait_durable(replica, end, call, index, offset, new_bytes)
 
-    def wait_in_place(self, replica: Replica, end: int, call: AppendCall, number: int) -> None:
-        self.wait_durable(replica, end, call, number, 0, None)
-
-    def may_go_together(self, call: AppendCall) -> bool:
-        """Whether the call's segments go to the journal, if nothing else speaks against it."""
-        rounds = self._rounds
-        return (
-            len(call.ends) > 1 or rounds.running or bool(rounds.calls) or self._config.journal_extents_min <= 1
-        ) and not self.journal.failed
-
-    def take_together(
-        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: bytes
-    ) -> bool:
-        """As `wait_together`, if the segment goes with its call; else nothing has happened."""
-        return self._rounds.take_with_call(replica, end, call, number, offset, piece)
-
-    def wait_together(
-        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: Buffer | None
-    ) -> None:
-        """As `wait_durable`, for a segment of a call that has others: `call_together` follows when all are told."""
-        if piece is None or not self._rounds.take_with_call(replica, end, call, number, offset, piece):
-            self.wait_durable(replica, end, call, number, offset, piece)
-
-    def call_together(self, call: AppendCall) -> None:
-        """All segments of this call are told, by `wait_together`, and some of them have records."""
-        records, rounds = call.records, self._rounds
+    def submit(self, call: AppendCall) -> None:
+        """Hand the journal records of a frame over together, once all of its segments are enqueued."""
+        records, rounds = call.records, self.rounds
         if len(records) < self._config.journal_extents_min and not rounds.running:
-            call.records = []  # it may be alone on the node: that is for `_kick` to say
-            for number, replica, entry in records:
-                self.wait_durable(replica, entry.end, call, number, entry.offset, entry.payload[0])
+            call.records = []  # it may be the only one on the node, for which `_kick` syncs the file in place
+            for index, replica, entry in records:
+                self.wait_durable(replica, entry.end, call, index, entry.offset, entry.payload[0])
             return
         rounds.calls[call] = None
         self._ask_for_a_kick()
 
+    def wait_durable(
+        self, replica: Replica, end: int, call: AppendCall, index: int, offset: int = 0, piece: Buffer | None = None
+    ) -> None:
+        """Settle the call's segment when [0, end) is durable. `piece`: its new bytes from `offset` on."""
+        queue = self._queue(replica)
+        queue.add(end, call, index, offset, piece)
+        if queue.pieces_bytes >= self._in_place_bytes_min:
+            queue.drop_pieces()  # too many for the journal: they are synced in place, and need not be kept for that
+        self.look_at(replica)
+
     def forget_call(self, call: AppendCall) -> None:
-        """Nobody waits for this call any more: what of it is not in a round stays out of the journal."""
-        self._rounds.calls.pop(call, None)
+        """Nobody waits for this call any more: its records that are in no round yet stay out of the journal."""
+        self.rounds.calls.pop(call, None)
         call.records = []
 
     def forget(self, replica: Replica, call: AppendCall) -> None:
-        """Nobody waits for this call's segments any more. Their bytes stay, and become durable with what comes next."""
+        """Nobody waits for this call any more. Its bytes stay, and become durable with those that come next."""
         queue = replica.commit
         if queue is not None:
             queue.forget(call)
             self._drop_if_idle(replica, queue)
 
     def abandon(self, replica: Replica, error: NeveError) -> None:
-        """Whoever still waits gets this error: the bytes were cut or are gone, or cannot become durable."""
+        """Settle all waiting segments with this error: their bytes were cut or removed, or cannot become durable."""
         queue = replica.commit
         if queue is not None:
             queue.abandon(error)
@@ -153,7 +134,7 @@ class Committer:
         self._dirty.update(replica)
 
     def settle(self, replica: Replica) -> None:
-        """Answer everyone whose bytes are durable now; the rest is looked at again."""
+        """Settle the segments whose bytes are durable now, and decide again about the rest."""
         queue = replica.commit
         if queue is None:
             return
@@ -179,7 +160,7 @@ class Committer:
         """Send everything that gathered during this turn of the loop on its way."""
         self._kick_scheduled = False
         gathered, self._gathering = self._gathering, {}
-        rounds = self._rounds
+        rounds = self.rounds
         several = (
             rounds.running
             or bool(rounds.calls)
@@ -222,7 +203,7 @@ class Committer:
             else:
                 await asyncio.shield(self._begin_sync(replica, queue, for_waiters=False))
             wanted = min(wanted, replica.state.length)
-            if replica.late and replica.in_place_end == synced_end:
+            if replica.deferred and replica.in_place_end == synced_end:
                 return False  # they could not be written: the disk says why
         return True
 

@@ -1,14 +1,13 @@
 """Rounds of the journal: the bytes of many replicas as records, and one fdatasync for all of them.
 
-    calls     frames with appends to many extents, one for each: their records are written and answered as a whole
-    replicas  whatever else waits for a replica, in its CommitQueue
+    calls     frames: their records are written and settled together
+    replicas  segments that wait for a replica by themselves, in its CommitQueue
 
 Invariants: one round at a time; what is appended while it runs is for the next one;
-            a record is written only if everything below it is durable or in the journal (rule 10);
-            an error of a round's sync goes to everyone whom the round was for: nobody is acknowledged by trying again
-            (T23).
+            a record is written only if everything below it is durable or in the journal (protocol rule 10);
+            an error of a round's sync goes to every segment of the round; no retry acknowledges them (scenario T23).
 
-No task waits for a round: whoever carries out its sync calls back.
+No task waits for a round: the end of its sync calls back.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from neve.extent_node.replica import Replica
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.proto.errors import DiskFailed, ExtentSealed, NeveError, ReplicaMissing, ReplicaReadOnly
 
-# Begins what the ticket asks for, and tells whoever is named how it ended: once, from the loop.
+# Begins the sync that the ticket asks for. The loop calls the function once, with the error if there was one.
 StartJournalSync = Callable[[SyncTicket, Callable[[OSError | None], None]], None]
 
 
 class Waiting(Protocol):
-    """What rounds want of the committer."""
+    """What rounds call of the committer."""
 
     def look_at(self, replica: Replica) -> None:
         """Decide again, on the loop's next turn, how it becomes durable."""
 
     def settle(self, replica: Replica) -> None:
-        """Answer who waits for what is durable now."""
+        """Settle the segments whose bytes are durable now."""
 
     def abandon(self, replica: Replica, error: NeveError) -> None: ...
 
-    def wait_in_place(self, replica: Replica, end: int, call: AppendCall, number: int) -> None:
-        """Settle the call's segment when the file itself is synced up to `end`."""
+    def wait_durable(self, replica: Replica, end: int, call: AppendCall, index: int) -> None:
+        """Settle the call's segment when [0, end) is durable."""
 
 
 Batch = list[tuple[Replica, CommitQueue, Entry]]
@@ -76,23 +75,32 @@ class JournalRounds:
         self.calls: dict[AppendCall, None] = {}  # in it, too, before those
         self.running = False  # a round is under way
 
-    def take_with_call(
-        self, replica: Replica, end: int, call: AppendCall, number: int, offset: int, piece: Buffer
+    def takes_frame(self, call: AppendCall) -> bool:
+        """Whether the segments of a frame that is being begun go to the journal, if each of them can."""
+        return (
+            len(call.ends) > 1 or self.running or bool(self.calls) or self._config.journal_extents_min <= 1
+        ) and not self._journal.failed
+
+    def add_record(
+        self, replica: Replica, decision: core.Append, call: AppendCall, index: int, new_bytes: Buffer
     ) -> bool:
-        """Whether the segment can go with its call: nothing waits for its replica by itself, and all below it is
-        durable, in the journal, or queued for it. What is queued may never come there: `_take_calls` looks again."""
-        state, size_bytes = replica.state, len(piece)
+        """Add a segment's record to its frame; False if the segment must wait in its replica's queue instead.
+
+        It can go with its frame if nothing else waits for the replica, and all bytes below are durable, in the journal,
+        or queued for it. Queued bytes may never get there: `_take_calls` checks again.
+        """
+        state, size_bytes, offset = replica.state, len(new_bytes), decision.write_offset
         if (
             replica.commit is not None
             or not (offset <= state.journaled_end or offset <= replica.queued_end)
             or size_bytes > self._payload_bytes_max
-            or offset + size_bytes != end
+            or offset + size_bytes != decision.durable_to
         ):
             return False
         meta = state.meta
-        fields = (replica, replica.disk.short_id, meta.extent_id, meta.incarnation, offset, [piece], size_bytes)
-        call.records.append((number, replica, _new_entry(Entry, fields)))
-        replica.queued_end = end
+        fields = (replica, replica.disk.short_id, meta.extent_id, meta.incarnation, offset, [new_bytes], size_bytes)
+        call.records.append((index, replica, _new_entry(Entry, fields)))
+        replica.queued_end = decision.durable_to
         return True
 
     def may_take(self, replica: Replica, queue: CommitQueue) -> bool:
@@ -119,33 +127,33 @@ class JournalRounds:
             self.running = begun
 
     def _take_calls(self) -> CallBatch:
-        """The entries of calls for the next round, noted as journaled: the next one may rest on them."""
+        """The entries of frames for the next round, noted as journaled: the next entry may rest on them."""
         batch: CallBatch = []
         size_bytes, size_bytes_max = 0, self._config.journal_round_bytes_max
         while self.calls and size_bytes < size_bytes_max:
             call = next(iter(self.calls))
             del self.calls[call]
             records, call.records = call.records, []
-            for number, replica, entry in records:
+            for index, replica, entry in records:
                 state, offset, payload_bytes = replica.state, entry.offset, entry.payload_bytes
                 end = offset + payload_bytes
                 if end <= state.durable_end:  # by a sync in place, meanwhile
-                    call.settle(number, _loss(replica, end))
+                    call.settle(index, _loss(replica, end))
                 elif offset > state.journaled_end or end > state.length or replica.gone or state.read_only is not None:
-                    self._in_place(call, number, replica, end)
+                    self._in_place(call, index, replica, end)
                 else:
                     state.note_journaled(end)
-                    batch.append((call, number, replica, entry))
+                    batch.append((call, index, replica, entry))
                     size_bytes += payload_bytes
         return batch
 
-    def _in_place(self, call: AppendCall, number: int, replica: Replica, end: int) -> None:
-        """The journal does not take it: it waits for its own file, if that has it."""
+    def _in_place(self, call: AppendCall, index: int, replica: Replica, end: int) -> None:
+        """The journal does not take the segment: have it wait for a sync of its own file, if that has the bytes."""
         error = _loss(replica, end)
         if error is not None:
-            call.settle(number, error)
+            call.settle(index, error)
         else:
-            self._waiting.wait_in_place(replica, end, call, number)
+            self._waiting.wait_durable(replica, end, call, index)
 
     def _take(self) -> Batch:
         """The entries of the next round. What is appended from now on is for the one after it."""
@@ -211,10 +219,10 @@ class JournalRounds:
     def _not_taken(self, of_calls: CallBatch, batch: Batch) -> None:
         """The journal has no room for these."""
         self._counters.journal_full += len(of_calls) + len(batch)
-        for _, _, replica, _ in of_calls:  # all of them first: who is told of one may append to another
+        for _, _, replica, _ in of_calls:  # before any is settled: its caller may then append to another one
             replica.state.note_journal_lost()
-        for call, number, replica, entry in of_calls:
-            self._in_place(call, number, replica, entry.end)
+        for call, index, replica, entry in of_calls:
+            self._in_place(call, index, replica, entry.end)
         for replica, queue, _ in batch:
             queue.drop_pieces()
             self._waiting.look_at(replica)
@@ -227,7 +235,7 @@ class JournalRounds:
             self.start()
 
     def _finish(self, of_calls: CallBatch, batch: Batch, ticket: SyncTicket, error: OSError | None) -> None:
-        """Answer whoever the round was for."""
+        """Settle the segments of a round."""
         if error is not None:
             self._fail(of_calls, batch, error)
             return
@@ -236,16 +244,12 @@ class JournalRounds:
         except JournalFailed as failed:  # by something else, while this sync ran
             self._fail(of_calls, batch, failed)
             return
-        for call, number, replica, entry in of_calls:
+        for call, index, replica, entry in of_calls:
             state, end = replica.state, entry.offset + entry.payload_bytes
             state.note_durable(end)
             if replica.commit is not None:
                 self._waiting.settle(replica)
-            if end > state.durable_end or replica.gone or state.read_only is not None:
-                call.errors[number] = _loss(replica, end)
-            call.pending -= 1  # as call.settle(number, …), without as many calls
-            if not call.pending:
-                call.finish()
+            call.settle(index, _loss(replica, end))
         for replica, queue, entry in batch:
             queue.journaling = False
             replica.state.note_durable(entry.offset + entry.payload_bytes)
@@ -258,8 +262,8 @@ class JournalRounds:
         detail = f"the sync of the journal failed: {error}"
         for _, _, replica, _ in of_calls:
             replica.state.note_journal_lost()
-        for call, number, replica, _ in of_calls:
-            call.settle(number, DiskFailed(extent_id=replica.extent_id, disk="journal", detail=detail))
+        for call, index, replica, _ in of_calls:
+            call.settle(index, DiskFailed(extent_id=replica.extent_id, disk="journal", detail=detail))
         for replica, queue, _ in batch:
             queue.journaling = False
             replica.state.note_journal_lost()
@@ -269,7 +273,7 @@ class JournalRounds:
 
 
 def _loss(replica: Replica, end: int) -> NeveError | None:
-    """Why bytes up to `end`, which were written here, are none of the replica's any more, or cannot become durable."""
+    """Why the replica has lost bytes up to `end` that it had, or cannot make them durable; None otherwise."""
     state, extent_id = replica.state, replica.extent_id
     if end > state.length:  # nothing but a seal cuts a replica that takes appends
         return ExtentSealed(extent_id=extent_id, length=state.length)

@@ -1,57 +1,52 @@
-"""Who waits for durability, and for what: a call's segments, and the line of one replica. Plain data, no I/O.
+"""Who waits for durability, and for what: the segments of a frame, and the queue of one replica. Plain data, no I/O.
 
-Invariants: a call is told once for each segment that it counted in `pending`, and its future is done when none is left;
-            `end_wanted` is the highest end that anyone in the line waits for;
-            `pieces` are bytes one behind the other from `pieces_offset` on, or there are none;
-            of what waits, no more than half was given up: it is bounded by the calls that somebody still waits for.
+Invariants: a frame is settled once for each segment that it counts in `pending`, and is answered when none is left;
+            `end_wanted` is the highest end that any segment in a replica's queue waits for;
+            `pieces` are consecutive bytes from `pieces_offset` on, or there are none;
+            at most half of the segments in a queue are of calls that were given up, so that a queue is bounded by the
+            calls that somebody still waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from neve.extent_node.fs import Buffer
 from neve.extent_node.journal_format import Entry
 from neve.proto.errors import NeveError
 
 if TYPE_CHECKING:
-    from neve.extent_node.replica import Replica
+    from neve.extent_node.replica import Replica, TurnLock
 
-# A segment that goes to the journal together with others of its call: the segment's number, whose it is, its record.
+# A record that goes to the journal together with its frame: the index of its segment, the replica, the record.
 Record = tuple[int, "Replica", Entry]
 
 
-class Line(Protocol):
-    """Where a call's segment waits for its turn."""
-
-    def leave(self, place: asyncio.Future[None]) -> None: ...
-
-
 class AppendCall:
-    """The segments of one AppendBlock call that are not answered yet, and one future for all of them."""
+    """The segments of one AppendBlock call: what has become of them, and who is called when all are settled."""
 
-    __slots__ = ("_future", "_then", "ends", "errors", "given_up", "pending", "places", "records")
+    __slots__ = ("_future", "_then", "ends", "errors", "given_up", "pending", "queued", "records")
 
     def __init__(self, count: int) -> None:
         self.ends = [0] * count
         self.errors: list[NeveError | None] = [None] * count
-        self.pending = 0  # segments that will be settled later: whoever defers one counts it here
-        self.given_up = False  # nobody waits for it any more
-        self.places: list[tuple[Line, asyncio.Future[None]]] | None = None  # in lines, of segments that wait for a turn
+        self.pending = 0  # segments that will be settled later; whoever leaves one unsettled counts it here
+        self.given_up = False  # nobody waits for the reply any more
+        self.queued: list[tuple[TurnLock, asyncio.Future[None]]] | None = None  # segments that wait for a replica
         self.records: list[Record] = []  # for the next round of the journal
         self._future: asyncio.Future[None] | None = None
         self._then: Callable[[], None] | None = None
 
-    def settle(self, number: int, error: NeveError | None) -> None:
-        self.errors[number] = error
+    def settle(self, index: int, error: NeveError | None) -> None:
+        """Give a pending segment its result. The last one calls whoever waits for the frame."""
+        self.errors[index] = error
         self.pending -= 1
         if not self.pending:
-            self.finish()
+            self._finish()
 
-    def finish(self) -> None:
-        """Nothing is pending any more."""
+    def _finish(self) -> None:
         if self._then is not None:
             then, self._then = self._then, None
             try:
@@ -63,22 +58,31 @@ class AppendCall:
             self._future.set_result(None)
 
     def then(self, finished: Callable[[], None]) -> None:
-        """Have it called when nothing is pending any more, instead of waiting; now, if nothing is."""
+        """Call `finished` when nothing is pending any more; at once, if nothing is."""
         if self.pending:
             self._then = finished
         else:
             finished()
 
+    def note_queued(self, lock: TurnLock, turn: asyncio.Future[None]) -> None:
+        """A segment waits for its turn at a replica."""
+        if self.queued is None:
+            self.queued = []
+        self.queued.append((lock, turn))
+
     def give_up(self) -> None:
-        """Nobody waits for it any more. The appends that have begun are finished all the same; those that wait for
-        their turn leave the line: a disk that hangs must not gather what nobody waits for any more."""
+        """Nobody waits for the reply any more.
+
+        Segments that have begun are finished all the same. Those that wait for their turn leave the replica's queue:
+        otherwise a disk that hangs would gather segments that nobody waits for.
+        """
         self.given_up = True
         self._then = None
-        for line, place in self.places or ():
-            line.leave(place)
+        for lock, turn in self.queued or ():
+            lock.leave(turn)
 
     async def wait(self) -> None:
-        """Cancelling this gives it up."""
+        """Wait until nothing is pending. Cancelling this gives the call up."""
         if self.pending:
             self._future = asyncio.get_running_loop().create_future()
             try:
@@ -89,7 +93,7 @@ class AppendCall:
 
 
 class CommitQueue:
-    """What waits for one replica's durability. Made for the first append that waits, dropped after the last."""
+    """The segments that wait until one replica is durable. Made for the first that waits, dropped after the last."""
 
     __slots__ = (
         "_forgotten",
@@ -103,23 +107,22 @@ class CommitQueue:
     )
 
     def __init__(self) -> None:
-        self.waits: list[tuple[int, AppendCall, int]] = []  # end, call, number of the segment
+        self.waits: list[tuple[int, AppendCall, int]] = []  # end, call, index of the segment
         self.end_wanted = 0
-        self._forgotten = 0  # calls, since the last look for them
-        # Bytes for the journal.
-        self.pieces: list[Buffer] = []
+        self._forgotten = 0  # calls given up since the queue was last searched for them
+        self.pieces: list[Buffer] = []  # bytes for the journal
         self.pieces_offset = 0
         self.pieces_bytes = 0
         self.syncing: asyncio.Future[None] | None = None  # the in-place sync that runs
-        self.journaling = False  # records of it are in the round that runs
+        self.journaling = False  # the journal's round that runs has records of it
 
     @property
     def is_idle(self) -> bool:
         return not self.waits and self.syncing is None and not self.journaling
 
-    def add(self, end: int, call: AppendCall, number: int, offset: int, piece: Buffer | None) -> None:
-        """The call's segment waits for `end`. `piece` are its new bytes, if there are any, from `offset` on."""
-        self.waits.append((end, call, number))
+    def add(self, end: int, call: AppendCall, index: int, offset: int, piece: Buffer | None) -> None:
+        """Have the call's segment wait for `end`. `piece`: its new bytes from `offset` on, if there are any."""
+        self.waits.append((end, call, index))
         if end > self.end_wanted:
             self.end_wanted = end
         if piece is None:
@@ -127,18 +130,18 @@ class CommitQueue:
         if not self.pieces:
             self.pieces_offset = offset
         elif offset != self.pieces_offset + self.pieces_bytes:
-            # Bytes in between were not for sync: only a sync in place can cover them.
+            # The bytes in between were appended without sync, so that only a sync in place can cover them.
             self.drop_pieces()
             return
         self.pieces.append(piece)
         self.pieces_bytes += len(piece)
 
     def forget(self, call: AppendCall) -> None:
-        """Nobody waits for this call, which is `given_up`, any more."""
+        """Drop the segments of a call that was given up, when enough of them have gathered."""
         assert call.given_up
         self._forgotten += 1
         if 2 * self._forgotten < len(self.waits):
-            return  # thousands may be given up at once, with their connection: not all are gone through for each
+            return  # a lost connection may give up thousands at once: the queue is not searched for each of them
         self._forgotten = 0
         self.waits = [wait for wait in self.waits if not wait[1].given_up]
         self.end_wanted = max((end for end, _, _ in self.waits), default=0)
@@ -151,25 +154,22 @@ class CommitQueue:
             self.pieces_bytes = 0
 
     def settle(self, durable_end: int) -> None:
-        """Answer everyone whose bytes are durable by now."""
+        """Settle the segments whose bytes are durable by now."""
         waits = self.waits
         if self.end_wanted <= durable_end:
             self.waits, self.end_wanted = [], 0
-            if self.pieces:
-                self.drop_pieces()
-            for _, call, _ in waits:  # as call.settle(number, None), without as many calls
-                call.pending -= 1
-                if not call.pending:
-                    call.finish()
+            self.drop_pieces()
+            for _, call, index in waits:
+                call.settle(index, None)
             return
         self.waits = [wait for wait in waits if wait[0] > durable_end]  # the one of `end_wanted` is among them
-        for end, call, number in waits:
+        for end, call, index in waits:
             if end <= durable_end:
-                call.settle(number, None)
+                call.settle(index, None)
 
     def abandon(self, error: NeveError) -> None:
-        """Everyone gets this error."""
+        """Settle all segments with this error."""
         waits, self.waits, self.end_wanted = self.waits, [], 0
         self.drop_pieces()
-        for _, call, number in waits:
-            call.settle(number, error)
+        for _, call, index in waits:
+            call.settle(index, error)

@@ -2,8 +2,8 @@
 
 Invariants: bytes are written only at the file's end, and count only once all of them are written: what a failed write
             left behind is removed, or the replica takes no more;
-            the file ends at `state.length`, but for `late` bytes, which the journal gets or a sync in place waits for;
-            nobody syncs or scans the file, or writes behind them, before they are in it; readers get them from memory;
+            the file ends at `state.length`, except for `deferred` bytes, which are in memory until they are written;
+            nothing syncs or scans the file, or writes behind them, before they are in it; readers get them from memory;
             an attribute is noted in `state` after its fsync, never before;
             after a failed fsync the file is not written and not synced again in this process (T23);
             whoever changes the replica holds `lock`; the store's loop is the only thread that touches `state`.
@@ -28,9 +28,9 @@ from neve.proto.errors import DiskFailed, DiskFull, NeveError, Overloaded, Repli
 
 NO_FD = -1
 
-# Of each open replica, in memory. Measured with 512 extents and appends of 1 KiB: a write of each by itself takes 2 µs
-# of the node's processor time, most of it for the inode; one of sixteen as much as that for all of them.
-LATE_BYTES_MAX = 16 << 10
+# Bytes of deferred writes that an open replica keeps in memory. With 512 extents and appends of 1 KiB, a write of each
+# append takes 2 µs of the node's processor time, most of it for the inode; one write of sixteen appends takes as much.
+DEFERRED_BYTES_MAX = 16 << 10
 
 
 class SyncFailed(OSError):
@@ -38,7 +38,7 @@ class SyncFailed(OSError):
 
 
 class NotWritten(OSError):
-    """Late bytes could not be written before a sync, which therefore was not begun."""
+    """Deferred bytes could not be written before a sync, which therefore was not begun."""
 
 
 class TurnLock:
@@ -99,14 +99,14 @@ class Replica:
         "closing",
         "commit",
         "cuts",
+        "deferred",
+        "deferred_bytes",
         "disk",
         "fd",
         "followers",
         "gone",
         "in_place_end",
         "known_durable_end",
-        "late",
-        "late_bytes",
         "lock",
         "pins",
         "queued_end",
@@ -133,9 +133,9 @@ class Replica:
         self.allocated_s = 0.0
         self.reserved_bytes = 0  # of those, what the file system has agreed to
         self.cuts = 0  # how often it was given back
-        # The newest bytes, below `state.length`, that the file gets later, several appends at once.
-        self.late: list[bytes] = []
-        self.late_bytes = 0
+        # The newest bytes below `state.length`, which the file does not have yet: several appends are written at once.
+        self.deferred: list[bytes] = []
+        self.deferred_bytes = 0
         self.gone = False  # deleted or quarantined: whoever waited for the lock finds nothing
         self.commit: CommitQueue | None = None  # commit.py's, while appends wait for durability
         self.queued_end = 0  # of what calls have had queued for the journal; whether it came there, the state says
@@ -200,43 +200,43 @@ class Replica:
         if self.closing and self.pins == 0:
             self.close()
 
-    def may_be_late(self, end: int) -> bool:
-        """Whether bytes up to `end` may wait in memory: room on the disk is theirs already."""
+    def may_defer(self, end: int) -> bool:
+        """Whether bytes up to `end` may wait in memory: only if the disk has reserved room for them."""
         return end <= self.reserved_bytes and self.state.read_only is None and self.fd != NO_FD
 
-    def is_late_enough(self, size_bytes: int) -> bool:
-        """So many bytes more would be too many."""
-        return self.late_bytes + size_bytes > LATE_BYTES_MAX
+    def defer(self, body: bytes) -> None:
+        """Append `body`, which goes to the journal, and to the file when there is more, or when the file is needed.
 
-    def keep_late(self, body: bytes) -> None:
-        """Append `body`, which goes to the journal, and to the file when there is more, or somebody needs it there.
-        Does not note the length."""
-        self.late.append(body)
-        self.late_bytes += len(body)
+        Does not note the length.
+        """
+        self.deferred.append(body)
+        self.deferred_bytes += len(body)
 
-    def write_late(self) -> None:
-        """Have the file up to date, before anybody syncs it or looks at it as a whole. OSError leaves the replica as it
-        was, or read-only. They stay late in a file that is not to be written any more: the journal has what of them was
-        acknowledged (T23)."""
-        if not self.late:
+    def write_deferred(self) -> None:
+        """Bring the file up to date, before it is synced or scanned.
+
+        OSError leaves the replica as it was, or read-only. In a file that must not be written any more they stay
+        deferred: the journal has those that were acknowledged (scenario T23).
+        """
+        if not self.deferred:
             return
         read_only = self.state.read_only
         if read_only is None or read_only.can_sync:
-            self._write_at(b"".join(self.late), self.file_end)
-            self.drop_late()
+            self._write_at(b"".join(self.deferred), self.file_end)
+            self.drop_deferred()
 
     @property
     def file_end(self) -> int:
-        return self.state.length - self.late_bytes
+        return self.state.length - self.deferred_bytes
 
-    def drop_late(self) -> None:
-        self.late = []
-        self.late_bytes = 0
+    def drop_deferred(self) -> None:
+        self.deferred = []
+        self.deferred_bytes = 0
 
     def write(self, body: Buffer) -> None:
         """Append `body` to the file; OSError leaves the replica as it was, or read-only. Does not note the length."""
-        if self.late:
-            self.write_late()
+        if self.deferred:
+            self.write_deferred()
         self._write_at(body, self.state.length)
 
     def _write_at(self, body: Buffer, file_end: int) -> None:

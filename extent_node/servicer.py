@@ -120,12 +120,7 @@ class ExtentNodeServicer:
                 raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
-        segments, brief = request.segments, request.brief
-        begun = self._store.append_now(segments, call.attachment, brief=brief)
-        if isinstance(begun, pb.AppendBlockReply):
-            reply = begun
-        else:
-            reply = await (begun or self._store.append(segments, call.attachment, brief=brief))
+        reply = await self._store.append(request.segments, call.attachment, brief=request.brief)
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return reply
 

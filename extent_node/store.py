@@ -26,7 +26,7 @@ from neve.extent_node.disk import DiskState, short_id
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.kernel_sync import KernelSync
 from neve.extent_node.replica import Replica
-from neve.extent_node.store_append import Begun
+from neve.extent_node.store_append import PendingAppend
 from neve.extent_node.store_audit import Audit, audit
 from neve.extent_node.store_checkpoint import run_checkpointer, run_housekeeping
 from neve.extent_node.store_config import Counters, DiskConfig, StoreConfig
@@ -118,9 +118,11 @@ class Store:
 
     def append_now(
         self, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool = False
-    ) -> Begun | None:
+    ) -> pb.AppendBlockReply | PendingAppend | None:
         """The answer, or what it comes from; None if that takes a wait, and `append` does it."""
-        return store_append.append_now(self._state, segments, attachment, brief=brief)
+        if self._state.stopping or self._state.dirty.must_wait:
+            return None
+        return store_append.begin_append(self._state, segments, attachment, brief=brief)
 
     def append(
         self, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool = False

@@ -1,13 +1,13 @@
-"""Append: writes segments to their replicas and waits until each may be answered (rules 4, 5, 9, 10).
+"""Append: writes the segments of a frame to their replicas (protocol rules 4, 5, 9 and 10).
 
-The common case runs without an await up to the durability: decide, write to the page cache, note. A segment that needs
-more (a higher token, a comparison, `unsynced`, a replica in use) gets its turn in the replica's line and a task. The
-call has none: it is answered at once, or by whoever settles the last of its segments (`WhenDurable`).
+Nearly every segment is decided, written and noted at once, without awaiting anything. A segment that needs more (its
+token is higher, its bytes must be compared, the replica must be marked `unsynced`, or another operation has its turn)
+joins the replica's queue and gets a task. A frame has no task: settling its last segment sends its reply.
 
-Invariants: segments of one extent are carried out in the order in which they came, over all calls;
-            what was written stays written: a caller that gives up takes back nothing (rule 6);
+Invariants: the segments of one extent are carried out in the order in which they came, over all frames;
+            what was written stays written, even if the caller gives up (protocol rule 6);
             a caller that gives up leaves nothing waiting behind, however long a disk hangs;
-            an error is one segment's, never the whole call's, unless the call itself makes no sense.
+            an error belongs to one segment, never to the whole frame, unless the frame itself makes no sense.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from typing import Any
 
 from neve.extent_node import blocks, core
 from neve.extent_node.commit_queue import AppendCall
-from neve.extent_node.disk import FULL, DiskState
+from neve.extent_node.disk import FULL
 from neve.extent_node.fs import Buffer
-from neve.extent_node.replica import NO_FD, Replica
+from neve.extent_node.replica import DEFERRED_BYTES_MAX, Replica
 from neve.extent_node.store_state import StoreState
 from neve.extent_node.store_verify import ensure_verified
-from neve.proto import common_pb2, errors
+from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import COPY_BYTES_MAX
-from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Overloaded, ReplicaMissing
+from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Overloaded
 from neve.rpc.service import Answer
 
-_ANY = common_pb2.Replica()
-ALL_TAKEN = pb.AppendBlockReply(all_taken=True)  # of whoever it is: nobody changes it
-PREALLOCATE_FAST_S = 1.0  # who takes less for a step of reserved blocks may overtake the next one
+# The reply to every fully accepted frame; shared, so never modify it. With one result per segment instead: 16,400
+# appends/s, not 18,900 (512 synced streams, six 2 s samples each, interleaved).
+ALL_TAKEN = pb.AppendBlockReply(all_taken=True)
 
-_WRITABLE = DiskState.WRITABLE  # a look at a member of an enumeration costs more than a call
+# A writer that uses up a reserved step of blocks in less time gets a larger step next.
+PREALLOCATE_FAST_S = 1.0
 
 
-class WhenDurable(Answer[pb.AppendBlockReply]):
-    """The answer to segments of which some are not settled: it comes when all are durable, or cannot become so."""
+class PendingAppend(Answer[pb.AppendBlockReply]):
+    """The reply to a frame whose segments are not all settled yet."""
 
     __slots__ = ("_brief", "_call", "_extent_ids", "_store")
 
@@ -48,111 +49,74 @@ class WhenDurable(Answer[pb.AppendBlockReply]):
         self._brief = brief
 
     def then(self, on_done: Callable[[pb.AppendBlockReply | None, BaseException | None], None]) -> None:
-        self._call.then(lambda: on_done(_reply(self._store, self._extent_ids, self._call, brief=self._brief), None))
+        self._call.then(lambda: on_done(self._reply(), None))
 
     def abandon(self) -> None:
         self._call.give_up()
-        _forget(self._store, self._extent_ids, self._call)
+        self._forget()
 
     def __await__(self) -> Generator[Any, Any, pb.AppendBlockReply]:
-        return _finish(self._store, self._extent_ids, self._call, brief=self._brief).__await__()
+        return self._wait().__await__()
+
+    async def _wait(self) -> pb.AppendBlockReply:
+        try:
+            await self._call.wait()
+        except asyncio.CancelledError:
+            self._forget()
+            raise
+        return self._reply()
+
+    def _reply(self) -> pb.AppendBlockReply:
+        return _reply(self._store, self._extent_ids, self._call, brief=self._brief)
+
+    def _forget(self) -> None:
+        store = self._store
+        store.committer.forget_call(self._call)
+        for extent_id in self._extent_ids:
+            replica = store.replicas.get(extent_id)
+            if replica is not None:
+                store.committer.forget(replica, self._call)
 
 
-Begun = pb.AppendBlockReply | WhenDurable
-
-
-def append_now(
+def begin_append(
     store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool
-) -> Begun | None:
-    """The answer, or what it comes from. None, and nothing has happened, if it is not to be had without a wait.
-    `brief`: if all segments are taken the answer says just that, for a result for each costs a frame of many streams
-    more than most else about it, here and at its caller's."""
-    if store.dirty.must_wait or store.stopping:
-        return None
-    if len(segments) == 1 and (begun := _append_one(store, segments[0], attachment, brief=brief)) is not None:
-        return begun
-    return _append_all(store, segments, attachment, brief=brief)
+) -> pb.AppendBlockReply | PendingAppend:
+    """Begin all segments of a frame, in order and without awaiting anything.
+
+    Returns the reply, or a PendingAppend if a segment still waits for its turn or its durability. With `brief`, the
+    reply to a fully accepted frame says only that. The caller has checked that appends need not wait: see `append`.
+
+    The frame has no task of its own: settling its last segment sends the reply. A synced append takes 2.2 turns of the
+    event loop this way; with a task it took 5.1 (counted in one process).
+    """
+    segments = segments[:]  # a list, because iterating over a protobuf field is slow
+    call = AppendCall(len(segments))
+    extent_ids = [segment.extent_id for segment in segments]
+    for index, body in enumerate(_split(segments, attachment)):
+        _begin_segment(store, segments[index], body, call, index)
+    if call.records:
+        store.committer.submit(call)  # hands over the frame's journal records together
+    if call.pending:
+        return PendingAppend(store, extent_ids, call, brief=brief)
+    return _reply(store, extent_ids, call, brief=brief)
 
 
 async def append(
     store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool
 ) -> pb.AppendBlockReply:
-    """One result for each segment, in their order. The attachment must not change until this returns."""
+    """Append a frame, first waiting while too many bytes are dirty. Its attachment must not change meanwhile."""
     store.check_running()
     if store.dirty.must_wait:
         await store.dirty.wait_for_room()
-    begun = _append_all(store, segments, attachment, brief=brief)
+    begun = begin_append(store, segments, attachment, brief=brief)
     return begun if isinstance(begun, pb.AppendBlockReply) else await begun
 
 
-def _append_one(store: StoreState, segment: pb.Segment, attachment: memoryview, *, brief: bool) -> Begun | None:
-    """As `_append_all`, for a segment that is alone in its frame and needs no task, as most writers' frames have it.
-    None, and nothing has happened, if it takes more. What is decided and done is the same, with fewer objects."""
-    found = store.replicas.get(segment.extent_id)
-    if found is None or not found.verified or found.lock.held or found.disk.state is not _WRITABLE:
-        return None
-    decision = core.decide_append(found.state, segment, attachment)
-    if type(decision) is not core.Append or decision.mark_unsynced or decision.skip_bytes:
-        return None
-    error: NeveError | None = None
-    if decision.durable_to:
-        call, extent_ids = AppendCall(1), (found.extent_id,)
-        error = call.errors[0] = _carry_out(store, found, decision, attachment, call, 0)
-        if error is not None:
-            return _reply(store, extent_ids, call, brief=brief)
-        if call.records:
-            store.committer.call_together(call)
-        return WhenDurable(store, extent_ids, call, brief=brief)
-    if decision.write_bytes:
-        error = _write(store, found, attachment)
-    if error is not None:
-        return _reply(store, [found.extent_id], _failed(error), brief=brief)
-    _note(store, found, decision)
-    if brief:
-        return ALL_TAKEN
-    reply = pb.AppendBlockReply()
-    reply.results.add(end=decision.end, length=found.state.length)
-    return reply
-
-
-def _failed(error: NeveError) -> AppendCall:
-    call = AppendCall(1)
-    call.errors[0] = error
-    return call
-
-
-def _append_all(store: StoreState, segments: Sequence[pb.Segment], attachment: memoryview, *, brief: bool) -> Begun:
-    """Begin each segment, in their order; each that needs more than that has a task of its own."""
-    segments = segments[:]  # a list: protobuf's own sequences are slow to go over
-    bodies = _split(segments, attachment)
-    call = AppendCall(len(segments))
-    extent_ids = [segment.extent_id for segment in segments]
-    for number, extent_id in enumerate(extent_ids):
-        _begin(store, extent_id, segments[number], bodies[number], call, number)
-    if call.records:
-        store.committer.call_together(call)
-    if call.pending:
-        return WhenDurable(store, extent_ids, call, brief=brief)
-    return _reply(store, extent_ids, call, brief=brief)
-
-
-async def _finish(
-    store: StoreState, extent_ids: Sequence[int], call: AppendCall, *, brief: bool
-) -> pb.AppendBlockReply:
-    """Until nothing of it is pending, or its caller gives up."""
-    if call.pending:
-        try:
-            await call.wait()
-        except asyncio.CancelledError:
-            _forget(store, extent_ids, call)
-            raise
-    return _reply(store, extent_ids, call, brief=brief)
-
-
 def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffer]:
-    """Each segment's bytes. If they do not add up, nothing can be told apart and nothing is written.
+    """Return each segment's bytes. If they do not add up, the whole frame is refused and nothing is written.
 
-    Small ones are copied, once: checksum and journal want `bytes`, and who waits long pins no large buffer.
+    Small bodies are copied: the checksum and the journal want `bytes`, and a body that waits for long then does not
+    pin a large receive buffer.
     """
     bodies: list[Buffer] = []
     start = 0
@@ -168,22 +132,14 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffe
     return bodies
 
 
-def _forget(store: StoreState, extent_ids: Sequence[int], call: AppendCall) -> None:
-    store.committer.forget_call(call)
-    for extent_id in extent_ids:
-        found = store.replicas.get(extent_id)
-        if found is not None:
-            store.committer.forget(found, call)
-
-
 def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall, *, brief: bool) -> pb.AppendBlockReply:
     if brief and not any(call.errors):
         return ALL_TAKEN
     reply = pb.AppendBlockReply()
     add_result, replicas = reply.results.add, store.replicas
     for extent_id, end, error in zip(extent_ids, call.ends, call.errors, strict=True):
-        found = replicas.get(extent_id)
-        length = found.state.length if found is not None else None
+        replica = replicas.get(extent_id)
+        length = replica.state.length if replica is not None else None
         if error is None:
             add_result(end=end, length=length)
         else:
@@ -192,206 +148,218 @@ def _reply(store: StoreState, extent_ids: Sequence[int], call: AppendCall, *, br
     return reply
 
 
-def _begin(store: StoreState, extent_id: int, segment: pb.Segment, body: Buffer, call: AppendCall, number: int) -> None:
-    """Carry the segment out as far as that needs no waiting; the rest goes on in a task, in the replica's line."""
-    found = store.replicas.get(extent_id)
-    if found is None:
-        missing = core.present(store.existing(extent_id), wanted=_ANY, extent_id=extent_id)
-        call.errors[number] = missing if isinstance(missing, NeveError) else ReplicaMissing(extent_id=extent_id)
+def _begin_segment(store: StoreState, segment: pb.Segment, body: Buffer, call: AppendCall, index: int) -> None:
+    """Write the segment now if nothing has to be awaited first; otherwise queue it."""
+    replica = store.replicas.get(segment.extent_id)
+    if replica is None:
+        call.errors[index] = store.absence(segment.extent_id)
         return
-    if found.verified and not found.lock.held:
-        if found.disk.state is not _WRITABLE or found.state.read_only is not None:
-            found.follow_disk()
-        decision = core.decide_append(found.state, segment, body)
-        if type(decision) is core.Append:
-            if not decision.mark_unsynced:
-                call.errors[number] = _carry_out(store, found, decision, body, call, number)
-                return
-        elif isinstance(decision, core.Refuse):
-            call.errors[number] = decision.error
+    if replica.verified and not replica.lock.held:
+        replica.follow_disk()
+        decision = core.decide_append(replica.state, segment, body)
+        if isinstance(decision, core.Append) and not decision.mark_unsynced:
+            call.errors[index] = _write_segment(store, replica, decision, body, call, index)
             return
-    if found.lock.waiting >= store.config.append_waiters_max:
-        call.errors[number] = Overloaded(what="requests that wait for one replica")
-        return
-    call.pending += 1
-    # The place in the line is taken now: the next segment for this extent must come behind this one.
-    place = found.lock.enqueue()
-    if not place.done():
-        if call.places is None:
-            call.places = []
-        call.places.append((found.lock, place))
-    store.spawn(_append_in_turn(store, found, place, segment, body, call, number))
+        if isinstance(decision, core.Refuse):
+            call.errors[index] = decision.error
+            return
+    _queue_segment(store, replica, segment, body, call, index)
 
 
-def _carry_out(
-    store: StoreState, found: Replica, decision: core.Append, body: Buffer, call: AppendCall, number: int
+def _write_segment(
+    store: StoreState, replica: Replica, decision: core.Append, body: Buffer, call: AppendCall, index: int
 ) -> NeveError | None:
-    """Write and note, on the loop. If the answer must wait for durability, the call is told to expect it. Small bytes
-    that go to the journal are written to their file later, several appends at once."""
-    committer = store.committer
-    offset, skip_bytes, write_bytes, end, _, _, durable_to = decision
-    piece: Buffer | None = None
-    if write_bytes:
-        piece = body[skip_bytes:] if skip_bytes else body
-        if durable_to and len(piece) <= COPY_BYTES_MAX and found.may_be_late(end) and committer.may_go_together(call):
-            piece = bytes(piece)
-            error = _write_late(store, found) if found.is_late_enough(len(piece)) else None
-            if error is None and committer.take_together(found, end, call, number, offset, piece):
-                found.keep_late(piece)
-                _note(store, found, decision)
-                call.ends[number] = end
-                call.pending += 1
-                return None
-        else:
-            error = None
-        if error is None:
-            error = _write(store, found, piece)
-        if error is not None:
-            return error
-    _note(store, found, decision)
-    call.ends[number] = end
-    if durable_to:
+    """Write the segment's new bytes; if its writer asked for sync, enqueue it for durability."""
+    new_bytes = body[decision.skip_bytes :] if decision.write_bytes else None
+    deferred = False
+    if new_bytes is not None:
+        try:
+            # Small synced appends go to the journal now and to their file in batches: 33,200 appends/s, not 27,600 (512
+            # synced streams, seven 2 s samples each, interleaved).
+            deferred = _defer_write(store, replica, decision, new_bytes, call, index)
+            if not deferred:
+                replica.open()
+                replica.write(new_bytes)
+        except OSError as error:
+            return _write_failed(store, replica, error)
+    _note(store, replica, decision)
+    call.ends[index] = decision.end
+    if decision.durable_to:
         call.pending += 1
-        wait = committer.wait_durable if len(call.ends) == 1 else committer.wait_together
-        wait(found, durable_to, call, number, offset, piece)
+        if not deferred:
+            store.committer.enqueue(replica, decision, call, index, new_bytes)
     return None
 
 
-def _write(store: StoreState, found: Replica, body: Buffer) -> NeveError | None:
-    try:
-        if found.fd == NO_FD:
-            found.open()
-        found.write(body)
-    except OSError as error:
-        store.counters.write_failures += 1
-        return store.disk_error(found.disk, found.extent_id, error)
-    return None
+def _defer_write(
+    store: StoreState, replica: Replica, decision: core.Append, new_bytes: Buffer, call: AppendCall, index: int
+) -> bool:
+    """Keep the bytes in memory if they go to the journal with their frame; whether they do.
+
+    The journal makes them durable. Their file gets them together with later ones: see `Replica.defer`.
+    """
+    if not decision.durable_to or len(new_bytes) > COPY_BYTES_MAX or not replica.may_defer(decision.end):
+        return False
+    rounds = store.committer.rounds
+    if not rounds.takes_frame(call):
+        return False
+    if replica.deferred_bytes + len(new_bytes) > DEFERRED_BYTES_MAX:
+        replica.write_deferred()
+    payload = bytes(new_bytes)
+    if not rounds.add_record(replica, decision, call, index, payload):
+        return False
+    replica.defer(payload)
+    return True
 
 
-def _write_late(store: StoreState, found: Replica) -> NeveError | None:
-    try:
-        found.write_late()
-    except OSError as error:
-        store.counters.write_failures += 1
-        return store.disk_error(found.disk, found.extent_id, error)
-    return None
+def _write_failed(store: StoreState, replica: Replica, error: OSError) -> NeveError:
+    store.counters.write_failures += 1
+    return store.disk_error(replica.disk, replica.extent_id, error)
 
 
-def _note(store: StoreState, found: Replica, decision: core.Append) -> None:
-    state, (offset, _, write_bytes, _, committed, _, _) = found.state, decision
-    if write_bytes:
-        end = offset + write_bytes
+def _note(store: StoreState, replica: Replica, decision: core.Append) -> None:
+    """Note what was written, and how far the writer says that all replicas have acknowledged."""
+    state = replica.state
+    if decision.write_bytes:
+        end = decision.write_offset + decision.write_bytes
         state.note_appended(end)
         counters = store.counters
         counters.appends += 1
-        counters.appended_bytes += write_bytes
-        store.dirty.add(found, write_bytes)
-        if end > found.allocate_at:
-            _preallocate(store, found)
-    if committed > state.committed:
-        state.note_committed(committed)
-        if found.followers:
-            found.wake_followers()
+        counters.appended_bytes += decision.write_bytes
+        store.dirty.add(replica, decision.write_bytes)
+        if end > replica.allocate_at:
+            _preallocate(store, replica)
+    if decision.committed > state.committed:
+        state.note_committed(decision.committed)
+        if replica.followers:
+            replica.wake_followers()
+
+
+# --- segments that have to wait ----------------------------------------------------------------------------------
+
+
+def _queue_segment(
+    store: StoreState, replica: Replica, segment: pb.Segment, body: Buffer, call: AppendCall, index: int
+) -> None:
+    """Give the segment a task that appends it when the replica's turn comes."""
+    if replica.lock.waiting >= store.config.append_waiters_max:
+        call.errors[index] = Overloaded(what="requests that wait for one replica")
+        return
+    call.pending += 1
+    # It joins the queue now, not when its task begins, so that no later segment of this extent overtakes it.
+    turn = replica.lock.enqueue()
+    if not turn.done():
+        call.note_queued(replica.lock, turn)
+    store.spawn(_append_in_turn(store, replica, turn, segment, body, call, index))
 
 
 async def _append_in_turn(
     store: StoreState,
-    found: Replica,
-    place: asyncio.Future[None],
+    replica: Replica,
+    turn: asyncio.Future[None],
     segment: pb.Segment,
     body: Buffer,
     call: AppendCall,
-    number: int,
+    index: int,
 ) -> None:
-    """The long way. Settles the call's segment, now or by the commit that follows."""
+    """Append a queued segment and settle it, or leave that to the sync that makes it durable."""
     try:
-        async with store.turn(found, place):
-            decision = await _accept(store, found, segment, body)
-            call.ends[number] = decision.end
+        async with store.turn(replica, turn):
+            decision = await _accept(store, replica, segment, body)
+            call.ends[index] = decision.end
             if decision.durable_to and not call.given_up:
-                piece = body[decision.skip_bytes :] if decision.write_bytes else None
-                store.committer.wait_durable(found, decision.durable_to, call, number, decision.write_offset, piece)
+                new_bytes = body[decision.skip_bytes :] if decision.write_bytes else None
+                store.committer.wait_durable(
+                    replica, decision.durable_to, call, index, decision.write_offset, new_bytes
+                )
                 return
     except NeveError as error:
-        call.settle(number, error)
+        call.settle(index, error)
     except OSError as error:
-        call.settle(number, store.disk_error(found.disk, found.extent_id, error))
+        call.settle(index, store.disk_error(replica.disk, replica.extent_id, error))
     except Exception as error:
-        # A bug: the caller, who waits for all of its segments, must not wait for ever. The task's end is logged.
-        call.settle(number, Internal(detail=f"{type(error).__name__}: {error}"))
+        # A bug. The caller waits for all of its segments and must not wait for ever. `spawn` logs the exception.
+        call.settle(index, Internal(detail=f"{type(error).__name__}: {error}"))
         raise
     else:
-        call.settle(number, None)
+        call.settle(index, None)
 
 
-async def _accept(store: StoreState, found: Replica, segment: pb.Segment, body: Buffer) -> core.Append:
-    """Step by step until the segment is written and, if it rests on the page cache, `unsynced` is durable."""
-    await ensure_verified(store, found)  # raises if it is gone
+async def _accept(store: StoreState, replica: Replica, segment: pb.Segment, body: Buffer) -> core.Append:
+    """Carry out one decision after the other until the segment is written and, if need be, `unsynced` is durable."""
+    await ensure_verified(store, replica)  # raises if it is gone
     compared: core.Compared | None = None
     while True:
         if compared is None:
-            decision = core.decide_append(found.state, segment, body)
+            decision = core.decide_append(replica.state, segment, body)
         else:
-            decision = core.decide_compared(found.state, segment, body, compared)
+            decision = core.decide_compared(replica.state, segment, body, compared)
         if isinstance(decision, core.Refuse):
             if isinstance(decision.error, Conflict):
                 store.counters.conflicts += 1
-                found.state.conflict = True
+                replica.state.conflict = True
             raise decision.error
-        store.open(found)
+        store.open(replica)
         if isinstance(decision, core.PersistToken):
-            await store.sync_attributes(found, found.persist, decision.token, False)
-            found.state.note_token(decision.token)
+            await store.sync_attributes(replica, replica.persist, decision.token, False)
+            replica.state.note_token(decision.token)
         elif isinstance(decision, core.CompareOverlap):
-            here = await store.run_on(found, found.read, decision.start, decision.end - decision.start)
+            here = await store.run_on(replica, replica.read, decision.start, decision.end - decision.start)
             compared = core.compare(segment, body, here, decision)
         else:
             break
     if decision.write_bytes:
-        error = _write(store, found, body[decision.skip_bytes :])
-        if error is not None:
-            raise error
-    _note(store, found, decision)
+        try:
+            replica.write(body[decision.skip_bytes :])
+        except OSError as error:
+            raise _write_failed(store, replica, error) from error
+    _note(store, replica, decision)
     if decision.mark_unsynced:
-        await store.sync_attributes(found, found.persist_unsynced)
-        found.state.note_unsynced(True)
+        await store.sync_attributes(replica, replica.persist_unsynced)
+        replica.state.note_unsynced(True)
     return decision
 
 
-def _preallocate(store: StoreState, found: Replica) -> None:
-    """Reserve the next step of blocks, ahead of the appends that need them. Who uses one up at once gets twice as much:
-    a writer that overtakes the reservation pays for each block that it finds unreserved."""
-    config, limit = store.config, found.state.meta.extent_bytes_max
-    if not config.preallocate_bytes or found.allocated_bytes >= limit:
-        found.allocate_at = limit  # which no append goes beyond
+# --- blocks reserved ahead ---------------------------------------------------------------------------------------
+
+
+def _preallocate(store: StoreState, replica: Replica) -> None:
+    """Reserve the next step of blocks, ahead of the appends that need them.
+
+    A fast writer, which uses up a step at once, gets twice as much: one that overtakes the reservation pays for each
+    block that it finds unreserved.
+    """
+    config, limit = store.config, replica.state.meta.extent_bytes_max
+    if not config.preallocate_bytes or replica.allocated_bytes >= limit:
+        replica.allocate_at = limit  # which no append goes beyond
         return
     now_s = asyncio.get_running_loop().time()
     step_bytes = config.preallocate_bytes
-    if now_s - found.allocated_s < PREALLOCATE_FAST_S:
-        hasty_bytes = min(2 * found.allocation_bytes, config.preallocate_bytes_max)
-        if hasty_bytes > step_bytes and found.disk.has_room_for(hasty_bytes):
-            step_bytes = hasty_bytes
-    found.allocated_s = now_s
-    end = min(limit, max(found.allocated_bytes, found.state.length) + step_bytes)
-    found.note_allocated(end, step_bytes=step_bytes)
-    store.spawn(_preallocate_to(store, found, end))
+    if now_s - replica.allocated_s < PREALLOCATE_FAST_S:
+        larger_bytes = min(2 * replica.allocation_bytes, config.preallocate_bytes_max)
+        if larger_bytes > step_bytes and replica.disk.has_room_for(larger_bytes):
+            step_bytes = larger_bytes
+    replica.allocated_s = now_s
+    end = min(limit, max(replica.allocated_bytes, replica.state.length) + step_bytes)
+    replica.note_allocated(end, step_bytes=step_bytes)
+    store.spawn(_preallocate_to(store, replica, end))
 
 
-async def _preallocate_to(store: StoreState, found: Replica, end: int) -> None:
-    if found.gone or not found.state.is_open:
+async def _preallocate_to(store: StoreState, replica: Replica, end: int) -> None:
+    if replica.gone or not replica.state.is_open:
         return
-    cuts = found.cuts
+    cuts = replica.cuts
     try:
-        if await store.run_beside(found, found.fs.preallocate, found.fd, end) and found.cuts == cuts:
-            found.reserved_bytes = max(found.reserved_bytes, end)
+        if await store.run_beside(replica, replica.fs.preallocate, replica.fd, end) and replica.cuts == cuts:
+            replica.reserved_bytes = max(replica.reserved_bytes, end)
     except OSError as error:
         least_bytes = store.config.preallocate_bytes
-        if error.errno in FULL and found.allocation_bytes > least_bytes:
-            # No room for the haste, which says nothing yet about room for a step of the usual size. What there was the
-            # file may have now (ext4 keeps it), and others need it.
-            if not found.gone and found.state.is_open:
-                found.cut_to(found.file_end)
-            found.allocated_s = 0.0
+        if error.errno in FULL and replica.allocation_bytes > least_bytes:
+            # There is no room for a larger step, which does not say that there is none for a usual one. The file may
+            # have got what room there was (ext4 keeps it), and others need it.
+            if not replica.gone and replica.state.is_open:
+                replica.cut_to(replica.file_end)
+            replica.allocated_s = 0.0
             return
-        # Only a reservation: the disk's state follows, and appends find out for themselves.
-        store.disk_error(found.disk, found.extent_id, error)
+        # Only a reservation failed: the disk's state follows, and appends find out for themselves.
+        store.disk_error(replica.disk, replica.extent_id, error)

@@ -173,7 +173,7 @@ async def seal(store: StoreState, request: pb.SealExtentRequest) -> pb.SealExten
     await _wait_for_name(store, request.extent_id)
     found = store.replicas.get(request.extent_id)
     if found is None:
-        raise _absent(store, request.extent_id)
+        raise store.absence(request.extent_id)
     async with store.turn(found):
         await ensure_verified(store, found)
         decision = core.decide_seal(found.state, request)
@@ -261,7 +261,7 @@ async def delete(store: StoreState, request: pb.DeleteExtentRequest) -> bool:
         disk, now_ms = found.disk, store.wall_clock_ms()
         incarnation = found.state.meta.incarnation
         with contextlib.suppress(OSError):  # it goes as it is
-            found.write_late()
+            found.write_deferred()
         try:
             await store.run(disk.bury, extent_id, decision.tombstone.eversion, now_ms)
             await store.run(disk.move_to_trash, extent_id, incarnation, now_ms)
@@ -303,7 +303,7 @@ async def quarantine(store: StoreState, extent_id: int, incarnation: int, reason
 async def _quarantine(store: StoreState, found: Replica, error: NeveError) -> None:
     log.error("replica_quarantined extent_id=%d disk=%s reason=%s", found.extent_id, found.disk.uuid, error)
     with contextlib.suppress(OSError):  # it goes as it is
-        found.write_late()
+        found.write_deferred()
     try:
         await store.run(
             found.disk.move_to_quarantine, found.extent_id, found.state.meta.incarnation, store.wall_clock_ms()
@@ -326,12 +326,6 @@ def _remove(store: StoreState, found: Replica, error: NeveError) -> None:
     store.dirty.forget(found)
     store.journal.drop(found)
     store.stalled.pop(found, None)
-    found.drop_late()
+    found.drop_deferred()
     found.close()
     found.wake_followers()
-
-
-def _absent(store: StoreState, extent_id: int) -> NeveError:
-    found = core.present(store.existing(extent_id), wanted=common_pb2.Replica(), extent_id=extent_id)
-    assert isinstance(found, NeveError), found
-    return found

@@ -330,7 +330,7 @@ class Copies:
         )
         move = disk.move_to_trash if decision.aside is Aside.TRASH else disk.move_to_quarantine
         with contextlib.suppress(OSError):  # it goes as it is
-            old.write_late()
+            old.write_deferred()
         try:
             await store.run(move, extent_id, old.state.meta.incarnation, store.wall_clock_ms())
         except FileNotFoundError:
@@ -353,7 +353,7 @@ class Copies:
         store.dirty.forget(old)
         store.journal.drop(old)
         store.stalled.pop(old, None)
-        old.drop_late()
+        old.drop_deferred()
         old.wake_followers()
         try:
             old.close()

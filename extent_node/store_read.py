@@ -240,18 +240,18 @@ class Reader:
         size_bytes = max(size_bytes, blocks.HEADER_BYTES)
         file_bytes = found.file_end - offset
         if size_bytes <= file_bytes:
-            late = b""
-        else:  # of what the file does not have yet, there is a copy: it may get it while the file is read
+            deferred = b""
+        else:  # copied now, because they may be written to the file while it is read
             file_bytes = max(file_bytes, 0)
-            late_start = offset + file_bytes - found.file_end
-            late = b"".join(found.late)[late_start : late_start + size_bytes - file_bytes]
+            start = offset + file_bytes - found.file_end
+            deferred = b"".join(found.deferred)[start : start + size_bytes - file_bytes]
             size_bytes = file_bytes
         try:
             if offset + HOT_TAIL_BYTES >= found.state.length:
                 data = found.read(offset, size_bytes) if size_bytes else b""
             else:
                 data = await self._store.run_beside(found, found.read, offset, size_bytes)
-            return data + late if late and len(data) == size_bytes else data
+            return data + deferred if deferred and len(data) == size_bytes else data
         except OSError as error:
             raise self._store.disk_error(found.disk, found.extent_id, error) from error
 

@@ -28,6 +28,7 @@ from neve.extent_node.replica import NotWritten, Replica, SyncFailed
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.threads import Threads
+from neve.proto import common_pb2
 from neve.proto.errors import DiskFailed, NeveError, Overloaded, ReplicaReadOnly, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class StoreState:
 
     async def run_on(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
         """A blocking call that uses the replica's descriptor, which stays open for it. It finds the file up to date."""
-        found.write_late()
+        found.write_deferred()
         return await self.run_beside(found, function, *args)
 
     async def run_beside(self, found: Replica, function: Callable[..., T], *args: Any) -> T:
@@ -113,8 +114,8 @@ class StoreState:
     def start_sync(self, found: Replica, on_done: Callable[[OSError | None], None]) -> None:
         """fdatasync of the replica's file, by the kernel's workers or in a thread; `on_done` is told how it ended."""
         try:
-            found.write_late()
-            if found.late:
+            found.write_deferred()
+            if found.deferred:
                 raise OSError(errno.EROFS, "its file takes no more writes")
         except OSError as error:
             asyncio.get_running_loop().call_soon(on_done, NotWritten(error.errno, str(error)))
@@ -204,6 +205,13 @@ class StoreState:
         if extent_id in self.quarantined and extent_id not in self.tombstones:
             return Quarantined(extent_id)
         return self.tombstones.get(extent_id)
+
+    def absence(self, extent_id: int) -> NeveError:
+        """Why this node has no replica of the extent."""
+        assert extent_id not in self.replicas, extent_id
+        error = core.present(self.existing(extent_id), wanted=common_pb2.Replica(), extent_id=extent_id)
+        assert isinstance(error, NeveError), error
+        return error
 
     @asynccontextmanager
     async def turn(self, found: Replica, place: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
@@ -301,7 +309,7 @@ class StoreState:
             error = DiskFailed(extent_id=found.extent_id, disk=disk.uuid, detail=disk.reason)
             self.committer.abandon(found, error)
             self.dirty.forget(found)
-            found.drop_late()
+            found.drop_deferred()
             found.wake_followers()
             self.journal.strand(found, disk.short_id)
         self.checkpoint_wanted.set()

@@ -260,7 +260,7 @@ class SimCluster:
         for disk in range(node.disks):
             path = node.extent_path(extent_id, disk)
             if node.fs.stat(path) is not None:
-                return node.fs.content(path) + node.late_bytes(extent_id)
+                return node.fs.content(path) + node.deferred_bytes(extent_id)
         return None
 
     async def until(

@@ -383,10 +383,10 @@ class SimNode:
             found += [(record, content) for record in records if not record.is_end and record.extent_id == extent_id]
         return sorted(found, key=lambda each: each[0].lsn)
 
-    def late_bytes(self, extent_id: int) -> bytes:
+    def deferred_bytes(self, extent_id: int) -> bytes:
         """What a process that runs has not written to the replica's file yet."""
         found = self.store._state.replicas.get(extent_id) if self.serving else None
-        return b"".join(found.late) if found is not None else b""
+        return b"".join(found.deferred) if found is not None else b""
 
     def _end(self) -> None:
         if self.process is None:

@@ -711,20 +711,20 @@ def _journal_above(change: Any) -> None:
 
 
 @bug(
-    "a sync leaves late bytes out",
+    "a sync leaves deferred writes out",
     origin="T21, T25",
     suits=lambda shape: shape.sync and shape.eager_journal,
     needs=("node killed", "power cut", "power cut everywhere"),
 )
-def _late_left_out(change: Any) -> None:
+def _deferred_left_out(change: Any) -> None:
     """A file is taken for synced, and its journal for done with, while the newest bytes are in memory alone."""
     start = StoreState.start_sync
 
     def wrong(self: Any, found: Any, on_done: Any) -> None:
-        late, late_bytes = found.late, found.late_bytes
-        found.late, found.late_bytes = [], 0
+        deferred, deferred_bytes = found.deferred, found.deferred_bytes
+        found.deferred, found.deferred_bytes = [], 0
         start(self, found, on_done)
-        found.late, found.late_bytes = late, late_bytes
+        found.deferred, found.deferred_bytes = deferred, deferred_bytes
 
     change(StoreState, "start_sync", wrong)
 
@@ -738,12 +738,12 @@ def _late_left_out(change: Any) -> None:
 def _no_sync(change: Any) -> None:
     """Appends with sync are answered from the page cache, and nothing says so."""
 
-    carry_out = store_append._carry_out
+    write_segment = store_append._write_segment
 
-    def at_once(store: Any, found: Any, decision: Any, body: Any, call: Any, number: int) -> Any:
-        return carry_out(store, found, decision._replace(durable_to=0), body, call, number)
+    def at_once(store: Any, replica: Any, decision: Any, body: Any, call: Any, index: int) -> Any:
+        return write_segment(store, replica, decision._replace(durable_to=0), body, call, index)
 
-    change(store_append, "_carry_out", at_once)
+    change(store_append, "_write_segment", at_once)
 
 
 @bug(

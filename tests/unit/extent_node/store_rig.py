@@ -182,10 +182,7 @@ async def append_all(store: Store, *segments: tuple[pb.Segment, bytes]) -> list[
         _name_replica(store, message)
     attachment = memoryview(b"".join(body for _, body in segments))
     messages = [message for message, _ in segments]
-    begun = store.append_now(messages, attachment)  # as the servicer does it
-    if isinstance(begun, pb.AppendBlockReply):
-        return list(begun.results)
-    return list((await (begun or store.append(messages, attachment))).results)
+    return list((await store.append(messages, attachment)).results)
 
 
 async def append(store: Store, extent_id: int, offset: int, *blocks: bytes, **how: Any) -> pb.SegmentResult:

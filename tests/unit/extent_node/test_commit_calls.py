@@ -136,7 +136,7 @@ def test_a_segment_whose_replica_goes_meanwhile_is_refused_and_the_others_are_ta
 
     async def work(store: Store) -> None:
         await begin(store)
-        held = store._state.committer._rounds
+        held = store._state.committer.rounds
         waiting: list[Callable[[], None]] = []
         start = held._start_sync
         held._start_sync = lambda ticket, then: waiting.append(lambda: start(ticket, then))  # until it is let go
@@ -162,7 +162,7 @@ def test_a_frame_that_the_journal_has_no_room_for_is_nothing_that_others_rest_on
 
     async def work(store: Store) -> None:
         before = await begin(store)
-        store._state.committer._rounds._journal.append = lambda entries: 0  # type: ignore[method-assign]
+        store._state.committer.rounds._journal.append = lambda entries: 0  # type: ignore[method-assign]
         hanging = Hanging(store)
         pending = asyncio.ensure_future(frame(store, len(A), B))
         await asyncio.sleep(0.01)

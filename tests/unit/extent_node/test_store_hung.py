@@ -16,7 +16,7 @@ from neve.extent_node import store_replay
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
 from neve.extent_node.servicer import AUDITS_MAX, LIST_LIMIT_MAX, LIST_REPLICA_BYTES, ExtentNodeServicer
 from neve.extent_node.store import Store
-from neve.extent_node.store_append import WhenDurable
+from neve.extent_node.store_append import PendingAppend
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
 from neve.extent_node.store_start import ShortOfResources
@@ -592,7 +592,7 @@ def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
 
         async def later(message: pb.Segment, body: bytes) -> pb.SegmentResult:
             begun = store.append_now([message], memoryview(body))
-            assert isinstance(begun, WhenDurable)
+            assert isinstance(begun, PendingAppend)
             (result,) = (await begun).results
             return result
 

@@ -141,7 +141,7 @@ def test_t23_a_segment_whose_header_may_not_be_durable_ends_the_journal() -> Non
                 assert not result.HasField("error"), result
                 ends[extent_id] = result.end
 
-        state.committer._rounds._wake_checkpointer = lambda: None
+        state.committer.rounds._wake_checkpointer = lambda: None
         while journal.ready_count or not journal._filled:
             await append_to_all()
         machine.fs.fail(errno.EIO, match=lambda op, path: op == "fdatasync" and path.endswith("0002.seg"), times=1)

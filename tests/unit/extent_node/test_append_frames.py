@@ -1,5 +1,4 @@
-"""A segment that needs no task is answered as the long way would answer it, and leaves the replica as that would; many
-segments in a frame as each of them alone."""
+"""Frames: their segments are taken as each of them alone would be, and the reply comes when all of them are settled."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neve.extent_node.store import Store
-from neve.extent_node.store_append import WhenDurable
+from neve.extent_node.store_append import PendingAppend
 from neve.proto import extent_node_pb2 as pb
 from tests.unit.extent_node import store_rig as rig
 
@@ -36,42 +35,6 @@ STEPS = st.builds(
     extra=st.sampled_from([b"", b"", b"", b"x"]),
     told=st.integers(0, 30),
 )
-
-Outcome = tuple[list[bytes], tuple[object, ...]]
-
-
-async def carry_out(store: Store, steps: list[Step], *, at_once: bool) -> list[Outcome]:
-    await rig.create(store, 1)
-    state = store._state.replicas[1].state
-    outcomes: list[Outcome] = []
-    for number, step in enumerate(steps):
-        blocks = [rig.block_of(f"{number}", size_bytes) for size_bytes in step.sizes]
-        offset = max(state.length + step.at, 0)
-        committed = max(state.length - step.told, 0)
-        message, body = rig.segment(1, offset, blocks, no_sync=step.no_sync, token=step.token, committed=committed)
-        rig._name_replica(store, message)
-        attachment = memoryview(body + step.extra)
-        try:
-            begun = store.append_now([message], attachment) if at_once else store.append([message], attachment)
-            assert begun is not None
-            reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
-            results = [result.SerializeToString() for result in reply.results]
-        except Exception as error:  # noqa: BLE001 - compared
-            results = [repr(error).encode()]
-        counted = (store.counters.appends, store.counters.appended_bytes, store.counters.append_refusals)
-        known = (state.length, state.durable_end, state.committed, state.token, state.unsynced)
-        outcomes.append((results, (*known, *counted, store._state.dirty.bytes_now)))
-    return outcomes
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(STEPS, max_size=8))
-def test_the_short_way_is_the_long_one(steps: list[Step]) -> None:
-    short, long = rig.Machine(), rig.Machine()
-    assert short.run(lambda store: carry_out(store, steps, at_once=True)) == long.run(
-        lambda store: carry_out(store, steps, at_once=False)
-    )
-
 
 EXTENTS = (1, 2, 3)
 
@@ -124,7 +87,7 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool,
         found, state = replicas[extent_id], replicas[extent_id].state
         outcomes.append((state.length, state.committed, state.token, state.unsynced))
         assert synced_ends[extent_id] <= state.durable_end <= state.length
-        found.write_late()
+        found.write_deferred()
         outcomes.append(found.read(0, state.length) if state.length else b"")
     counters = store.counters
     outcomes.append((counters.appends, counters.appended_bytes, counters.append_refusals))
@@ -185,7 +148,7 @@ def test_a_frame_that_is_given_up_leaves_no_line_and_no_answer() -> None:
             segments.append(message)
             bodies.append(body)
         answer = store.append_now(segments, memoryview(b"".join(bodies)))
-        assert isinstance(answer, WhenDurable)
+        assert isinstance(answer, PendingAppend)
         told: list[object] = []
         answer.then(lambda reply, error: told.append((reply, error)))
         assert held.lock.waiting == 1
@@ -207,7 +170,7 @@ def test_a_synced_segment_is_answered_by_whoever_finds_it_durable() -> None:
         message, body = rig.segment(1, length, [rig.block_of("second")])
         rig._name_replica(store, message)
         answer = store.append_now([message], memoryview(body))
-        assert isinstance(answer, WhenDurable)
+        assert isinstance(answer, PendingAppend)
         told: list[tuple[object, BaseException | None]] = []
         answer.then(lambda reply, error: told.append((reply, error)))
         assert told == []
@@ -232,7 +195,7 @@ def test_whoever_gives_up_an_answer_leaves_nothing_waiting_and_the_bytes_stay() 
         message, body = rig.segment(1, replica.state.length, [rig.block_of("second")])
         rig._name_replica(store, message)
         answer = store.append_now([message], memoryview(body))
-        assert isinstance(answer, WhenDurable)
+        assert isinstance(answer, PendingAppend)
         told: list[object] = []
         answer.then(lambda reply, error: told.append((reply, error)))
         answer.abandon()

@@ -1,6 +1,6 @@
-"""Bytes that are in the journal, and reach their file later: whoever looks finds them, and nothing loses them.
+"""Deferred writes: bytes that are in the journal and reach their file later. All who look find them, and none is lost.
 
-Frames of three extents, each with small synced blocks: they go to the journal, and late into the files.
+Frames of three extents, each with small synced blocks, go to the journal, and later into the files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from neve.extent_node import store_append
 from neve.extent_node.core import ReadOnly
-from neve.extent_node.replica import LATE_BYTES_MAX
+from neve.extent_node.replica import DEFERRED_BYTES_MAX
 from neve.extent_node.store import Store
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import DiskFull, ReplicaReadOnly
@@ -47,8 +47,8 @@ def machine(**changes: int | float) -> Machine:
     return Machine(segment_bytes=1 << 20, **settings)
 
 
-def late(store: Store) -> list[int]:
-    return [store._state.replicas[extent_id].late_bytes for extent_id in EXTENTS]
+def deferred(store: Store) -> list[int]:
+    return [store._state.replicas[extent_id].deferred_bytes for extent_id in EXTENTS]
 
 
 async def frame(store: Store, offset: int, block: bytes) -> list[pb.SegmentResult]:
@@ -60,9 +60,9 @@ async def begin(store: Store) -> None:
     for extent_id in EXTENTS:
         await create(store, extent_id)
         await append(store, extent_id, 0, A)  # alone: in place
-    assert late(store) == [0, 0, 0]
+    assert deferred(store) == [0, 0, 0]
     assert [result.end for result in await frame(store, len(A), B)] == [len(A + B)] * 3
-    assert late(store) == [len(B)] * 3
+    assert deferred(store) == [len(B)] * 3
 
 
 def contents(on_machine: Machine) -> list[bytes]:
@@ -78,19 +78,19 @@ def test_appends_that_go_to_the_journal_reach_their_files_together() -> None:
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
         offset, most = len(A), 0
-        while store.counters.appended_bytes < 3 * (len(A) + 3 * LATE_BYTES_MAX):
+        while store.counters.appended_bytes < 3 * (len(A) + 3 * DEFERRED_BYTES_MAX):
             assert not any(result.HasField("error") for result in await frame(store, offset, block))
             offset += len(block)
-            most = max(most, *late(store))
+            most = max(most, *deferred(store))
             for extent_id, content in zip(EXTENTS, contents(machine_), strict=True):
-                assert len(content) + store._state.replicas[extent_id].late_bytes == offset
-        assert LATE_BYTES_MAX - len(block) <= most <= LATE_BYTES_MAX
+                assert len(content) + store._state.replicas[extent_id].deferred_bytes == offset
+        assert DEFERRED_BYTES_MAX - len(block) <= most <= DEFERRED_BYTES_MAX
 
     machine_.run(work)
 
 
 @pytest.mark.parametrize("end", ["killed", "power cut", "stopped"])
-def test_what_was_late_is_there_after_the_process_has_ended(end: str) -> None:
+def test_what_was_deferred_is_there_after_the_process_has_ended(end: str) -> None:
     machine_ = machine()
 
     async def work(store: Store) -> None:
@@ -165,14 +165,14 @@ def test_whoever_looks_at_the_file_finds_all_of_it(look: Callable[[Store], Await
         wanted = A + B + C if found.state.length > len(A + B) else A + B
         assert machine_.fs.pread(fd, 1000, 0) == wanted
         machine_.fs.close(fd)
-        assert (found.late, found.late_bytes) == ([], 0)
-        assert late(store)[1:] == [len(B)] * 2 if 1 in store._state.replicas else True
+        assert (found.deferred, found.deferred_bytes) == ([], 0)
+        assert deferred(store)[1:] == [len(B)] * 2 if 1 in store._state.replicas else True
 
     machine_.run(work)
 
 
 @pytest.mark.parametrize("may_write", [True, False])
-def test_readers_are_given_late_bytes_from_memory(may_write: bool) -> None:
+def test_readers_are_given_deferred_bytes_from_memory(may_write: bool) -> None:
     """From wherever they begin and however many they ask for, also if the file takes no more."""
     machine_ = machine()
 
@@ -188,13 +188,13 @@ def test_readers_are_given_late_bytes_from_memory(may_write: bool) -> None:
                 wanted = b"".join(blocks[:count])
                 assert await read_bytes(store, 1, start, max_bytes=len(wanted)) == wanted
                 assert await read_bytes(store, 1, start, max_bytes=1) == blocks[0]
-        assert late(store)[0] == len(B + C)
+        assert deferred(store)[0] == len(B + C)
 
     machine_.run(work)
 
 
 async def cut_in_vain(store: Store, machine_: Machine, offset: int) -> list[pb.SegmentResult]:
-    """A frame's segment whose bytes are late and which waits alone, and one behind it whose write and cut fail."""
+    """A frame's segment whose bytes are deferred and which waits alone, and one behind it whose write and cut fail."""
 
     async def fail() -> None:
         faults = [machine_.fs.fail(errno.ENOMEM, match=on(call, NAME)) for call in ("pwrite", "truncate")]
@@ -233,7 +233,7 @@ def test_nobody_is_acknowledged_by_a_sync_of_a_file_that_takes_no_more_bytes() -
     machine_.restart(after)
 
 
-def test_readers_find_late_bytes_of_a_file_that_takes_no_more_bytes() -> None:
+def test_readers_find_deferred_bytes_of_a_file_that_takes_no_more_bytes() -> None:
     machine_ = machine()
 
     async def work(store: Store) -> None:
@@ -262,13 +262,13 @@ def test_what_a_cut_gave_back_is_not_reserved_though_its_reservation_is_answered
         await reserving
         file = machine_.fs._tree.file(path_of(1))
         assert found.reserved_bytes <= file.allocated_bytes
-        assert found.late_bytes == len(B)
+        assert found.deferred_bytes == len(B)
         assert found.allocate_at <= len(A + B)  # the next append asks for some again
 
     machine_.run(work)
 
 
-def test_a_seal_below_late_bytes_cuts_them() -> None:
+def test_a_seal_below_deferred_bytes_cuts_them() -> None:
     machine_ = machine()
 
     async def work(store: Store) -> None:
@@ -293,20 +293,20 @@ def test_what_is_large_or_not_synced_or_alone_or_without_reserved_blocks_is_writ
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
         await frame(store, len(A), large)
-        assert late(store) == [0, 0, 0]
+        assert deferred(store) == [0, 0, 0]
         end = len(A + large)
         await append_all(store, *(segment(extent_id, end, [B], no_sync=True) for extent_id in EXTENTS))
-        assert late(store) == [0, 0, 0]
+        assert deferred(store) == [0, 0, 0]
         assert contents(machine_) == [A + large + B] * 3
         for extent_id in EXTENTS:
             store._state.replicas[extent_id].reserved_bytes = end + len(B + C) - 1
         await frame(store, end + len(B), C)
-        assert late(store) == [0, 0, 0]
+        assert deferred(store) == [0, 0, 0]
 
     machine_.run(work)
 
 
-def test_where_blocks_cannot_be_reserved_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_blocks_cannot_be_reserved_nothing_is_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_ = machine()
     monkeypatch.setattr(type(machine_.fs), "preallocate", lambda self, fd, size_bytes: False)
 
@@ -315,12 +315,12 @@ def test_where_blocks_cannot_be_reserved_nothing_is_late(monkeypatch: pytest.Mon
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
         await frame(store, len(A), B)
-        assert late(store) == [0, 0, 0]
+        assert deferred(store) == [0, 0, 0]
 
     machine_.run(work)
 
 
-def test_t24_late_bytes_that_find_no_room_stay_where_they_are_until_there_is_some() -> None:
+def test_t24_deferred_bytes_that_find_no_room_stay_where_they_are_until_there_is_some() -> None:
     machine_ = machine()
 
     async def work(store: Store) -> None:
@@ -329,7 +329,7 @@ def test_t24_late_bytes_that_find_no_room_stay_where_they_are_until_there_is_som
         assert not await store._state.committer.sync_in_place(store._state.replicas[1])
         assert await error_of(raise_token(store, 1, TOKEN_LATER)) is DiskFull
         assert await error_of(append(store, 1, len(A + B), C)) is ReplicaReadOnly
-        assert late(store) == [len(B)] * 3
+        assert deferred(store) == [len(B)] * 3
         assert machine_.fs.content(path_of(1)) == A
         fault.clear()
         await asyncio.sleep(6)  # the housekeeper sees the room
@@ -367,19 +367,19 @@ def test_t24_after_a_checkpoint_without_room_the_next_start_has_what_was_acknowl
     machine_.restart(after)
 
 
-def test_t23_after_a_failed_sync_late_bytes_are_not_written_and_the_journal_has_them() -> None:
+def test_t23_after_a_failed_sync_deferred_bytes_are_not_written_and_the_journal_has_them() -> None:
     machine_ = machine()
 
     async def work(store: Store) -> None:
         await begin(store)
         found = store._state.replicas[1]
         machine_.fs.fail(errno.EIO, match=on("fdatasync", NAME))
-        assert not await store._state.committer.sync_in_place(found)  # with B, which was late
+        assert not await store._state.committer.sync_in_place(found)  # with B, which was deferred
         assert found.state.read_only is ReadOnly.SYNC_FAILED
-        found.late, found.late_bytes = [C], len(C)  # as if they had come while it was synced
+        found.deferred, found.deferred_bytes = [C], len(C)  # as if they had come while it was synced
         found.state.length += len(C)
-        found.write_late()
-        assert (found.late, found.late_bytes) == ([C], len(C))  # for readers
+        found.write_deferred()
+        assert (found.deferred, found.deferred_bytes) == ([C], len(C))  # for readers
         assert not await store._state.committer.sync_in_place(found)
         assert machine_.fs.content(path_of(1)) == A + B
 
@@ -397,6 +397,6 @@ def test_what_is_deleted_keeps_nothing_in_memory() -> None:
         await begin(store)
         found = store._state.replicas[1]
         assert await delete(store, 1)
-        assert (found.late, found.late_bytes) == ([], 0)
+        assert (found.deferred, found.deferred_bytes) == ([], 0)
 
     machine().run(work)
