@@ -234,10 +234,15 @@ def move(before: RegionMap, servers: Mapping[int, int], cause: Cause) -> Change 
     return _change(before, moved, cause) if moved else None
 
 
-def pause_balancing(before: RegionMap, paused: bool, cause: Cause) -> Change | None:
-    if before.balancing_paused == paused:
-        return None
+def pause_balancing(before: RegionMap, paused: bool, cause: Cause) -> Change:
+    """Also if it is paused already: the map remembers the call."""
     return _change(before, [], cause, paused=paused)
+
+
+def remember(before: RegionMap, partition_id: int, cause: Cause) -> Change:
+    """A version in which no region changes: the call found the partition as it should be. The map remembers the call,
+    so that its repetition does nothing either, whatever has become of the partition by then (T50)."""
+    return _change(before, [], cause, unchanged=[partition_id])
 
 
 def _touched(region: pm.RegionRecord, **changes: bytes | int | str) -> pm.RegionRecord:
@@ -254,12 +259,13 @@ def _change(
     cause: Cause,
     *,
     deleted: Sequence[int] = (),
+    unchanged: Sequence[int] = (),
     paused: bool | None = None,
 ) -> Change:
     version = before.version + 1
     regions = {region.partition_id: region for region in before.regions if region.partition_id not in deleted}
     regions.update((region.partition_id, region) for region in put)
-    touched = [*(region.partition_id for region in put), *deleted]
+    touched = [*(region.partition_id for region in put), *deleted, *unchanged]
     after = RegionMap(
         version,
         tuple(sorted(regions.values(), key=lambda region: region.start)),

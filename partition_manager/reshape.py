@@ -193,25 +193,28 @@ async def move_region(term: Term, request: pm.MoveRegionRequest, cause: Cause) -
     if made is None:
         with term.reshape(request.partition_id):
 
-            def decide(snapshot: Snapshot) -> Change | None:
+            def decide(snapshot: Snapshot) -> Change:
                 _region(snapshot, request.partition_id, request.version)
                 if request.server_id not in snapshot.servers:
                     raise NotFound(kind="partition server", name=str(request.server_id))
-                return core_regions.move(snapshot.made, {request.partition_id: request.server_id}, cause)
+                change = core_regions.move(snapshot.made, {request.partition_id: request.server_id}, cause)
+                return change or core_regions.remember(snapshot.made, request.partition_id, cause)
 
             snapshot = await term.regions.commit(decide)
-    version = made.version if made is not None else snapshot.made.version
-    return pm.MoveRegionReply(region=region_now(snapshot, request.partition_id), version=version)
+        made = _made_before(snapshot, cause)
+        assert made is not None
+    return pm.MoveRegionReply(region=region_now(snapshot, request.partition_id), version=made.version)
 
 
 async def set_balancing(term: Term, request: pm.SetBalancingRequest, cause: Cause) -> pm.SetBalancingReply:
-    def decide(snapshot: Snapshot) -> Change | None:
-        if snapshot.made.call_made(cause.call) is not None:
-            return None
+    def decide(snapshot: Snapshot) -> Change:
         return core_regions.pause_balancing(snapshot.made, request.paused, cause)
 
-    snapshot = await term.regions.commit(decide)
-    return pm.SetBalancingReply(version=snapshot.made.version)
+    made = _made_before(await term.regions.fresh(), cause)
+    if made is None:
+        made = _made_before(await term.regions.commit(decide), cause)
+        assert made is not None
+    return pm.SetBalancingReply(version=made.version)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------

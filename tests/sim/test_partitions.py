@@ -171,6 +171,43 @@ async def test_t50_a_call_repeated_at_the_next_leader_is_executed_once(cluster: 
     assert cluster.region(b"a").server_id == region.server_id, "the repeated move moved nothing"
 
 
+@partitioned(seed=8, managers=3)
+async def test_t50_a_move_that_had_nothing_to_do_does_nothing_when_it_is_repeated(cluster: PartitionCluster) -> None:
+    """The first answer said that the partition is where it should be. If another order moves it on, a late repetition
+    of the first one must not fetch it back (story 507743367 of the larger world)."""
+    await cluster.bootstrap(b"m")
+    region = cluster.region(b"a")
+    stay = pm.MoveRegionRequest(call=cluster.call_id(), partition_id=region.partition_id, server_id=region.server_id)
+    first = await cluster.order(methods.PARTITION_MANAGER_MOVE_REGION, stay)
+    assert first.region.server_id == region.server_id
+    elsewhere = 3 - region.server_id
+    moved = await cluster.move(region.partition_id, elsewhere)
+    assert moved.version > first.version
+    again = await cluster.order(methods.PARTITION_MANAGER_MOVE_REGION, stay)
+    assert (again.version, again.region.server_id) == (first.version, elsewhere)
+    (await cluster.leader()).kill()
+    again = await cluster.order(methods.PARTITION_MANAGER_MOVE_REGION, stay)
+    assert (again.version, again.region.server_id) == (first.version, elsewhere)
+    assert cluster.map.version == moved.version, "a repetition changes nothing"
+
+
+@partitioned(seed=8, managers=3)
+async def test_t50_a_pause_of_balancing_is_not_repeated_after_balancing_went_on(cluster: PartitionCluster) -> None:
+    await cluster.bootstrap()
+    method = methods.PARTITION_MANAGER_SET_BALANCING
+    for already in (False, True):  # whether it changes anything the first time
+        pause = pm.SetBalancingRequest(call=cluster.call_id(), paused=True)
+        if already:
+            await cluster.order(method, pm.SetBalancingRequest(paused=True))
+        first = await cluster.order(method, pause)
+        last = await cluster.order(method, pm.SetBalancingRequest(paused=False))
+        assert (await cluster.order(method, pause)).version == first.version
+        (await cluster.leader()).kill()
+        assert (await cluster.order(method, pause)).version == first.version
+        assert cluster.map.version == last.version
+        assert not cluster.map.balancing_paused
+
+
 @partitioned(seed=9, managers=2)
 async def test_any_manager_tells_the_map_and_waits_for_a_version(cluster: PartitionCluster) -> None:
     await cluster.bootstrap(b"m")
