@@ -328,7 +328,7 @@ class Partition:
         await self._committer.idle()
 
     async def close(self) -> None:
-        """Without a flush: the log has it. What is still being read ends with ShuttingDown: memory goes at once."""
+        """Without a flush: the log has it. What is still being read ends with WrongServer: memory goes at once."""
         store = self._store
         store.frozen = True
         store.unstall()

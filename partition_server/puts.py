@@ -106,7 +106,7 @@ class GroupedPuts:
             if isinstance(error, Overloaded):
                 return None
             if isinstance(error, NeveError):
-                store.fail(error)
+                raise store.log_refused(error) from error
             raise
         store.seq = entries[-1].seq
         memtable = store.view.memtables[0]

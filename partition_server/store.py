@@ -38,6 +38,7 @@ from neve.proto.errors import (
     NotFound,
     NotOwner,
     Overloaded,
+    RequestError,
     ShuttingDown,
     TooLarge,
     WrongServer,
@@ -262,9 +263,15 @@ class Store:
         if not self.owns(key):
             raise WrongServer(partition_id=self.partition_id, regions_version=self.region.version)
 
+    def ended(self) -> WrongServer:
+        """What callers are told once this server has lost or closed the partition: another server will serve the key,
+        or this one again. Why it ended is this server's own affair, and stands in the detail only."""
+        detail = f"partition {self.partition_id} has ended here: {self.error}"
+        return WrongServer(partition_id=self.partition_id, regions_version=self.region.version, detail=detail)
+
     def check_readable(self) -> None:
         if self.error is not None:
-            raise ShuttingDown(detail=f"partition {self.partition_id} ended: {self.error}")
+            raise self.ended()
 
     def check_writable(self) -> None:
         self.check_readable()
@@ -277,7 +284,7 @@ class Store:
             self.streams.ensure_owner()
         except NeveError as error:
             self.fail(error)
-            raise
+            raise self.ended() from error
         self.check_readable()
 
     def owner(self) -> common_pb2.Owner:
@@ -307,6 +314,18 @@ class Store:
                 if writer.error is not None:
                     self.fail(writer.error)
             raise
+
+    def log_refused(self, error: NeveError) -> NeveError:
+        """The log's writer has ended and takes no record: so ends the partition. Returns what callers are told."""
+        self.fail(error)
+        return error if isinstance(error, RequestError) else self.ended()
+
+    async def log_ready(self, size_bytes: int) -> None:
+        """Wait until the log's writer has room for a record of this size."""
+        try:
+            await self.streams.log.ready(size_bytes)
+        except NeveError as error:
+            raise self.log_refused(error) from error
 
     def fail(self, error: NeveError) -> None:
         """A stream or the lock is lost: nothing is answered any more."""

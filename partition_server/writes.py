@@ -199,7 +199,7 @@ class Writes:
                 self._submit_put(write, key, value, ttl_ms)
                 return
             except Overloaded:
-                await self._store.streams.log.ready(len(value) + log_format.HEADER_BYTES + len(key))
+                await self._store.log_ready(len(value) + log_format.HEADER_BYTES + len(key))
 
     def _submit_put(self, write: Write, key: bytes, value: Buffer, ttl_ms: int) -> None:
         store = self._store
@@ -338,7 +338,7 @@ class Writes:
             self._submit(write, record, entries, outcome)
         except Overloaded:
             self._store.check_writable()
-            await self._store.streams.log.ready(len(record))
+            await self._store.log_ready(len(record))
             return False
         return True
 
@@ -351,8 +351,7 @@ class Writes:
         except Overloaded:
             raise
         except NeveError as error:
-            store.fail(error)
-            raise
+            raise store.log_refused(error) from error
         store.seq = entries[-1].seq
         memtable = store.view.memtables[0]
         memtable.pending += 1
@@ -425,7 +424,9 @@ class Writes:
                     try:
                         future = store.streams.log.submit(record)
                     except Overloaded:
-                        await store.streams.log.ready(len(record))
+                        await store.log_ready(len(record))
+                    except NeveError as error:
+                        raise store.log_refused(error) from error
                 memtable = store.view.memtables[0]
                 memtable.pending += 1  # it is not flushed, nor the log cut, before this is acknowledged
                 future.add_done_callback(functools.partial(self._on_part_logged, memtable))

@@ -16,7 +16,7 @@ from neve.partition_server.engine_config import TTL_MS_MAX
 from neve.partition_server.metrics import ServerMetrics
 from neve.partition_server.servicer import REPLY_RESERVED_BYTES_MIN, PartitionServerServicer
 from neve.proto import partition_server_pb2 as ps
-from neve.proto.errors import Internal, InvalidArgument, NotOwner
+from neve.proto.errors import Internal, InvalidArgument, NotOwner, WrongServer
 from tests.unit.partition_server.rig import CLIENT_OPTIONS, CONFIG, PartitionRig, call, on_cluster
 from tests.unit.partition_server.test_engine import value_of
 
@@ -191,7 +191,7 @@ async def test_how_large_an_object_is_tells_only_who_still_owns_it(rig: Partitio
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(store, "streams", dataclasses.replace(store.streams, ensure_owner=lost))
-        with pytest.raises(NotOwner):
+        with pytest.raises(WrongServer, match="somebody else has it"):
             await partition.get(b"key", offset=6)
 
 

@@ -19,8 +19,9 @@ from neve.partition_server.engine import Operation, Partition
 from neve.partition_server.entry import Entry
 from neve.partition_server.memory import MemoryBudget
 from neve.partition_server.writes import Writes
+from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c
-from neve.proto.errors import AppendOutcomeUnknown, Internal, NeveError, NotFound, NotOwner, ShuttingDown
+from neve.proto.errors import AppendOutcomeUnknown, Internal, NeveError, NotFound, NotOwner, WrongServer
 from tests.unit.partition_server.rig import CONFIG, PartitionRig, call, on_cluster
 from tests.unit.partition_server.test_engine_tables import contents, fill
 
@@ -225,7 +226,7 @@ def test_t11_an_owner_whose_extents_were_given_back_by_the_next_one_calls_no_obj
                 raise NotOwner(detail="somebody else has it")
 
             monkeypatch.setattr(store, "streams", dataclasses.replace(store.streams, ensure_owner=lost))
-            assert isinstance(await ask(partition), NotOwner)
+            assert isinstance(await ask(partition), WrongServer)
 
     story()
 
@@ -261,10 +262,56 @@ async def test_a_closed_partition_keeps_no_entry_and_calls_no_object_absent(rig:
         assert not partition._store.pending
         assert not len(partition._store.sessions)
         for read in (partition.get(b"k001"), partition.head(b"k001"), partition.scan(limit=1)):
-            with pytest.raises(ShuttingDown):
+            with pytest.raises(WrongServer):
                 await read
     finally:
         gc.enable()
+
+
+async def uploaded(partition: Partition) -> None:
+    upload_id = await partition.begin_upload(b"new")
+    await partition.upload_part(upload_id, b"new", offset=0, payload=b"part")
+
+
+ASKED: dict[str, Callable[[Partition], Coroutine[Any, Any, Any]]] = {
+    "get": lambda partition: partition.get(b"key"),
+    "get of a key that is not there": lambda partition: partition.get(b"absent"),
+    "head": lambda partition: partition.head(b"key"),
+    "scan": lambda partition: partition.scan(limit=1),
+    "put": lambda partition: partition.put(b"key", b"again"),
+    "put in parts": lambda partition: partition.put(b"key", b"x" * 5000),
+    "put on a condition": lambda partition: partition.put(b"key", b"again", condition=ps.Condition(absent=True)),
+    "delete": lambda partition: partition.delete(b"key"),
+    "delete of a key that is not there": lambda partition: partition.delete(b"absent"),
+    "batch": lambda partition: partition.batch([Operation(b"key", b"again")]),
+    "upload": uploaded,
+}
+
+
+@pytest.mark.parametrize("ending", ["its lease is lost", "it was closed"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_callers_of_a_partition_that_has_ended_are_told_to_ask_elsewhere(asked: str, ending: str) -> None:
+    """`LeaseLost` is about a lease of the server's, and would tell its callers to stop; `ShuttingDown` is about a
+    server, and this one goes on. If no other server answers in time, a user of the client sees this error (stories
+    753453766 and 753454019 of the larger world)."""
+
+    @on_cluster()
+    async def story(rig: PartitionRig) -> None:
+        region = await rig.create()
+        partition = await rig.load(region, config=QUIET)
+        await partition.put(b"key", b"value")
+        if ending == "its lease is lost":
+            rig.loaded[region.partition_id].group.lock.lease.abandon("its time to live has passed")
+        else:
+            await rig.run(region, partition.close())
+        for _ in range(2):  # the first call may be the one that notices
+            with pytest.raises(WrongServer, match=f"partition {region.partition_id} has ended here") as told:
+                await ASKED[asked](partition)
+            assert told.value.partition_id == region.partition_id
+            assert told.value.retriable
+            assert not told.value.outcome_unknown
+
+    story()
 
 
 # --- scans and what is put meanwhile -------------------------------------------------------------------------
@@ -370,7 +417,7 @@ async def test_a_partition_that_is_closed_while_extents_are_given_back_keeps_wha
         await partition.close()
         gate.open.set()
         await asyncio.wait([reclaiming])
-    assert isinstance(reclaiming.exception(), ShuttingDown)
+    assert isinstance(reclaiming.exception(), WrongServer)
     assert await rig.stream_extents(region.log_stream_id) == before
     assert await contents(await rig.crash_and_load(region, config=QUIET)) == expected
 
@@ -389,7 +436,7 @@ async def test_a_partition_that_is_closed_while_tables_are_merged_writes_no_mani
         await partition.close()
         gate.open.set()
         await asyncio.wait([compacting])
-    assert isinstance(compacting.exception(), ShuttingDown)
+    assert isinstance(compacting.exception(), WrongServer)
     assert await contents(await rig.crash_and_load(region, config=QUIET)) == expected
 
 

@@ -145,7 +145,7 @@ async def test_a_group_that_the_log_did_not_acknowledge_ends_the_partition(rig: 
     (error,) = await repeated
     assert isinstance(error, NeveError)
     assert error.outcome_unknown
-    with pytest.raises(ShuttingDown):
+    with pytest.raises(WrongServer):
         partition.start_puts(puts_of(ITEMS, 100))
 
 
