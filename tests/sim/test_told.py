@@ -96,6 +96,16 @@ def test_keys_are_wrong_only_where_users_choose_wrong_ones() -> None:
     assert wrong("kv1.0", errors.InvalidArgument(what="offset")) == "nobody has asked for anything invalid"
 
 
+def test_of_the_bounds_of_a_server_only_that_of_uploads_lasts_longer_than_an_operation() -> None:
+    """Uploads that clients left count until they are idle for too long, and a put in chunks is one more."""
+    left = errors.Overloaded(what="uploads")
+    assert not wrong("kv1.0", left)
+    assert (
+        wrong("kv1.0", errors.Overloaded(what="partition server")) == "partition server is not what is full for so long"
+    )
+    assert wrong("reader-kv3.1", left) == wrong("last", left) == "nobody is told that"
+
+
 def test_all_kinds_of_users_are_known_and_all_errors_exist() -> None:
     assert role_of("writer12") == "writer"
     assert role_of("kv5.1") == "kv"

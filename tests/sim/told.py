@@ -24,6 +24,7 @@ from neve.proto.errors import (
     InvalidArgument,
     NeveError,
     NotFound,
+    Overloaded,
     ShuttingDown,
     StreamSealed,
 )
@@ -96,8 +97,10 @@ MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
     "rival": OWNERS,
     "writer": OWNERS,
     "reader": READERS,
-    "kv": KEY_VALUE,
-    "kv upload": {**KEY_VALUE, "Overloaded": CALM},  # those that were left count until they are idle for too long
+    # A value that comes in chunks is uploaded, too, and uploads that their clients left count until they are idle for
+    # too long: longer than an operation may take.
+    "kv": {**KEY_VALUE, "Overloaded": CALM},
+    "kv upload": {**KEY_VALUE, "Overloaded": CALM},
     "reader-kv": {name: KEY_VALUE[name] for name in ("ConnectFailed", "DeadlineExceeded", "WrongServer")},
     "kv operator": RESHAPERS,
     "last": {},  # who looks when all is well again
@@ -106,6 +109,7 @@ MAY_BE_TOLD: Mapping[str, Mapping[str, Causes]] = {
 
 WRONG_KEYS = ("operations", "middle_key", "right_partition_id")
 GONE = ("upload", "partition", "partition server")
+FULL_FOR_KEY_VALUE = ("uploads",)
 
 
 def role_of(user: str) -> str:
@@ -126,6 +130,8 @@ def wrong_to_tell(user: str, error: NeveError, *, troubles: Collection[str], led
         return "no trouble explains it"
     if isinstance(error, AppendOutcomeUnknown) and role_of(user) != "kv operator":  # to whom causes do not come
         return _wrong_cause(user, error, troubles=troubles, ledger=ledger)
+    if role_of(user) == "kv" and isinstance(error, Overloaded) and error.what not in FULL_FOR_KEY_VALUE:
+        return f"{error.what} is not what is full for so long"
     weak = any(session.weak and (session.owner == user or role_of(user) == "reader") for session in ledger.sessions)
     return _wrong_itself(error, ledger, weak=weak)
 
