@@ -120,7 +120,7 @@ class Lane:
             self._pause.cancel()
             self._pause = None
 
-    # --- asked by the sender ---------------------------------------------------------------------------------
+    # --- what to send ----------------------------------------------------------------------------------------
 
     @property
     def has_more(self) -> bool:
@@ -154,7 +154,7 @@ class Lane:
         frame.add(self, core.committed, join_segment(self.template, encode_committed(core.committed)), ())
         return False
 
-    # --- told by the sender ----------------------------------------------------------------------------------
+    # --- answers ---------------------------------------------------------------------------------------------
 
     def has(self, taken: Sent) -> None:
         if self._closed:

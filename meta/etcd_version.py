@@ -1,18 +1,30 @@
-"""Which etcd versions are sound, as plain code.
+"""Which releases of etcd are sound. Pure.
 
-Invariants: a version that is known to corrupt data is never passed over in silence.
+Invariants: a release that is known to lose or to corrupt data is never used without a warning.
 """
 
 from __future__ import annotations
 
 import re
 
-# 3.5.0 to 3.5.5 may leave members with different data after a crash, or after a defragmentation that was
-# interrupted (etcd's postmortem "v3.5 data inconsistency", its issues 13766 and 14685); 3.4.22 has those fixes.
-SOUND_SINCE = {(3, 4): 22, (3, 5): 6}
+BUILT_VERSION = "3.6.16"  # what `neve etcd install` builds: tools/etcd_build/go.mod names the same release
+INSTALL_COMMAND = "neve etcd install"
+
+# For each minor release: the patch that fixed a defect, and what the defect does. A sound release has all of the fixes.
+DEFECTS: dict[tuple[int, int], tuple[tuple[int, str], ...]] = {
+    (3, 4): (
+        (21, "a single member that is killed may lose writes that it acknowledged (etcd issue 14370)"),
+        (22, "a member that is killed while it defragments may differ from the others (etcd issue 14685)"),
+    ),
+    (3, 5): (
+        (3, "a member that is killed may come back with wrong data (etcd issue 13766)"),
+        (5, "a single member that is killed may lose writes that it acknowledged (etcd issue 14370)"),
+        (6, "a member that is killed while it defragments may differ from the others (etcd issue 14685)"),
+    ),
+}
 # Not in this table: before 3.4.31 and 3.5.13 a deposed leader renews leases, and may make its successor revoke them
-# (issue 15247). `etcd.EtcdStore.keep_alive` does not believe the first; the second costs a lease, and no safety.
-OLDEST = (3, 4)  # before that, hasleader, fragments and reads at a revision differ from what we rely on
+# (issue 15247). `etcd.EtcdStore.keep_alive` does not rely on the first; the second costs a lease, and no data.
+OLDEST = (3, 4)  # before that, hasleader, fragments and reads at a revision differ from what Neve needs
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
@@ -22,16 +34,15 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 
 def version_warning(text: str) -> str | None:
-    """What is wrong with this version of etcd; None for a sound one."""
+    """Why this release of etcd is no place for data that matters; None for a sound one."""
     version = parse_version(text)
     if version is None:
         return f"cannot tell the version of etcd from {text!r}"
     if version[:2] < OLDEST:
-        return f"etcd {text} is older than 3.4, the oldest that Neve is tested with"
-    patch_min = SOUND_SINCE.get(version[:2], 0)
-    if version[2] < patch_min:
-        return (
-            f"etcd {text} is known to corrupt data after a crash or to let members differ: "
-            f"use {version[0]}.{version[1]}.{patch_min} or newer"
-        )
-    return None
+        return f"etcd {text} is older than 3.4, the oldest release that Neve is tested with"
+    minor = f"{version[0]}.{version[1]}"
+    defects = [(fixed, what) for fixed, what in DEFECTS.get(version[:2], ()) if version[2] < fixed]
+    if not defects:
+        return None
+    fixed, what = defects[0]
+    return f"etcd {text} is unsound: in {minor}.0 to {minor}.{fixed - 1} {what}; use {minor}.{defects[-1][0]} or newer"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neve.meta.etcd_config import EtcdConfig
+from neve.proto.placement import DEFAULT_PLACEMENT
 from neve.rpc import config
 from neve.rpc.front import FrontConfig
 from neve.rpc.limits import MIB
@@ -35,7 +36,7 @@ class Defaults:
 
     replicas: int = 3
     extent_bytes_max: int = GIB
-    placement: str = "rack"
+    placement: str = DEFAULT_PLACEMENT
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= 7:

@@ -36,10 +36,10 @@ from neve.stream_manager.state import State
 
 if TYPE_CHECKING:
     from neve.stream_manager.config import ManagerConfig
-    from neve.stream_manager.ensembles import Ensembles
     from neve.stream_manager.ids import IdSource
     from neve.stream_manager.node_calls import NodeCalls
     from neve.stream_manager.owner_checks import OwnerChecks
+    from neve.stream_manager.placement_cache import Ensembles
     from neve.stream_manager.quota import QuotaTable
 
 

@@ -28,13 +28,13 @@ from neve.stream_manager.batcher import Batcher, lane_key
 from neve.stream_manager.changes import Changes, Ready
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import LeaderContext, NodesPart
-from neve.stream_manager.ensembles import Ensembles
 from neve.stream_manager.follower import StateFollower, kind_ranges
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.owner_checks import OwnerChecks
 from neve.stream_manager.pipeline import Observe, Pipeline
+from neve.stream_manager.placement_cache import Ensembles
 from neve.stream_manager.quota import QuotaTable
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.replay import ReplayCache

@@ -1,4 +1,4 @@
-"""Where replicas go: the interface of placement policies, and what all of them share.
+"""Where replicas go: the interface of placement policies, and what all of them share (placement_policies.py).
 
 A policy answers two questions, in the manner of BookKeeper's EnsemblePlacementPolicy: on which nodes a new extent is
 made, and which node takes the place of a lost replica.
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from neve.proto.errors import InvalidArgument, NotEnoughNodes
+from neve.proto.errors import NotEnoughNodes
 
 REASONS_TOLD_MAX = 12  # an error names so many nodes, and counts the others
 
@@ -93,24 +93,6 @@ class PlacementPolicy(ABC):
     @abstractmethod
     def replacement(self, nodes: Sequence[Candidate], kept: Sequence[int], wish: Wish, rng: random.Random) -> Placed:
         """One node that joins the replicas on `kept`; `wish.replicas` is how many there are to be with it."""
-
-
-_POLICIES: dict[str, PlacementPolicy] = {}
-
-
-def register_policy(policy: PlacementPolicy) -> PlacementPolicy:
-    """Make a policy known by its name; a cluster's own may be added by the program that starts the manager."""
-    _POLICIES[policy.name] = policy
-    return policy
-
-
-def policy_named(name: str) -> PlacementPolicy:
-    policy = _POLICIES.get(name)
-    if policy is None:
-        raise InvalidArgument(
-            what="placement", detail=f"{name!r} is no policy; there are {', '.join(sorted(_POLICIES))}"
-        )
-    return policy
 
 
 # --- what policies share --------------------------------------------------------------------------------------

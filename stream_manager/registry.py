@@ -10,29 +10,27 @@ Not here:   what nodes hold (replica_reports.py); who has moved since (relocate.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument, NeveError, WrongCluster
-from neve.stream_manager import placement_rack, placement_region, placement_weighted
 from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import NEVER_S, Health, NodeHealth
 from neve.stream_manager.failure_history import FailureHistory
-from neve.stream_manager.node_entries import DISKS_MAX, MODE_WORDS, check_registration, entry_of
-from neve.stream_manager.placement import Candidate, Wish, policy_named
-from neve.stream_manager.records import Disk, NodeEntry, ReplicaAt, Settings
-from neve.stream_manager.state import StateListener
+from neve.stream_manager.node_entries import DISKS_MAX, check_registration, entry_of
+from neve.stream_manager.placement import Candidate, Wish
+from neve.stream_manager.placement_cache import Candidates, candidate_of
+from neve.stream_manager.placement_policies import policy_named
+from neve.stream_manager.records import Disk, NodeEntry, ReplicaAt
 from neve.stream_manager.topology import Topology
 
 log = logging.getLogger(__name__)
 
 GIVEN_IDS_MAX = 10_000
 LOOK_AGAIN_S = 0.5  # whether all nodes are up, while one of them is not: with many, looking takes its time
-CANDIDATES_S = 0.5  # well below what makes a node suspect; making all of them for each extent would cost more than etcd
-POLICY_MODULES = (placement_rack, placement_region, placement_weighted)  # importing them makes their policies known
 
 HEALTH_MESSAGES = {
     Health.ALIVE: sm.NODE_HEALTH_ALIVE,
@@ -55,7 +53,7 @@ class NodeStatus:
     gone_disks_since_s: dict[str, float] = field(default_factory=dict)  # replicas are there, the disk is not
 
 
-class Registry(StateListener):
+class Registry:
     def __init__(self, ctx: LeaderContext, topology: Topology, on_bad: BadReport) -> None:
         self._ctx = ctx
         self._config = ctx.config.health
@@ -64,15 +62,11 @@ class Registry(StateListener):
         self._begun_s = ctx.clock()
         self._statuses: dict[int, NodeStatus] = {}
         self._given: dict[int, int] = {}  # ids given to nodes that had none, by their process id
-        self._candidates: dict[int, Candidate] = {}
-        self._changed: dict[int, None] = {}  # nodes whose candidate is to be made anew
-        self._fresh_until_s = NEVER_S
         self._up_until_s: dict[int, float] = {}  # who was alive at its last heartbeat stays so for a while, unasked
         self._all_up_until_s = NEVER_S  # the same of all nodes that there are
         self._look_again_s = NEVER_S  # when to look how long that is
-        self._settings_seen: Settings | None = None
         self.failures = FailureHistory()
-        ctx.state.listen(self)
+        self._candidates = Candidates(ctx.state, ctx.clock, self._candidate)
         for node in ctx.state.nodes.values():
             self._statuses[node.node_id] = self._new_status(node)
 
@@ -119,7 +113,7 @@ class Registry(StateListener):
         status.load = request.load
         status.copies = {copy.task_id: copy for copy in request.copies}
         status.copies_as_of_s = now_s
-        self._changed[node.node_id] = None
+        self._candidates.note_changed(node.node_id)
         self._note_disks(node, status, now_s)
         if request.bad_replicas:
             self._on_bad(request.bad_replicas)
@@ -171,7 +165,7 @@ class Registry(StateListener):
         self._beat(request.node_id, status.health, now_s)
         status.disks = tuple(request.disks[:DISKS_MAX])
         status.report_wanted = True
-        self._changed[request.node_id] = None
+        self._candidates.note_changed(request.node_id)
         self._given.pop(request.process_id, None)
 
     def _note_disks(self, node: NodeEntry, status: NodeStatus, now_s: float) -> None:
@@ -316,59 +310,11 @@ class Registry(StateListener):
         policy_named(name or self._ctx.config.defaults.placement)
 
     def candidates(self) -> list[Candidate]:
-        """All nodes as placement sees them: as of their last word, and of `CANDIDATES_S` ago at most."""
-        now_s, state = self._ctx.clock(), self._ctx.state
-        if now_s >= self._fresh_until_s or self._settings_seen is not state.settings:
-            self._candidates = {node.node_id: self._candidate(node, now_s) for node in state.nodes.values()}
-            self._fresh_until_s, self._settings_seen = now_s + CANDIDATES_S, state.settings
-        else:
-            for node_id in self._changed:
-                if (node := state.nodes.get(node_id)) is not None:
-                    self._candidates[node_id] = self._candidate(node, now_s)
-                else:
-                    self._candidates.pop(node_id, None)
-        self._changed.clear()
-        return list(self._candidates.values())
-
-    def on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
-        changed = new or old
-        assert changed is not None
-        self._changed[changed.node_id] = None
+        return self._candidates.all()
 
     def _candidate(self, node: NodeEntry, now_s: float) -> Candidate:
-        status = self.status(node.node_id)
-        judged = self.judge(node, now_s)
-        writable = [disk for disk in status.disks if disk.state == en.DiskInfo.WRITABLE]
-        rooms = [disk.free_bytes for disk in writable]
-        capacity = sum(disk.capacity_bytes for disk in writable)
-        if not status.disks:  # not heard of in this term: what it had when it registered
-            known = [disk.capacity_bytes for disk in node.disks if disk.state == en.DiskInfo.WRITABLE]
-            rooms, capacity = known, sum(known)
-        return Candidate(
-            node_id=node.node_id,
-            region=node.region,
-            rack=node.rack,
-            barred=self._barred(node, judged, bool(rooms), status),
-            alive=judged is Health.ALIVE,
-            room_bytes=max(rooms, default=0),
-            capacity_bytes=capacity,
-            free_bytes=sum(rooms),
-            append_bytes_per_s=status.load.append_bytes_per_s,
-            copies=status.load.copies or _running(status.copies),
-        )
-
-    def _barred(self, node: NodeEntry, judged: Health, writable: bool, status: NodeStatus) -> str:
-        """Why it takes no replica now."""
-        if node.dead or judged is Health.DEAD:
-            return "dead" if judged is Health.DEAD else "back from the dead, and not steady for long enough"
-        if node.mode != sm.NODE_MODE_NORMAL:
-            return MODE_WORDS.get(node.mode, "in an unknown mode")
-        if node.region in self._ctx.state.settings.stopped_regions:
-            return f"region {node.region!r} is stopped"
-        if not writable:
-            reasons = [f"disk {disk.disk_uuid}: {disk.reason or 'not writable'}" for disk in status.disks[:3]]
-            return "no writable disk" + (f" ({'; '.join(reasons)})" if reasons else "")
-        return ""
+        stopped_regions = self._ctx.state.settings.stopped_regions
+        return candidate_of(node, self.status(node.node_id), self.judge(node, now_s), stopped_regions)
 
     # --- for people ------------------------------------------------------------------------------------------
 
@@ -392,7 +338,3 @@ class Registry(StateListener):
             load=status.load,
             hold_ups=hold_ups,
         )
-
-
-def _running(copies: Mapping[int, en.CopyStatusReply]) -> int:
-    return sum(copy.state == en.CopyStatusReply.RUNNING for copy in copies.values())

@@ -37,7 +37,7 @@ from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
 from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
-from neve.stream_manager.placement import policy_named
+from neve.stream_manager.placement_policies import policy_named
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.servicer import StreamManagerServicer
 

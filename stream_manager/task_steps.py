@@ -21,7 +21,8 @@ from neve.stream_manager import core_recovery
 from neve.stream_manager import record_codec as codec
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_recovery import Budget, Loss, Share, Trouble
-from neve.stream_manager.placement import Wish, policy_named
+from neve.stream_manager.placement import Wish
+from neve.stream_manager.placement_policies import policy_named
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.records import Extent, ReplicaAt, Task, shared
 from neve.stream_manager.registry import Registry

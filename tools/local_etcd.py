@@ -1,4 +1,6 @@
-"""neve etcd: become the etcd of a local cluster. What the Procfile calls, so that it need not know where etcd is.
+"""neve etcd: the etcd of a local cluster. `neve etcd install` builds one; with --data this process becomes it.
+
+The Procfile calls `neve etcd --data`, so that it need not know where etcd is.
 
 Invariants: this process *becomes* etcd (exec): signals and its exit code are etcd's;
             what happens to be set in ETCD_… is for another etcd and is not seen by this one.
@@ -14,7 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from neve.client.command import options
+from neve.client.command.failures import USAGE, CommandFailed
 from neve.meta.etcd_binary import find_etcd
+from neve.tools import etcd_install
 from neve.tools.local_layout import HOST
 
 NAME = "local"
@@ -26,10 +30,12 @@ QUOTA_BYTES = 2 << 30
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "etcd",
-        help="run the etcd of a local cluster",
-        description="Run one etcd on this machine, for a local cluster. `neve up` and the Procfile use it.",
+        help="run the etcd of a local cluster, or build a current one",
+        description="Run one etcd on this machine, for a local cluster: `neve up` and the Procfile use it.",
     )
-    parser.add_argument("--data", required=True, metavar="FOLDER", help="where its data is")
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    etcd_install.add_parser(subcommands)
+    parser.add_argument("--data", metavar="FOLDER", help="where its data is; needed to run it")
     parser.add_argument("--client-port", type=options.whole_number(1, 65535), default=2379)
     parser.add_argument("--peer-port", type=options.whole_number(1, 65535), default=2380)
     parser.set_defaults(run=run)
@@ -60,6 +66,8 @@ def environment(inherited: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.data is None:
+        raise CommandFailed("neve etcd needs --data FOLDER to run, or a command: install", USAGE)
     binary = find_etcd()
     if binary.warning:
         print(f"neve etcd: {binary.path}: {binary.warning}", file=sys.stderr, flush=True)

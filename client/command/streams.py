@@ -16,6 +16,7 @@ from neve.client.command.connection import add_command
 from neve.client.command.failures import DONE
 from neve.client.command.tables import human_bytes, human_time, print_json, print_table
 from neve.client.types import Extent, Stream
+from neve.proto.placement import placement_help
 
 REPLICAS_MAX = 7  # as the managers have it: a number that cannot be is refused before anybody is asked
 PAGE = 500
@@ -32,7 +33,7 @@ def add_parsers(commands: Any) -> None:
     create.add_argument(
         "--label", type=options.label, action="append", default=[], metavar="KEY=VALUE", help="may be repeated"
     )
-    create.add_argument("--placement", default="", metavar="POLICY", help="rack, region or weighted")
+    create.add_argument("--placement", default="", metavar="POLICY", help=placement_help())
     create.add_argument("--strict", action="store_true", help="fail where the placement policy cannot be met")
 
     listing = add_command(commands, "list", run_list, help="list the streams")

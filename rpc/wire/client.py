@@ -304,7 +304,7 @@ class WireChannel(Channel):
             self.deadlines.close()
             self.deadlines = None
 
-    # --- called by the connection ----------------------------------------------------------------------------
+    # --- the queue and its connection ------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Send what there is room for; make a connection if there is none."""

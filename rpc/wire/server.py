@@ -124,7 +124,7 @@ class WireServer:
             unsent_bytes = sum(connection.unsent_bytes() for connection in self.connections)
             log.warning("drain_timed_out calls=%d unsent_bytes=%d: they are dropped", calls, unsent_bytes)
 
-    # --- called by connections -------------------------------------------------------------------------------
+    # --- connections -----------------------------------------------------------------------------------------
 
     def connection_ended(self, connection: ServerConnection) -> None:
         self.connections.pop(connection, None)

@@ -12,7 +12,7 @@ from neve.meta import etcd_binary
 from neve.meta.etcd_binary import EtcdBinary, choose, find_etcd
 from neve.meta.etcd_config import EtcdConfig, EtcdTls, address
 from neve.meta.etcd_errors import translate
-from neve.meta.etcd_version import parse_version, version_warning
+from neve.meta.etcd_version import BUILT_VERSION, parse_version, version_warning
 from neve.meta.etcd_watch import BatchAssembler
 from neve.meta.store import Event, EventKind
 from neve.meta.txn import KeyValue
@@ -83,6 +83,13 @@ def test_versions_of_etcd_that_are_not_known_to_be_sound_are_warned_of(version: 
     assert version_warning(version)
 
 
+def test_a_warning_says_which_releases_are_unsound_and_why() -> None:
+    assert "in 3.5.0 to 3.5.2 a member that is killed may come back with wrong data" in (version_warning("3.5.1") or "")
+    assert "in 3.5.0 to 3.5.4 a single member" in (version_warning("3.5.4") or "")
+    assert "use 3.5.6 or newer" in (version_warning("3.5.5") or "")
+    assert "in 3.4.0 to 3.4.20 a single member" in (version_warning("3.4.9") or "")
+
+
 def test_versions_are_compared_as_numbers() -> None:
     assert parse_version("etcd Version: 3.5.10\n") == (3, 5, 10)
     assert parse_version("3.5") is None
@@ -96,43 +103,82 @@ def _program(folder: Path, version: str) -> Path:
     return path
 
 
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for programs, where nothing else is found: no etcd on PATH, in the cache or among the packages."""
+    monkeypatch.delenv(etcd_binary.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(etcd_binary, "packaged_path", lambda: None)
+    return tmp_path
+
+
+def _built(folder: Path, version: str) -> Path:
+    (folder / "cache" / "neve" / "etcd").mkdir(parents=True, exist_ok=True)
+    return _program(folder / "cache" / "neve" / "etcd" / version, version)
+
+
 @pytest.mark.parametrize(
-    ("on_path", "packaged", "expected"),
+    ("built", "on_path", "packaged", "expected"),
     [
-        ("3.5.21", "3.5.1", "3.5.21"),
-        ("3.5.2", "3.5.1", "3.5.1"),
-        ("3.5.2", "3.5.9", "3.5.9"),
-        ("3.5.8", "3.5.9", "3.5.8"),
-        (None, "3.5.1", "3.5.1"),
-        ("3.5.2", None, "3.5.2"),
+        ("3.6.16", "3.5.21", "3.5.1", "3.6.16"),
+        ("3.6.16", None, None, "3.6.16"),
+        ("3.5.2", "3.5.21", "3.5.1", "3.5.21"),
+        (None, "3.5.21", "3.5.1", "3.5.21"),
+        (None, "3.5.2", "3.5.1", "3.5.1"),
+        (None, "3.5.2", "3.5.9", "3.5.9"),
+        (None, "3.5.8", "3.5.9", "3.5.8"),
+        (None, None, "3.5.1", "3.5.1"),
+        (None, "3.5.2", None, "3.5.2"),
     ],
 )
-def test_a_sound_etcd_on_the_path_comes_before_the_packaged_one(
+def test_the_built_etcd_comes_first_then_path_then_the_package_and_sound_ones_before_others(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    machine: Path,
+    built: str | None,
     on_path: str | None,
     packaged: str | None,
     expected: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.delenv(etcd_binary.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(_program(tmp_path / "bin", on_path).parent) if on_path else str(tmp_path))
-    package = _program(tmp_path / "package", packaged) if packaged else None
+    if built:
+        _built(machine, built)
+    if on_path:
+        monkeypatch.setenv("PATH", str(_program(machine / "bin", on_path).parent))
+    package = _program(machine / "package", packaged) if packaged else None
     monkeypatch.setattr(etcd_binary, "packaged_path", lambda: package)
     binary = find_etcd()
     assert binary.version == expected
     assert ("etcd_unsound" in caplog.text) == (binary.warning is not None)
 
 
-def test_the_environment_names_the_etcd_to_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = _program(tmp_path / "mine", "3.5.3")
+def test_of_several_built_ones_this_versions_own_comes_first_then_the_newest(machine: Path) -> None:
+    for version in ("3.6.9", "3.6.10", "3.7.1", BUILT_VERSION):
+        _built(machine, version)
+    (machine / "cache" / "neve" / "etcd" / "notes").mkdir()
+    (machine / "cache" / "neve" / "etcd" / "3.9.9").mkdir()  # without a program: a build that was interrupted
+    assert [binary.version for binary in etcd_binary.found_etcds()] == [BUILT_VERSION, "3.7.1", "3.6.10", "3.6.9"]
+
+
+def test_a_relative_cache_folder_is_ignored_as_the_xdg_rules_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert etcd_binary.built_path("1.2.3") == Path("/home/u/.cache/neve/etcd/1.2.3/etcd")
+
+
+def test_the_environment_names_the_etcd_to_use(monkeypatch: pytest.MonkeyPatch, machine: Path) -> None:
+    _built(machine, BUILT_VERSION)
+    path = _program(machine / "mine", "3.5.3")
     monkeypatch.setenv(etcd_binary.ENVIRONMENT_VARIABLE, str(path))
     assert find_etcd().path == path
 
 
-def test_no_etcd_at_all_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(etcd_binary.ENVIRONMENT_VARIABLE, str(tmp_path / "absent"))
-    with pytest.raises(NotFound, match="install etcd"):
+def test_no_etcd_at_all_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch, machine: Path) -> None:
+    with pytest.raises(NotFound, match="`neve etcd install` builds one"):
+        find_etcd()
+    monkeypatch.setenv(etcd_binary.ENVIRONMENT_VARIABLE, str(machine / "absent"))
+    with pytest.raises(NotFound, match=r"NEVE_ETCD is .*absent, which cannot be run"):
         find_etcd()
     assert choose([]) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.proto.errors import InvalidArgument, NotEnoughNodes
-from neve.stream_manager import placement_rack, placement_region, placement_weighted
-from neve.stream_manager.placement import Candidate, Wish, policy_named
+from neve.proto.placement import DEFAULT_PLACEMENT, PLACEMENT_POLICIES, placement_help
+from neve.stream_manager.placement import Candidate, Wish
+from neve.stream_manager.placement_policies import POLICIES, policy_named
 
 GIB = 1 << 30
-POLICIES = ["rack", "region", "weighted"]
-MODULES = (placement_rack, placement_region, placement_weighted)  # importing them makes the policies known
 
 
 def node(node_id: int, where: str = "", **fields: Any) -> Candidate:
@@ -43,6 +43,15 @@ def place(policy: str, nodes: list[Candidate], replicas: int = 3, seed: int = 0,
 def replace_in(policy: str, nodes: list[Candidate], kept: list[int], seed: int = 0, **wish: Any) -> int:
     placed = policy_named(policy).replacement(nodes, kept, Wish(replicas=len(kept) + 1, **wish), random.Random(seed))
     return placed.node_ids[0]
+
+
+def test_the_names_that_users_see_are_those_that_there_are() -> None:
+    assert list(POLICIES) == list(PLACEMENT_POLICIES)
+    assert DEFAULT_PLACEMENT in POLICIES
+    table = (Path(__file__).parents[3] / "docs" / "operations.md").read_text().partition("| placement |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    assert rows == [f"| `{name}` | {text} |" for name, text in PLACEMENT_POLICIES.items()]
+    assert all(name in placement_help() for name in POLICIES)
 
 
 # --- what holds for every policy ------------------------------------------------------------------------------
@@ -126,7 +135,7 @@ def test_the_same_seed_places_alike(policy: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="'nearest' is no policy; there are rack, region, weighted"):
+    with pytest.raises(InvalidArgument, match=f"'nearest' is no policy; there are {', '.join(sorted(POLICIES))}"):
         policy_named("nearest")
 
 
@@ -144,7 +153,7 @@ def test_whatever_the_cluster_only_nodes_that_may_are_chosen(data: st.DataObject
         for number in range(1, data.draw(st.integers(1, 9)))
     ]
     replicas = data.draw(st.integers(1, 4))
-    policy = data.draw(st.sampled_from(POLICIES))
+    policy = data.draw(st.sampled_from(sorted(POLICIES)))
     strict = data.draw(st.booleans())
     may = {n.node_id for n in nodes if not n.barred and n.room_bytes >= GIB}
     avoid = frozenset(data.draw(st.sets(st.integers(1, 9))))
