@@ -1,11 +1,12 @@
-"""Allocate the next extent and seal the tail; prepare extents ahead; wait for confirmations; accept a length by name.
+"""Roll a stream: seal its tail and link the next extent. Also prepares extents, waits for confirmations, and accepts a
+length that an operator names.
 
-Invariants: repeating a request gives the same length and the same successor, also under another leader, and also after
-            the successor was sealed in turn: both are found in the stream's list (16);
-            no answer with a sealed length leaves before owner and leader were proved, by the transaction that sealed or
-            by a read of their own (3);
+Invariants: repeating a request gives the same length and the same successor, also from another leader, and also after
+            the successor was sealed in turn: both are found in the stream's list (protocol rule 16);
+            no reply with a sealed length leaves before owner and leader were proved, by the transaction that sealed or
+            by a read of their own (protocol rule 3);
             a prepared extent is linked once, within half the collector's grace period, or never; until then, and while
-            it is being linked, the collector keeps away from it (24).
+            it is being linked, the collector leaves it alone (protocol rule 24).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import functools
 import logging
 from typing import NamedTuple
 
-from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (
     DeadlineExceeded,
@@ -25,24 +25,13 @@ from neve.proto.errors import (
     VersionConflict,
 )
 from neve.rpc.service import Call, Encoded
-from neve.stream_manager.confirm import record_heard
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_seal import check_accepted
 from neve.stream_manager.describe import alloc_reply, extent_info
-from neve.stream_manager.locks import STREAM_LOCK
 from neve.stream_manager.make_extent import link_before_s, make_extent
 from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import check_list_room, check_owner, stream_named
-from neve.stream_manager.roll import Rolls
-from neve.stream_manager.seal_tail import (
-    SealOrder,
-    commit_seal,
-    fence_replicas,
-    length_told,
-    link_tail,
-    met_conflict,
-    whom_to_ask,
-)
+from neve.stream_manager.seal_tail import SealOrder, commit_seal, fence_replicas, link_tail, met_conflict, seal_tail
 from neve.stream_manager.state import StateListener
 
 log = logging.getLogger(__name__)
@@ -58,138 +47,106 @@ class Prepared(NamedTuple):
 
 
 class Allocator(StateListener):
-    """The flows of one term that need more memory than the state: what is prepared, and who waits."""
+    """The flows of one term that remember more than the state: prepared extents, and callers that wait for seals."""
 
     def __init__(self, ctx: LeaderContext) -> None:
         self._ctx = ctx
         self._prepared: dict[int, Prepared] = {}  # by stream id
         self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
-        self.rolls = Rolls(ctx)
         ctx.state.listen(self)
-        self._hear()
         ctx.is_prepared = self.is_prepared
 
     def is_prepared(self, extent_id: int) -> bool:
         """Once this is False for an extent that metadata does not know, it is never linked."""
         return extent_id in self._ctx.linking or self._ctx.clock() < self._prepared_ids.get(extent_id, 0.0)
 
-    def _hear(self) -> None:
-        """Of what changes, only while it matters."""
-        self._ctx.state.hear_records(self, bool(self._prepared or self._waiting))
-
     # --- allocate --------------------------------------------------------------------------------------------
 
     async def alloc_extent(
         self, request: sm.StreamAllocExtentRequest, mutation: Mutation
     ) -> Encoded[sm.StreamAllocExtentReply]:
-        ctx = self._ctx
-        stream_id = request.stream_id
-        held = (STREAM_LOCK, stream_id)
-        if not ctx.locks.try_take(held):
-            await ctx.locks.take(held)
-        try:
-            stream = stream_named(ctx.state, stream_id)
-            owner = request.owner
+        """Seal a stream's tail and give the stream a new one, at its writer's request.
+
+        A writer asks for this when the tail is full or one of its replicas fails. Repeating the request returns the
+        same sealed length and the same new tail, even from another leader (protocol rule 16), so a writer that gets no
+        reply sends it again.
+        """
+        ctx, owner = self._ctx, request.owner
+        async with ctx.locks.hold(streams=[request.stream_id]):
+            stream = stream_named(ctx.state, request.stream_id)
             check_owner(stream, owner)
-            extent_id = request.extent_id
-            if extent_id != stream.tail_id and extent_id not in stream.extent_ids:
-                detail = "the stream does not list this extent (any more): open it again"
-                raise NotFound(kind="extent", name=str(extent_id), detail=detail)
-            tail = ctx.state.extents[extent_id]
-            if tail.seal is not None:
-                return await self._again(stream, tail, request, mutation)
+            extent = self._listed_extent(stream, request.extent_id)
+            if extent.seal is not None:
+                return await self._answer_sealed(stream, extent, request, mutation)
             _check_call_order(stream, mutation)
-            if not ctx.owners.seen(stream.lock, owner.token):
-                await ctx.owners.verify(stream.lock, owner.token)
-            if not ctx.quotas.bounds(stream.labels):
-                return await self._roll(stream, tail, owner, request, mutation)
-            with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=_more_bytes(stream, tail, request)):
-                return await self._roll(stream, tail, owner, request, mutation)
-        finally:
-            ctx.locks.release(held)
+            # A fence stores its token on the replicas, where a forged one would lock out the owner. Whether the lock is
+            # still held is for the transaction to check (protocol rule 3).
+            if not ctx.owners.seen(owner.lock, owner.token):
+                await ctx.owners.verify(owner.lock, owner.token)
+            growth_bytes = _quota_growth(stream, extent, request)
+            with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=growth_bytes):
+                return await self._seal_and_link(stream, extent, request, mutation)
 
-    async def _roll(
-        self,
-        stream: Stream,
-        tail: Extent,
-        owner: common_pb2.Owner,
-        request: sm.StreamAllocExtentRequest,
-        mutation: Mutation,
+    def _listed_extent(self, stream: Stream, extent_id: int) -> Extent:
+        if extent_id != stream.tail_id and extent_id not in stream.extent_ids:
+            detail = "the stream does not list this extent (any more): open it again"
+            raise NotFound(kind="extent", name=str(extent_id), detail=detail)
+        return self._ctx.state.extents[extent_id]
+
+    async def _seal_and_link(
+        self, stream: Stream, tail: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
     ) -> Encoded[sm.StreamAllocExtentReply]:
-        """The next extent first, then the seal of the open tail (17)."""
-        ctx = self._ctx
-        assert stream.extent_ids[-1] == tail.extent_id, stream
-        if request.prepared_extent_id or request.avoid_node_ids:
-            successor, deadline_s = await self._next_extent(stream, request)
-        else:
-            check_list_room(stream, ctx.config)
-            deadline_s = link_before_s(ctx)
-            successor = await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
-        end = request.acknowledged_end if request.HasField("acknowledged_end") else None
-        token = owner.token
-        # What `decide_length` does, without a coroutine of its own.
-        asked = whom_to_ask(ctx, tail)
-        answered = await ctx.nodes.fence_all(tail, asked, token=token)
-        told = length_told(ctx, tail, asked, answered, end, token=token, lock=stream.lock)
-        length, all_took_part, conflict = told
-        rolling = None
-        if all_took_part and not conflict and end is not None:
-            rolling = self.rolls.begin(
-                stream, tail, successor, mutation, token=token, length=length, link_before_s=deadline_s
-            )
-        if rolling is not None:
-            hand, changes = rolling
-            try:
-                await ctx.commit(changes)
-            finally:
-                self.rolls.end(hand)
-            done = self.rolls.answer(hand)
-        else:
-            order = SealOrder(
-                owner=owner,
-                acknowledged_end=end,
-                successor=successor,
-                link_before_s=deadline_s,
-                conflict=conflict,
-                stream_call=functools.partial(
-                    mutation.stream_call, (stream.stream_id,), (tail.extent_id, successor.extent_id)
-                ),
-            )
-            linked, sealed = await commit_seal(ctx, stream, tail, order, length=length, all_took_part=all_took_part)
-            done = alloc_reply(ctx.state, linked, sealed, ctx.state.extents[successor.extent_id])
-        if self._prepared:
-            self._forget(stream.stream_id)
-        return done
+        # Before the fence: if no successor can be made, the tail stays writable (protocol rule 17).
+        successor, deadline_s = await self._next_extent(stream, request)
+        order = SealOrder(
+            owner=request.owner,
+            acknowledged_end=request.acknowledged_end if request.HasField("acknowledged_end") else None,
+            successor=successor,
+            link_before_s=deadline_s,
+            stream_call=functools.partial(
+                mutation.stream_call, (stream.stream_id,), (tail.extent_id, successor.extent_id)
+            ),
+        )
+        # Fences the tail, chooses its length, commits the seal together with the link, and only then orders the
+        # replicas to seal (protocol rules 17 to 20).
+        linked, sealed = await seal_tail(self._ctx, stream, tail, order)
+        self._forget_prepared(stream.stream_id)
+        state = self._ctx.state
+        return alloc_reply(state, linked, sealed, state.extents[successor.extent_id])
 
-    async def _again(
+    async def _answer_sealed(
         self, stream: Stream, sealed: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
     ) -> Encoded[sm.StreamAllocExtentReply]:
         """The extent is sealed already: by this request before, by an operator, or by the manager itself."""
-        ctx = self._ctx
+        ctx, owner = self._ctx, request.owner
         tail = self._successor(stream, sealed, mutation)
         if tail is None and not stream.sealed:
             _check_call_order(stream, mutation)
             with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
-                if not ctx.owners.seen(request.owner.lock, request.owner.token):
-                    await ctx.owners.verify(request.owner.lock, request.owner.token)
-                made = await self._next_extent(stream, request)
-                ids = (sealed.extent_id, made.extent.extent_id)
+                if not ctx.owners.seen(owner.lock, owner.token):
+                    await ctx.owners.verify(owner.lock, owner.token)
+                successor, deadline_s = await self._next_extent(stream, request)
                 order = SealOrder(
-                    owner=request.owner,
-                    link_before_s=made.link_before_s,
-                    stream_call=lambda: mutation.stream_call((stream.stream_id,), ids),
+                    owner=owner,
+                    link_before_s=deadline_s,
+                    stream_call=functools.partial(
+                        mutation.stream_call, (stream.stream_id,), (sealed.extent_id, successor.extent_id)
+                    ),
                 )
-                stream = await link_tail(ctx, stream, made.extent, order)
-                self._forget(stream.stream_id)
-                tail = ctx.state.extents[made.extent.extent_id]
+                stream = await link_tail(ctx, stream, successor, order)
+                self._forget_prepared(stream.stream_id)
+                tail = ctx.state.extents[successor.extent_id]
         else:
-            await ctx.owners.verify(request.owner.lock, request.owner.token)
+            await ctx.owners.verify(owner.lock, owner.token)
         return alloc_reply(ctx.state, stream, sealed, tail)
 
     def _successor(self, stream: Stream, sealed: Extent, mutation: Mutation) -> Extent | None:
-        """What was linked behind it for its writer; None if nothing was yet. What a merge has put there is another
-        stream's: it holds bytes that the writer never sent, and may be as long as what it waits for."""
+        """The extent that was linked after `sealed` for its writer; None if none was yet.
+
+        An extent that a merge has put there is another stream's: it holds bytes that this writer never sent, and may be
+        as long as the extent that the writer waits for.
+        """
         after = stream.extent_ids[stream.extent_ids.index(sealed.extent_id) + 1 :]
         if mutation.replayed is not None and len(mutation.replayed.extent_ids) == 2:
             recorded = mutation.replayed.extent_ids[1]
@@ -224,7 +181,7 @@ class Allocator(StateListener):
     # --- prepare ---------------------------------------------------------------------------------------------
 
     async def prepare_extent(self, request: sm.PrepareExtentRequest, mutation: Mutation) -> sm.PrepareExtentReply:
-        """In memory and on nodes only: nothing of it is in etcd before it is linked."""
+        """Make the stream's next extent ahead. It is on its nodes and in memory; etcd gets it when it is linked."""
         ctx = self._ctx
         async with ctx.locks.hold(streams=[request.stream_id]):
             stream = stream_named(ctx.state, request.stream_id)
@@ -237,11 +194,11 @@ class Allocator(StateListener):
                 deadline_s = link_before_s(ctx)
                 extent = await make_extent(ctx, stream.policy, stream_id=stream.stream_id)
                 prepared = Prepared(extent, deadline_s)
-                self._remember(stream.stream_id, prepared)
+                self._remember_prepared(stream.stream_id, prepared)
             return sm.PrepareExtentReply(extent=extent_info(ctx.state, prepared.extent))
 
     def _linkable(self, stream_id: int) -> Prepared | None:
-        """What is prepared for a stream, if it is not linked, not too old, and on nodes that take new extents."""
+        """The extent prepared for a stream, if it is not linked, not too old, and on nodes that take new extents."""
         ctx = self._ctx
         prepared = self._prepared.get(stream_id)
         if prepared is None or prepared.extent.extent_id in ctx.state.extents:
@@ -252,19 +209,17 @@ class Allocator(StateListener):
         usable = all(node is not None and node.mode == sm.NODE_MODE_NORMAL and not node.dead for node in nodes)
         return prepared if usable else None
 
-    def _remember(self, stream_id: int, prepared: Prepared) -> None:
-        self._forget(stream_id)
+    def _remember_prepared(self, stream_id: int, prepared: Prepared) -> None:
+        self._forget_prepared(stream_id)
         while len(self._prepared) >= PREPARED_MAX:  # the oldest becomes an orphan, which is collected
-            self._forget(next(iter(self._prepared)))
+            self._forget_prepared(next(iter(self._prepared)))
         self._prepared[stream_id] = prepared
         self._prepared_ids[prepared.extent.extent_id] = prepared.link_before_s
-        self._hear()
 
-    def _forget(self, stream_id: int) -> None:
+    def _forget_prepared(self, stream_id: int) -> None:
         prepared = self._prepared.pop(stream_id, None)
         if prepared is not None:
             self._prepared_ids.pop(prepared.extent.extent_id, None)
-            self._hear()
 
     # --- confirmations ---------------------------------------------------------------------------------------
 
@@ -281,7 +236,6 @@ class Allocator(StateListener):
                 raise InvalidArgument(what="extent_id", detail="this extent is open: there is nothing to confirm")
             if extent.all_confirmed:
                 break
-            record_heard(ctx, extent)
             await self._changed(request.extent_id, deadline_s)
         await ctx.owners.verify(request.owner.lock, request.owner.token)
         return sm.WaitConfirmedReply(extent=extent_info(ctx.state, extent))
@@ -290,7 +244,6 @@ class Allocator(StateListener):
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._waiting.setdefault(extent_id, [])
         waiters.append(waiter)
-        self._hear()
         try:
             async with asyncio.timeout_at(deadline_s):
                 await waiter
@@ -302,7 +255,6 @@ class Allocator(StateListener):
                 waiters.remove(waiter)
             if not waiters and self._waiting.get(extent_id) is waiters:
                 del self._waiting[extent_id]
-                self._hear()
 
     def on_extent(self, old: Extent | None, new: Extent | None) -> None:
         changed = new or old
@@ -310,7 +262,6 @@ class Allocator(StateListener):
         waiters = self._waiting.pop(changed.extent_id, None)
         if waiters is None:
             return
-        self._hear()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -320,12 +271,12 @@ class Allocator(StateListener):
         assert changed is not None
         prepared = self._prepared.get(changed.stream_id)
         if prepared is not None and (new is None or new.tail_id == prepared.extent.extent_id):
-            self._forget(changed.stream_id)  # once it is linked, it is nobody's next one any more
+            self._forget_prepared(changed.stream_id)  # once it is linked, it is nobody's next one any more
 
     # --- by operators ----------------------------------------------------------------------------------------
 
     async def accept_length(self, request: sm.AcceptLengthRequest, mutation: Mutation) -> sm.AcceptLengthReply:
-        """Rule 18 has no answer, and an operator names one: whatever is lost above it is their decision."""
+        """Seal at a length that an operator names, where protocol rule 18 finds none. Bytes above it are lost."""
         ctx = self._ctx
         extent = ctx.state.extents.get(request.extent_id)
         if extent is None:
@@ -341,11 +292,11 @@ class Allocator(StateListener):
             if extent.seal is None:  # nobody sealed it while this waited for the lock
                 answers = await fence_replicas(ctx, extent, None)
                 check_accepted(answers, request.length, dead=ctx.state.dead_nodes(), extent_id=extent.extent_id)
-                order = SealOrder(
-                    conflict=met_conflict(answers),
-                    record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]),
+                order = SealOrder(record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]))
+                conflict = met_conflict(answers)
+                _, extent = await commit_seal(
+                    ctx, stream, extent, order, length=request.length, all_took_part=False, conflict=conflict
                 )
-                _, extent = await commit_seal(ctx, stream, extent, order, length=request.length, all_took_part=False)
                 log.warning(
                     "length_accepted extent_id=%d length=%d by=%s reason=%s",
                     request.extent_id,
@@ -364,15 +315,18 @@ class Allocator(StateListener):
 
 
 def _check_call_order(stream: Stream, mutation: Mutation) -> None:
-    """A client's call ids count up, and whoever names the tail has heard of the call that linked it. So an id that is
-    not above that call's, of the same client, was another request before: its record went with an earlier leader."""
+    """Refuse a call id that the client has used before, though its replay record is gone.
+
+    A client's call ids count up, and a client that names the tail has got the reply to the call that linked it. So an
+    id that is not above that call's was another request before, whose record went with an earlier leader.
+    """
     last = stream.linked_by
     if last is not None and last.client_id == mutation.client_id and mutation.call_id <= last.call_id:
         detail = f"{mutation.client_id:x}/{mutation.call_id} is older than the call that made this tail"
         raise InvalidArgument(what="call", detail=f"{detail}: a call id is used once")
 
 
-def _more_bytes(stream: Stream, tail: Extent, request: sm.StreamAllocExtentRequest) -> int:
-    """What a quota must have room for: the new extent's limit, while the tail shrinks to what it holds."""
+def _quota_growth(stream: Stream, tail: Extent, request: sm.StreamAllocExtentRequest) -> int:
+    """By how many bytes a quota's usage grows: by the new extent's limit, while the tail shrinks to what it holds."""
     kept = request.acknowledged_end if request.HasField("acknowledged_end") else tail.extent_bytes_max
     return stream.policy.extent_bytes_max - (tail.extent_bytes_max - min(kept, tail.extent_bytes_max))

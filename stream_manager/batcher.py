@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 from neve.meta.election import Leadership
 from neve.meta.prompt import Prompt
@@ -49,7 +48,7 @@ from neve.proto.errors import (
     VersionConflict,
 )
 from neve.stream_manager import records as r
-from neve.stream_manager.changes import Ready
+from neve.stream_manager.changes import Changes
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +73,12 @@ class Counters:
     split: int = 0  # batches that failed and were tried one by one
 
 
-OnDone = Callable[[int, NeveError | None], None]  # the revision, or 0 and why there is none
-
-
 class _Pending(Prompt[int]):
     """Settled before it is sent: its flow was cancelled, and it is not wanted any more."""
 
     __slots__ = ("changes", "items")
 
-    changes: Ready
+    changes: Changes
     items: int  # compares or writes, whichever are more
 
 
@@ -120,7 +116,7 @@ class Batcher:
         *,
         root: bytes,
         lane_revisions: Sequence[int],
-        apply: Callable[[Ready, int], None],
+        apply: Callable[[Changes, int], None],
         on_deposed: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -137,17 +133,11 @@ class Batcher:
         self._pumping = False
         self.counters = Counters()
 
-    def submit(self, changes: Ready, on_done: OnDone) -> None:
-        """The same without waiting: `on_done`, which must not raise, is called once, later. Raises if it is refused."""
-        pending = self.commit(changes)
-        pending.go_on = lambda: on_done(pending.value or 0, cast("NeveError | None", pending.error))
-
-    def commit(self, changes: Ready) -> Prompt[int]:
+    def commit(self, changes: Changes) -> Prompt[int]:
         """See `context.Commit`. To be awaited at once."""
         if self._ended is not None:
             raise self._fresh_end()
-        if not changes.size_bytes:
-            changes.finish()
+        changes.finish()
         compares, writes = len(changes.revisions), len(changes.values)
         items = compares if compares > writes else writes
         if items > ITEMS_MAX or changes.size_bytes > BYTES_MAX:
@@ -396,7 +386,7 @@ class Batcher:
             pending.settle(None, error)
 
 
-def _in_the_way(batch: _Batch, changes: Ready) -> bool:
+def _in_the_way(batch: _Batch, changes: Changes) -> bool:
     """Whether one writes what the other writes or compares, or they compare a key with different revisions."""
     if any(key in batch.values or key in batch.revisions for key in changes.values):
         return True

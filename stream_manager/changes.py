@@ -51,16 +51,6 @@ Versioned = TypeVar("Versioned", NodeEntry, Task, Quota, Settings)
 Write = tuple[Kind, int | str, Record | None, bool]
 
 
-class Rolled(NamedTuple):
-    """All that a usual roll writes (roll.py): it stands in place of `Changes.writes`."""
-
-    before: Extent | None  # that gets a key of its own; it was young and unconfirmed
-    sealed: Extent  # that was the open tail; young
-    successor: Extent  # young
-    stream: Stream  # as it was before
-    call: StreamCall | None  # that is remembered with it
-
-
 class OwnerClaim(NamedTuple):
     """Somebody says to hold a lock with this token."""
 
@@ -68,43 +58,34 @@ class OwnerClaim(NamedTuple):
     token: int
 
 
-class Ready:
-    """What is committed, all encoded. Give it to `ctx.commit` once."""
+class Changes:
+    """Records what is to be committed. Give it to `ctx.commit` once; make another one to try again."""
 
-    __slots__ = ("owners", "revisions", "rolled", "root", "size_bytes", "stream_call", "values")
-
-    def __init__(
-        self,
-        root: bytes,
-        revisions: dict[bytes, int],
-        values: dict[bytes, bytes | None],
-        owners: dict[bytes, OwnerClaim],
-        stream_call: StreamCall | None,
-        rolled: Rolled | None,
-        size_bytes: int,
-    ) -> None:
-        self.root = root
-        self.revisions = revisions  # key → the mod revision that it must have; 0: it must be absent
-        self.values = values  # key → what is put there; None: it is deleted
-        self.owners = owners  # by the lock's key
-        self.stream_call = stream_call  # one that is part of a stream that is put here (26)
-        self.rolled = rolled  # None: these are `Changes`, which know what they write
-        self.size_bytes = size_bytes  # 0: not known yet
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-
-class Changes(Ready):
-    """Records what is to be committed; make another one to try again."""
-
-    __slots__ = ("_released", "_streams", "_young", "calls", "state", "writes")
+    __slots__ = (
+        "_released",
+        "_streams",
+        "_young",
+        "calls",
+        "owners",
+        "revisions",
+        "root",
+        "size_bytes",
+        "state",
+        "stream_call",
+        "values",
+        "writes",
+    )
 
     def __init__(self, root: bytes, state: State | None = None) -> None:
-        super().__init__(root, {}, {}, {}, None, None, 0)
-        self.state = state  # where young extents that this mutation does not touch are found
+        self.root = root
+        self.state = state  # has the young extents that this mutation does not touch
+        self.revisions: dict[bytes, int] = {}  # key → the mod revision that it must have; 0: it must be absent
+        self.values: dict[bytes, bytes | None] = {}  # key → the value to put; None: delete the key
+        self.owners: dict[bytes, OwnerClaim] = {}  # by the lock's key
+        self.stream_call: StreamCall | None = None  # a replay record inside of a stream that is put (protocol rule 26)
+        self.calls: list[StreamCall] = []  # replay records with a key of their own (protocol rule 26)
         self.writes: list[Write] = []
-        self.calls: list[StreamCall] = []  # replay records with a key of their own (26)
+        self.size_bytes = 0  # of the transaction; known once it is finished
         self._streams: list[tuple[bytes, Stream]] = []
         self._young: dict[int, Extent] = {}
         self._released: list[int] = []  # ids of their streams

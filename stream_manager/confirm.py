@@ -5,33 +5,26 @@ Invariants: only what a transaction decided is told; a replica counts as confirm
             of first confirmations that came together, what most of them say counts; after a conflict none counts before
             all that can be reached were compared (7, core_digest.py);
             a replica that is slow does not hold up the record of the others;
-            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before;
-            what waits to be recorded with its stream's next write (heard.py) is recorded soon, also without one.
+            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaDeleted, ReplicaMissing, WrongReplica
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_digest import choose_digest, compares_first
-from neve.stream_manager.fan_out import Asked
-from neve.stream_manager.heard import KEPT_S, Heard
 from neve.stream_manager.records import Extent, ReplicaAt
 
 log = logging.getLogger(__name__)
 
-_new = tuple.__new__  # as in records.py
-
 SEALS_IN_FLIGHT_MAX = 2_000
 ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)  # answers: there is no whole replica here
-_REPLY = en.SealExtentReply
-_NOTHING = object()  # equal to no answer
 GATHER_S = 0.05  # after the first confirmation, wait so long for others: one transaction in place of three
 
 
@@ -44,41 +37,20 @@ class SealOutcome:
     failed: dict[int, NeveError]
 
 
-Begun = list[tuple[ReplicaAt, Asked[en.SealExtentReply]]]
-
-
 async def seal_replicas(
     ctx: LeaderContext, extent_id: int, *, node_ids: Container[int] | None = None
 ) -> SealOutcome | None:
-    """Ask every replica that has not confirmed (or those on `node_ids`), once. None: the extent is gone or open."""
+    """Order every replica that has not confirmed (or those on `node_ids`) to seal, once, and record the confirmations
+    as they come. None: the extent is gone or open."""
     extent = ctx.state.extents.get(extent_id)
     if extent is None or extent.seal is None:
         return None
     asked_at = ctx.condemned.number
     replicas = _to_ask(ctx, extent, node_ids)
-    asked = ctx.nodes.begin_seals(extent, replicas)
-    return await _await_answers(ctx, extent, list(zip(replicas, asked, strict=True)), asked_at)
-
-
-def _to_ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None = None) -> Sequence[ReplicaAt]:
-    dead = ctx.state.dead_nodes()
-    if not dead and not extent.confirmed and node_ids is None:
-        return extent.replicas
-    return [
-        replica
-        for replica in extent.replicas
-        if replica[0] not in extent.confirmed
-        and (replica[0] not in dead if node_ids is None else replica[0] in node_ids)
-    ]
-
-
-async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> SealOutcome:
-    """Record the answers as they come."""
-    assert extent.seal is not None, extent
-    extent_id = extent.extent_id
+    orders = list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
     outcome = SealOutcome(False, {}, {})
-    answered = [(replica, one.value) for replica, one in begun if one.waits is None]
-    asking = {one.waits: (replica, one) for replica, one in begun if one.waits is not None}
+    answered = [(replica, order.value) for replica, order in orders if order.waits is None]
+    asking = {order.waits: (replica, order) for replica, order in orders if order.waits is not None}
     try:
         while answered or asking:
             if asking and not answered:
@@ -87,19 +59,29 @@ async def _await_answers(ctx: LeaderContext, extent: Extent, begun: Begun, asked
                 # After a conflict all that can be reached are compared before one is believed (7).
                 await asyncio.wait(asking, timeout=None if compares_first(extent) else GATHER_S)
             for waits in [waits for waits in asking if waits.done()]:
-                replica, one = asking.pop(waits)
-                answered.append((replica, await one.result()))
+                replica, order = asking.pop(waits)
+                answered.append((replica, await order.result()))
             confirmed = _sort(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:
                 await _record(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
     finally:
-        for _, one in asking.values():
-            one.cancel()
+        for _, order in asking.values():
+            order.cancel()
     for node_id, error in outcome.failed.items():
         log.info("seal_not_confirmed extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
     now = ctx.state.extents.get(extent_id)
     return SealOutcome(now is not None and now.all_confirmed, outcome.short, outcome.failed)
+
+
+def _to_ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None) -> list[ReplicaAt]:
+    dead = ctx.state.dead_nodes()
+    return [
+        replica
+        for replica in extent.replicas
+        if replica.node_id not in extent.confirmed
+        and (replica.node_id not in dead if node_ids is None else replica.node_id in node_ids)
+    ]
 
 
 def _sort(
@@ -131,34 +113,32 @@ async def _record(
     confirmed: dict[ReplicaAt, bytes],
     asked_at: int,
     *,
-    without: frozenset[int] = frozenset(),
+    without: frozenset[int],
 ) -> None:
     async with ctx.locks.hold(extents=[extent_id]):
         old = ctx.state.extents.get(extent_id)
-        new = believed(ctx, old, confirmed, asked_at, without=without)
+        new = _believed(ctx, old, confirmed, asked_at, without=without)
         if new is not None:
             changes = ctx.changes()
             changes.put_extent(old, new)
             await ctx.commit(changes)
 
 
-def believed(
+def _believed(
     ctx: LeaderContext,
     old: Extent | None,
     confirmed: dict[ReplicaAt, bytes],
     asked_at: int,
     *,
-    without: frozenset[int] = frozenset(),
+    without: frozenset[int],
 ) -> Extent | None:
-    """The extent with the bits of those to believe, with its lock held; None: nothing new. `asked_at`: the last
-    condemnation before the orders were sent; `without`: nodes that have nothing to tell."""
+    """The extent with the bits of the replicas to believe; None: nothing is new. The caller holds the extent's lock.
+
+    `asked_at` is the last condemnation before the orders were sent; `without` are nodes that have no whole replica.
+    """
     if old is None or old.seal is None:
         return None
     extent_id, digest = old.extent_id, old.seal.digest
-    if not digest and ctx.condemned.number == asked_at and tuple(confirmed) == old.replicas and not old.confirmed:
-        digests = list(confirmed.values())
-        if digests.count(digests[0]) == len(digests):  # mostly: all have confirmed the same, and nothing else is new
-            return old.confirmed_by_all(digests[0])
     if not digest:
         told = {replica[0]: found for replica, found in confirmed.items()}
         chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)
@@ -181,122 +161,26 @@ def believed(
     return old.with_confirmed(good, digest) if good else None
 
 
-# --- the first round, behind the answer to whoever sealed --------------------------------------------------------
+# --- the first round, after the reply to the request that sealed ----------------------------------------------------
 
 
 def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
-    """Start the first round; whoever has not confirmed by its end is the reconciler's."""
-    extent = ctx.state.extents.get(extent_id)
-    if extent is None or extent.seal is None:
-        return
+    """Start the first round of `Seal` orders. A replica that has not confirmed by its end is left to the reconciler."""
     if ctx.seals_in_flight >= SEALS_IN_FLIGHT_MAX:
         ctx.part.note_unconfirmed(extent_id)  # nodes hang: the reconciler asks when they answer again
         return
-    asked_at = ctx.condemned.number
-    replicas = _to_ask(ctx, extent)
-    asked = ctx.nodes.begin_seals(extent, replicas)
-    digests = _confirmed_at_once(extent, replicas, asked) if extent.all_took_part else None
-    if digests is None:  # or its writer waits for what is not acknowledged (16)
-        ctx.seals_in_flight += 1
-        ctx.spawn(_first_round(ctx, extent, list(zip(replicas, asked, strict=True)), asked_at), name="seal")
-        return
-    table = ctx.heard
-    heard = _new(Heard, (extent_id, extent.replicas, digests, asked_at, ctx.clock()))
-    left_over = table.add(extent.stream_id, heard)
-    if left_over is not None:
-        _record_behind(ctx, left_over)
-    if not table.recording:
-        table.recording = True
-        ctx.spawn(_record_heard(ctx), name="confirmations")
+    ctx.seals_in_flight += 1
+    ctx.spawn(_first_round(ctx, extent_id), name="seal")
 
 
-async def _first_round(ctx: LeaderContext, extent: Extent, begun: Begun, asked_at: int) -> None:
-    outcome = None
+async def _first_round(ctx: LeaderContext, extent_id: int) -> None:
+    confirmed = False
     try:
-        outcome = await _await_answers(ctx, extent, begun, asked_at)
+        outcome = await seal_replicas(ctx, extent_id)
+        confirmed = outcome is None or outcome.all_confirmed
     except NeveError as error:
-        log.warning("seal_round_failed extent_id=%d error=%s", extent.extent_id, error)
+        log.warning("seal_round_failed extent_id=%d error=%s", extent_id, error)
     finally:
         ctx.seals_in_flight -= 1
-    if outcome is None or not outcome.all_confirmed:
-        ctx.part.note_unconfirmed(extent.extent_id)
-
-
-def _confirmed_at_once(
-    extent: Extent, replicas: Sequence[ReplicaAt], asked: Sequence[Asked[en.SealExtentReply]]
-) -> list[bytes] | None:
-    """The digests, if every replica has confirmed already: the shortest way, without a task."""
-    assert extent.seal is not None, extent
-    if len(replicas) != len(extent.replicas):
-        return None
-    length = extent.seal.length
-    digests: list[bytes] = []
-    seen: object = _NOTHING
-    digest = b""
-    for one in asked:
-        if one.waits is not None:
-            return None
-        answer = one.value
-        if answer != seen:  # mostly they say the same
-            if type(answer) is not _REPLY or not answer.confirmed:
-                return None
-            seal = answer.seal
-            if seal.length != length:
-                return None
-            seen, digest = answer, seal.digest
-        digests.append(digest)
-    return digests
-
-
-def agreed_digest(ctx: LeaderContext, extent: Extent, heard: Heard) -> bytes | None:
-    """What all its replicas have confirmed, if nothing else is new about it; None: it is `believed`'s to say."""
-    seal, digests = extent.seal, heard.digests
-    if seal is None or seal.digest or extent.confirmed or heard.replicas is not extent.replicas:
-        return None
-    if ctx.condemned.number != heard.asked_at or digests.count(digests[0]) != len(digests):
-        return None
-    return digests[0]
-
-
-# --- what was heard and waits for its stream's next write -------------------------------------------------------
-
-
-def heard_end(ctx: LeaderContext, heard: Heard) -> None:
-    """The transaction that took it along has come to its end."""
-    now = ctx.state.extents.get(heard.extent_id)
-    if now is not None and not now.all_confirmed:
-        ctx.part.note_unconfirmed(heard.extent_id)
-
-
-def record_heard(ctx: LeaderContext, extent: Extent) -> None:
-    """Somebody waits for the confirmation of this extent: if it was heard, record it now."""
-    if ctx.heard.has(extent):
-        heard = ctx.heard.take(extent.stream_id)
-        assert heard is not None, extent
-        _record_behind(ctx, heard)
-
-
-async def _record_heard(ctx: LeaderContext) -> None:
-    """Record what no write of its stream has taken along in time."""
-    try:
-        while len(ctx.heard):
-            await asyncio.sleep(KEPT_S)
-            for heard in ctx.heard.take_older(ctx.clock() - KEPT_S):
-                _record_behind(ctx, heard)
-    finally:
-        ctx.heard.recording = False
-
-
-def _record_behind(ctx: LeaderContext, heard: Heard) -> None:
-    ctx.tasks.begin(_record_one(ctx, heard))
-
-
-async def _record_one(ctx: LeaderContext, heard: Heard) -> None:
-    try:
-        await _record(ctx, heard.extent_id, heard.confirmed, heard.asked_at)
-    except NeveError as error:
-        log.warning("seal_round_failed extent_id=%d error=%s", heard.extent_id, error)
-    except Exception:
-        log.exception("confirmation_failed extent_id=%d", heard.extent_id)
-    finally:
-        heard_end(ctx, heard)
+        if not confirmed:
+            ctx.part.note_unconfirmed(extent_id)

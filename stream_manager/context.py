@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from neve.meta.term_tasks import TermTasks
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
-from neve.proto.errors import NeveError
 from neve.rpc.service import Call
-from neve.stream_manager.changes import Changes, Ready
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.condemned import Condemned
-from neve.stream_manager.heard import HeardTable
 from neve.stream_manager.locks import LockTable
-from neve.stream_manager.records import Extent, NodeEntry, Replay, ReplicaAt, StreamCall
+from neve.stream_manager.records import Extent, NodeEntry, Replay, StreamCall
 from neve.stream_manager.state import State
 
 if TYPE_CHECKING:
@@ -167,9 +165,6 @@ class NodesPart(Placement, Protocol):
     def seems_down(self, node_id: int) -> bool:
         """Not worth waiting for long: suspect or worse. A hint only; who is dead says `state.dead_nodes()` (17)."""
 
-    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
-        """That `seems_down` says so of none of their nodes."""
-
     # hooks
     def note_unconfirmed(self, extent_id: int) -> None:
         """Sealed, and some replica has not confirmed at the first asking: the reconciler goes on (20)."""
@@ -185,18 +180,13 @@ class NodesPart(Placement, Protocol):
 
 
 class Commit(Protocol):
-    def __call__(self, changes: Ready) -> Awaitable[int]:
+    def __call__(self, changes: Changes) -> Awaitable[int]:
         """Write in one transaction, apply to the state, return the revision.
 
         `VersionConflict`: a record is not what it was; `NotOwner`: the lock is not held with that token; `NotLeader`:
         the term is over; `MetaUnavailable`: certainly not written. Do not wrap it in a timeout: a commit whose outcome
         is unknown is repeated until it is known, and what it touches must stay locked for so long (19).
         """
-
-
-class Submit(Protocol):
-    def __call__(self, changes: Ready, on_done: Callable[[int, NeveError | None], None]) -> None:
-        """The same without waiting, for what nobody waits for: `on_done` gets the revision, or the error."""
 
 
 class LeaderContext:
@@ -206,7 +196,6 @@ class LeaderContext:
         config: ManagerConfig,
         state: State,
         commit: Commit,
-        submit: Submit,
         locks: LockTable,
         nodes: NodeCalls,
         ids: IdSource,
@@ -222,7 +211,6 @@ class LeaderContext:
         self.state = state
         self.root = state.root
         self.commit = commit
-        self.submit = submit
         self.locks = locks
         self.nodes = nodes
         self.ids = ids
@@ -235,7 +223,6 @@ class LeaderContext:
         self.clock = asyncio.get_running_loop().time  # monotonic seconds
         self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
         self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
-        self.heard = HeardTable()  # confirmations that are not recorded yet
         # Extents that a transaction is about to link, or, while its outcome is unknown, may be linking.
         self.linking: dict[int, None] = {}
         # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).

@@ -21,17 +21,13 @@ a backup, and that decision still stands: so its length is chosen, and `sealed_b
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import INT64_MAX, InvalidArgument, SealUnavailable
+from neve.proto.errors import InvalidArgument, SealUnavailable
 
 Kind = pb.LengthAnswer.Kind
-# Looked up once: for every replica of a roll that takes longer than the rest.
-_LENGTH = Kind.LENGTH
-_ANSWER = pb.LengthAnswer
-_NOTHING = object()  # equal to no answer
 
 
 class Counted(enum.Enum):
@@ -63,24 +59,6 @@ class SealDecision:
     all_took_part: bool  # every replica holds [0, length) on stable storage: rule 16 acknowledges at once
     by_node: dict[int, Counted]
     sealed_before: tuple[int, ...] = ()  # nodes whose replica had this seal already: see the module's last paragraph
-
-
-def usual_length(answers: Iterable[object], acknowledged_end: int) -> int | None:
-    """The length, if every replica has answered with one and nothing is wrong with any: no seal that is known, no
-    conflict (7), nothing missing of what is acknowledged. All took part then. None: it is `choose_length`'s to say."""
-    length = INT64_MAX
-    seen: object = _NOTHING
-    for answer in answers:
-        if answer == seen:  # mostly they say the same: nothing of it needs to be looked at again
-            continue
-        seen = answer
-        if type(answer) is not _ANSWER or answer.kind != _LENGTH or answer.conflict or answer.HasField("seal"):
-            return None
-        if (found := answer.length) < length:
-            length = found
-        if (found := answer.committed) > acknowledged_end:
-            acknowledged_end = found
-    return length if acknowledged_end <= length < INT64_MAX else None
 
 
 def choose_length(

@@ -49,49 +49,6 @@ def joined_alloc_reply(
     return _new(Encoded, (sm.StreamAllocExtentReply, b"".join(parts)))
 
 
-def rolled_reply(
-    stem: bytes,
-    version: int,
-    mod_revision: int,
-    ids: bytes,
-    rest: bytes,
-    sealed: bytes,
-    opened: bytes,
-) -> Encoded[sm.StreamAllocExtentReply]:
-    """The same of a usual roll, of a stream that is not sealed: `stem` and `rest` are what `new_stem` and
-    `rest_of_info` gave for it."""
-    size = len(ids)
-    stream = b"".join(
-        (
-            stem,
-            b"\x40",
-            SMALL[version] if version <= SMALL_MAX else varint(version),
-            b"\x48",
-            VARINTS[mod_revision],
-            b"\x22",
-            SMALL[size] if size <= SMALL_MAX else varint(size),
-            ids,
-            rest,
-        )
-    )
-    size = len(stream)
-    reply = b"".join(
-        (
-            b"\x0a",
-            SMALL[size] if size <= SMALL_MAX else varint(size),
-            stream,
-            b"\x12",
-            SMALL[len(sealed)],
-            sealed,
-            b"\x1a",
-            SMALL[len(opened)],
-            opened,
-            b"\x20\x01",
-        )
-    )
-    return _new(Encoded, (sm.StreamAllocExtentReply, reply))
-
-
 def create_reply(state: State, stream: Stream, tail: Extent | None) -> Encoded[sm.CreateStreamReply]:
     """Nothing of it is kept: a new stream may not be asked about for long."""
     ids = b"".join([varint(extent_id) for extent_id in stream.extent_ids])
@@ -186,13 +143,6 @@ def fixed_info(state: State, extent: Extent) -> bytes:
             around = codec.keep(_around, key, (node, before, behind))
         parts += (around[1], incarnation.to_bytes(8, "little"), around[2])
     return b"".join(parts)
-
-
-def sealed_extent_info(extent: Extent, fixed: bytes, seal: bytes) -> bytes:
-    """Of one that was just sealed: `seal` is what `codec.encoded_seal` gave."""
-    eversion = extent.eversion
-    version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
-    return b"".join((fixed, b"\x10", version, b"\x22", SMALL[len(seal)], seal))
 
 
 def joined_extent_info(extent: Extent, fixed: bytes) -> bytes:

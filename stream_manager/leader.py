@@ -25,7 +25,7 @@ from neve.rpc.authorisation import Authoriser
 from neve.stream_manager import records as r
 from neve.stream_manager.allocate import Allocator
 from neve.stream_manager.batcher import Batcher, lane_key
-from neve.stream_manager.changes import Changes, Ready
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import LeaderContext, NodesPart
 from neve.stream_manager.follower import StateFollower, kind_ranges
@@ -156,7 +156,6 @@ class Term:
             config=config,
             state=self.state,
             commit=self.batcher.commit,
-            submit=self.batcher.submit,
             locks=LockTable(),
             nodes=make_node_calls(self.leader, self.state.nodes.get),
             ids=ids,
@@ -210,14 +209,10 @@ class Term:
         await self.owners.stopped()
         self.state.stop_listening()  # they refer to the state and it to them: a million records must not wait for that
 
-    def _apply(self, changes: Ready, revision: int) -> None:
-        if changes.rolled is not None:
-            self.state.apply_roll(changes.rolled, revision)
-        else:
-            assert isinstance(changes, Changes), changes
-            self.state.apply(changes, revision)
-            for call in changes.calls:
-                self.replay.add(*call)
+    def _apply(self, changes: Changes, revision: int) -> None:
+        self.state.apply(changes, revision)
+        for call in changes.calls:
+            self.replay.add(*call)
         if changes.stream_call is not None:
             self.replay.add_in_stream(changes.stream_call)
 

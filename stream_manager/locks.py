@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Awaitable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Collection, Generator
 from types import TracebackType
 
 
@@ -70,14 +70,6 @@ class LockTable:
             return False
         self.waiters[key] = None
         return True
-
-    def release_all(self, keys: Sequence[Key]) -> None:
-        waiters = self.waiters
-        for key in keys:
-            if waiters[key] is None:
-                del waiters[key]
-            else:
-                self.release(key)
 
     async def take(self, key: Key) -> None:
         """Whoever takes one by itself, for a hot flow, lets it go by `release`, whatever happens."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from neve.proto import stream_manager_pb2 as sm
@@ -27,7 +27,7 @@ from neve.stream_manager.node_modes import NodeModes
 from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.reconcile import Reconciler
-from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, Settings
+from neve.stream_manager.records import Extent, NodeEntry, Settings
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
 from neve.stream_manager.relocate import Relocation
@@ -173,9 +173,6 @@ class ClusterNodes(NodesPart):
 
     def seems_down(self, node_id: int) -> bool:
         return self.registry.seems_down(node_id)
-
-    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
-        return self.registry.all_seem_up(replicas)
 
     # --- hooks -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import StreamSealed
 from neve.stream_manager.context import LeaderContext, Mutation
@@ -49,7 +50,7 @@ async def check_commit_length(
                 )
                 stream = await link_tail(ctx, stream, successor, order)
             return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed_before)
-        length = await _length_to_go_on(ctx, tail, owner.lock, owner.token)
+        length = await _length_to_go_on(ctx, tail, owner)
         if length is not None:
             changes = ctx.changes()
             changes.require_stream(stream)
@@ -71,12 +72,13 @@ async def check_commit_length(
         return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed.extent_id)
 
 
-async def _length_to_go_on(ctx: LeaderContext, tail: Extent, lock: str, token: int) -> int | None:
+async def _length_to_go_on(ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner) -> int | None:
     if not ctx.state.dead_nodes().isdisjoint(tail.node_ids):
         return None  # the tail will be sealed: nobody needs to be asked twice
     if tail.extent_id in ctx.conflicts:
         return None  # its replicas differ (7)
-    answers = await ask_replicas(ctx, tail, ctx.nodes.raise_all, token=token, lock=lock)
+    answers = await ask_replicas(ctx, tail, ctx.nodes.raise_all, owner)
+    token = owner.token
     length = decide_open(answers, tail.node_ids, token=token)
     if length is None:
         log.info("tail_not_gone_on_with extent_id=%d token=%d", tail.extent_id, token)

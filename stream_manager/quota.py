@@ -49,7 +49,6 @@ class QuotaTable(StateListener):
         for prefix in state.quotas:
             self._count(prefix)
         state.listen(self)
-        state.hear_records(self, bool(self._used))
 
     def usage(self, prefix: str) -> Usage:
         return self._used.get(prefix, Usage())
@@ -104,7 +103,6 @@ class QuotaTable(StateListener):
             self._reserved.pop(old.prefix, None)
         elif new.prefix not in self._used:
             self._count(new.prefix)
-        self._state.hear_records(self, bool(self._used))
 
     def on_stream(self, old: Stream | None, new: Stream | None) -> None:
         for stream, sign in ((old, -1), (new, 1)):
@@ -116,6 +114,8 @@ class QuotaTable(StateListener):
                     used.add(streams=sign, extents=sign * len(stream.extent_ids), size_bytes=sign * size_bytes)
 
     def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+        if not self._used:
+            return
         grown = _counted(new) - _counted(old)
         extent_id = (new or old).extent_id  # type: ignore[union-attr]
         for stream_id in self._state.streams_of(extent_id):

@@ -78,8 +78,6 @@ class Reconciler:
             task = state.tasks.get(extent_id)
             if extent_id in self._asking or (task is not None and not task.attempts and not self._held_up(extent_id)):
                 continue
-            if self._ctx.heard.has(state.extents[extent_id]):
-                continue
             if self._tries.get(extent_id, (0, now_s))[1] > now_s:
                 continue
             asked = self._not_confirmed(extent_id, dead)

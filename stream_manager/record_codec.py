@@ -146,18 +146,6 @@ def encode_extent(extent: Extent, body: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
-def encode_open_extent(extent: Extent, body: bytes) -> bytes:
-    """The same of one that was just made."""
-    assert extent.seal is None, extent
-    return body + b"\x18" + SMALL[extent.eversion]
-
-
-def sealed_record(body: bytes, eversion: int, seal: bytes) -> bytes:
-    """The same of one that was just sealed, and all its replicas took part. `seal`: what `encoded_seal` gave."""
-    version = SMALL[eversion] if eversion <= SMALL_MAX else varint(eversion)
-    return b"".join((body, b"\x18", version, b"\x2a", SMALL[len(seal)], seal, b"\x38\x01"))
-
-
 def packed_nodes(node_ids: tuple[int, ...]) -> bytes:
     """Those that have confirmed."""
     found = _confirmed.get(node_ids)
@@ -251,7 +239,7 @@ def new_stem(stream: Stream) -> bytes:
 
 def encode_new_stream(stream: Stream, tail: Extent) -> bytes:
     """As `encode_stream` does it for one that was just made, with its only extent; nothing of it is kept."""
-    young = (encode_open_extent(tail, new_body(tail)),)
+    young = (encode_extent(tail, new_body(tail)),)
     return stream_record(stream, new_stem(stream), varint(tail.extent_id), young, stream.version, stream.linked_by)
 
 

@@ -113,13 +113,6 @@ class Stream(NamedTuple):
             self.after_hole,
         )
 
-    def rolled(self, extent_id: int, call: StreamCall | None, mod_revision: int) -> Stream:
-        """The next version, with one more extent, as committed at this revision, by that call; None: whoever has linked
-        it is not remembered."""
-        number, name, lock, ids, sealed, policy, labels, version, created, before, _, made_by, linked_by, holes = self
-        what = (number, name, lock, (*ids, extent_id), sealed, policy, labels, version + 1, created, before)
-        return _new(Stream, (*what, mod_revision, made_by, call or linked_by, holes))
-
     def with_list(
         self,
         extent_ids: tuple[int, ...],
@@ -214,16 +207,6 @@ class Extent(NamedTuple):
             if replica.node_id == node_id:
                 return replica
         return None
-
-    def confirmed_by_all(self, digest: bytes) -> Extent:
-        """The same for all nodes at once."""
-        seal = self.seal
-        assert seal is not None, self
-        length, eversion, digest_before = seal
-        assert not digest_before, self
-        node_ids = tuple([replica[0] for replica in self.replicas])
-        confirmed = _shared_values.get(node_ids) or shared(node_ids)
-        return _new(Extent, (*self[:6], _new(ExtentSeal, (length, eversion, digest)), confirmed, *self[8:]))
 
     def with_confirmed(self, node_ids: tuple[int, ...] | list[int], digest: bytes) -> Extent:
         """As after these nodes confirmed the seal with this digest (20)."""

@@ -10,7 +10,7 @@ Not here:   what nodes hold (replica_reports.py); who has moved since (relocate.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from neve.proto import common_pb2
@@ -24,13 +24,12 @@ from neve.stream_manager.node_entries import DISKS_MAX, check_registration, entr
 from neve.stream_manager.placement import Candidate, Wish
 from neve.stream_manager.placement_cache import Candidates, candidate_of
 from neve.stream_manager.placement_policies import policy_named
-from neve.stream_manager.records import Disk, NodeEntry, ReplicaAt
+from neve.stream_manager.records import Disk, NodeEntry
 from neve.stream_manager.topology import Topology
 
 log = logging.getLogger(__name__)
 
 GIVEN_IDS_MAX = 10_000
-LOOK_AGAIN_S = 0.5  # whether all nodes are up, while one of them is not: with many, looking takes its time
 
 HEALTH_MESSAGES = {
     Health.ALIVE: sm.NODE_HEALTH_ALIVE,
@@ -63,8 +62,6 @@ class Registry:
         self._statuses: dict[int, NodeStatus] = {}
         self._given: dict[int, int] = {}  # ids given to nodes that had none, by their process id
         self._up_until_s: dict[int, float] = {}  # who was alive at its last heartbeat stays so for a while, unasked
-        self._all_up_until_s = NEVER_S  # the same of all nodes that there are
-        self._look_again_s = NEVER_S  # when to look how long that is
         self.failures = FailureHistory()
         self._candidates = Candidates(ctx.state, ctx.clock, self._candidate)
         for node in ctx.state.nodes.values():
@@ -217,7 +214,6 @@ class Registry:
             self._up_until_s[node_id] = now_s + self._config.suspect_after_s
         else:
             self._up_until_s.pop(node_id, None)
-            self._all_up_until_s = NEVER_S
 
     def seems_down(self, node_id: int) -> bool:
         """Suspect or worse, if it had its chance to be heard in this term."""
@@ -232,18 +228,6 @@ class Registry:
         if not self.status(node_id).health.heard and in_grace:
             return judged is Health.DEAD
         return judged is not Health.ALIVE
-
-    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
-        now_s, up_until_s = self._ctx.clock(), self._up_until_s.get
-        if now_s < self._all_up_until_s:
-            return True
-        if now_s >= self._look_again_s:  # heartbeats only put it off: what was found stays true for so long
-            self._look_again_s = now_s + LOOK_AGAIN_S
-            self._all_up_until_s = min([up_until_s(node_id, NEVER_S) for node_id in self._ctx.state.nodes] or [NEVER_S])
-        for node_id, _, _ in replicas:
-            if now_s >= up_until_s(node_id, NEVER_S) and self.seems_down(node_id):
-                return False
-        return True
 
     def give_up_s(self, node: NodeEntry, now_s: float, *, delay_s: float) -> float:
         """When recovery from this node's death is due. Who is being worked on is waited for."""

@@ -1,8 +1,11 @@
-"""Seal a stream's tail: fence its replicas, choose the length, decide it in one transaction (rules 16 to 20).
+"""Seal a stream's tail: fence its replicas, choose the length, commit the seal, order the replicas to seal.
+
+This is the one path by which an extent is sealed (protocol rules 16 to 20): a writer's roll, a new owner's opening, the
+seal, split or merge of a stream, and the manager itself, for a tail that has lost a replica, all call `seal_tail`.
 
 Invariants: the next extent, if there is to be one, exists on its nodes before the tail is fenced: a failure up to then
-            leaves the tail writable (17);
-            a length is decided once, by the transaction; replicas are told only afterwards (19, 20);
+            leaves the tail writable (protocol rule 17);
+            a length is decided once, by the transaction; replicas are told only afterwards (protocol rules 19 and 20);
             nodes that are declared dead are not waited for, the others for a bounded time (T46);
             a fence that finds a newer owner's token ends the request: `NotOwner`.
 """
@@ -10,39 +13,36 @@ Invariants: the next extent, if there is to be one, exists on its nodes before t
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import LockedByOther, NeveError, NotLeader, NotOwner, VersionConflict
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
-from neve.stream_manager.confirm import believed, heard_end, seal_behind
+from neve.stream_manager.confirm import seal_behind
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.core_seal import choose_length, usual_length
-from neve.stream_manager.heard import Heard
+from neve.stream_manager.core_seal import choose_length
 from neve.stream_manager.locks import LockKind
 from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
 
 log = logging.getLogger(__name__)
 
-_new = tuple.__new__  # as in records.py
 
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SealOrder:
-    """Who seals, and what goes into the same transaction. Not frozen: it is made for every call."""
+    """Who seals, and what goes into the same transaction."""
 
     owner: common_pb2.Owner | None = None  # None: the manager or an operator, who takes no owner's word
-    acknowledged_end: int | None = None
+    acknowledged_end: int | None = None  # by the owner; None: the owner does not know
     successor: Extent | None = None  # made on its nodes; None: the stream gets no new tail now
-    link_before_s: float | None = None  # the successor, by the loop's clock: later it is never linked (24)
+    link_before_s: float | None = None  # by the loop's clock; a successor is never linked later (protocol rule 24)
     seal_stream: bool = False
-    conflict: bool = False  # an append met other bytes on a replica (7)
+    conflict: bool = False  # an append met other bytes on a replica (protocol rule 7)
     unowned: bool = False  # only if nobody holds the stream's lock when it is decided
-    record: Callable[[Changes], None] | None = None  # adds the replay record (26)
-    stream_call: Callable[[], StreamCall | None] | None = None  # or makes it, to be a part of the stream's
+    record: Callable[[Changes], None] | None = None  # adds the replay record (protocol rule 26)
+    stream_call: Callable[[], StreamCall | None] | None = None  # or makes it, as a part of the stream's record
 
 
 def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
@@ -59,32 +59,23 @@ class AskAll(Protocol):
     ) -> Awaitable[list[en.LengthAnswer | NeveError]]: ...
 
 
-Answers = list[en.LengthAnswer | NeveError]
-
-
-def whom_to_ask(ctx: LeaderContext, extent: Extent) -> dict[ReplicaAt, float | None]:
-    """All replicas but those of dead nodes, with how long to wait for each; None for the usual time (17)."""
-    replicas = extent.replicas
-    dead = ctx.state.dead_nodes()
-    if not dead and ctx.part.all_seem_up(replicas):
-        return dict.fromkeys(replicas)
-    suspect_s, seems_down = ctx.config.timeouts.suspect_call_s, ctx.part.seems_down
-    return {replica: suspect_s if seems_down(replica[0]) else None for replica in replicas if replica[0] not in dead}
-
-
 async def ask_replicas(
-    ctx: LeaderContext, extent: Extent, ask: AskAll, *, token: int = 0, lock: str = ""
+    ctx: LeaderContext, extent: Extent, ask: AskAll, owner: common_pb2.Owner | None
 ) -> dict[int, en.LengthAnswer | None]:
-    """Ask all replicas side by side; None for a dead, silent or failing one. `NotOwner` if a newer token was met."""
-    asked = whom_to_ask(ctx, extent)
-    return _by_node(extent, asked, await ask(extent, asked, token=token), token=token, lock=lock)
+    """The answers of all replicas by node id, asked in parallel; None for a dead, silent or failing one.
 
-
-def _by_node(
-    extent: Extent, asked: Iterable[ReplicaAt], answered: Answers, *, token: int, lock: str
-) -> dict[int, en.LengthAnswer | None]:
+    Raises `NotOwner` if a replica has seen a newer owner's token.
+    """
+    token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
+    dead, part = ctx.state.dead_nodes(), ctx.part
+    suspect_s = ctx.config.timeouts.suspect_call_s
+    timeouts_s = {  # None: the usual timeout (protocol rule 17)
+        replica: suspect_s if part.seems_down(replica.node_id) else None
+        for replica in extent.replicas
+        if replica.node_id not in dead
+    }
     answers: dict[int, en.LengthAnswer | None] = dict.fromkeys(extent.node_ids)
-    for replica, answer in zip(asked, answered, strict=True):
+    for replica, answer in zip(timeouts_s, await ask(extent, timeouts_s, token=token), strict=True):
         if not isinstance(answer, NeveError):
             answers[replica.node_id] = answer
             continue
@@ -99,119 +90,68 @@ def _by_node(
 async def fence_replicas(
     ctx: LeaderContext, extent: Extent, owner: common_pb2.Owner | None
 ) -> dict[int, en.LengthAnswer | None]:
-    if owner is None:
-        return await ask_replicas(ctx, extent, ctx.nodes.fence_all)
-    return await ask_replicas(ctx, extent, ctx.nodes.fence_all, token=owner.token, lock=owner.lock)
-
-
-class Decided(NamedTuple):
-    """What the replicas' answers to the fence come to."""
-
-    length: int
-    all_took_part: bool
-    conflict: bool  # one of them has met other bytes (7)
-
-
-async def decide_length(
-    ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner | None, acknowledged_end: int | None
-) -> Decided:
-    """Fence the replicas and choose the length (17, 18)."""
-    token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
-    asked = whom_to_ask(ctx, tail)
-    answered = await ctx.nodes.fence_all(tail, asked, token=token)
-    end = acknowledged_end if owner is not None else None
-    return length_told(ctx, tail, asked, answered, end, token=token, lock=lock)
-
-
-def length_told(
-    ctx: LeaderContext,
-    tail: Extent,
-    asked: Iterable[ReplicaAt],
-    answered: Answers,
-    end: int | None,
-    *,
-    token: int,
-    lock: str,
-) -> Decided:
-    """The same from what they have answered."""
-    if len(answered) == len(tail.replicas):
-        usual = usual_length(answered, end or 0)
-        if usual is not None:
-            return _new(Decided, (usual, True, False))
-    answers = _by_node(tail, asked, answered, token=token, lock=lock)
-    dead = ctx.state.dead_nodes()
-    decision = choose_length(answers, acknowledged_end=end, dead=dead, extent_id=tail.extent_id)
-    if decision.sealed_before:
-        log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
-    return Decided(decision.length, decision.all_took_part, met_conflict(answers))
+    return await ask_replicas(ctx, extent, ctx.nodes.fence_all, owner)
 
 
 async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder) -> tuple[Stream, Extent]:
-    """The stream and the sealed extent, as committed. The caller holds the stream's lock; `tail` is open."""
+    """Seal the open tail of a stream. Returns the stream and the sealed extent, as committed.
+
+    The caller holds the stream's lock.
+    """
     assert ctx.locks.held(LockKind.STREAM, stream.stream_id), stream
     assert stream.tail_id == tail.extent_id, stream
-    length, all_took_part, conflict = await decide_length(ctx, tail, order.owner, order.acknowledged_end)
-    order.conflict = order.conflict or conflict
-    return await commit_seal(ctx, stream, tail, order, length=length, all_took_part=all_took_part)
+    answers = await fence_replicas(ctx, tail, order.owner)
+    decision = choose_length(
+        answers,
+        acknowledged_end=order.acknowledged_end if order.owner is not None else None,
+        dead=ctx.state.dead_nodes(),
+        extent_id=tail.extent_id,
+    )
+    if decision.sealed_before:
+        log.error("extent_sealed_before extent_id=%d nodes=%s", tail.extent_id, decision.sealed_before)
+    return await commit_seal(
+        ctx,
+        stream,
+        tail,
+        order,
+        length=decision.length,
+        all_took_part=decision.all_took_part,
+        conflict=met_conflict(answers),
+    )
 
 
 def met_conflict(answers: Mapping[int, en.LengthAnswer | None]) -> bool:
-    """Whether some replica says that an append met other bytes there (7)."""
-    return True in [answer is not None and answer.conflict for answer in answers.values()]
+    """Whether a replica reports that an append met other bytes there (protocol rule 7)."""
+    return any(answer is not None and answer.conflict for answer in answers.values())
 
 
 async def commit_seal(
-    ctx: LeaderContext, stream: Stream, tail: Extent, order: SealOrder, *, length: int, all_took_part: bool
-) -> tuple[Stream, Extent]:
-    """The transaction of rule 19, then the orders of rule 20 behind it."""
-    heard = ctx.heard.take(stream.stream_id) if order.successor is not None else None
-    try:
-        all_took_part = await _commit_seal(ctx, stream, tail, order, heard, length=length, all_took_part=all_took_part)
-    finally:
-        if heard is not None:
-            heard_end(ctx, heard)
-    if order.owner is not None:
-        ctx.owners.note_held(order.owner.lock, order.owner.token)
-    # A writer's roll is in the audit log; what the manager or a new owner seals, or with replicas missing, is news.
-    log.log(
-        logging.DEBUG if order.acknowledged_end is not None and all_took_part else logging.INFO,
-        "extent_sealed extent_id=%d length=%d all_took_part=%s stream_id=%d",
-        tail.extent_id,
-        length,
-        all_took_part,
-        stream.stream_id,
-    )
-    seal_behind(ctx, tail.extent_id)
-    return ctx.state.streams[stream.stream_id], ctx.state.extents[tail.extent_id]
-
-
-async def _commit_seal(
     ctx: LeaderContext,
     stream: Stream,
     tail: Extent,
     order: SealOrder,
-    heard: Heard | None,
     *,
     length: int,
     all_took_part: bool,
-) -> bool:
-    """The transaction; it takes along what was heard of the stream's other extents. Whether all took part after all."""
-    leaving = leaving_window(ctx, stream, heard) if order.successor is not None else []
+    conflict: bool,
+) -> tuple[Stream, Extent]:
+    """Commit the transaction of protocol rule 19, then send the orders of rule 20 in the background."""
+    leaving = leaving_window(ctx, stream) if order.successor is not None else []
     async with ctx.locks.hold(extents=[tail.extent_id, *leaving]):
         if ctx.state.extents.get(tail.extent_id) != tail:
-            # Only the stream's lock holder seals, and recovery does not touch open extents (8).
+            # Only the stream's lock holder seals, and recovery does not touch open extents (protocol rule 8).
             raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
         changes = ctx.changes()
-        # Told by its writer, though the node itself may be silent, or restarted and know nothing of it any more (7).
-        order.conflict = order.conflict or tail.extent_id in ctx.conflicts
-        if order.conflict:
-            # Equal lengths say nothing of equal bytes: what is not acknowledged waits until all have confirmed (16).
+        # `ctx.conflicts` has what writers report: the node itself may be silent, or have restarted and forgotten it.
+        conflict = conflict or order.conflict or tail.extent_id in ctx.conflicts
+        if conflict:
+            # Equal lengths do not prove equal bytes: what is not acknowledged waits until all replicas have confirmed.
             log.error("extent_sealed_after_conflict extent_id=%d stream_id=%d", tail.extent_id, stream.stream_id)
             all_took_part = False
-        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part, conflict=order.conflict))
+        changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part, conflict=conflict))
         sealed_stream = stream.sealed or order.seal_stream
         if order.successor is not None:
-            _link(ctx, changes, stream, order, order.successor, leaving, heard, sealed=sealed_stream)
+            _link(ctx, changes, stream, order, order.successor, leaving, sealed=sealed_stream)
         else:
             changes.put_stream(stream, stream.changed(stream.extent_ids, sealed=sealed_stream))
         if order.owner is not None:
@@ -225,7 +165,19 @@ async def _commit_seal(
             await ctx.commit_link(changes, order.successor.extent_id)
         else:
             await ctx.commit(changes)
-    return all_took_part
+    if order.owner is not None:
+        ctx.owners.note_held(order.owner.lock, order.owner.token)
+    # A writer's roll is in the audit log; a seal by the manager or a new owner, or with replicas missing, is news.
+    log.log(
+        logging.DEBUG if order.acknowledged_end is not None and all_took_part else logging.INFO,
+        "extent_sealed extent_id=%d length=%d all_took_part=%s stream_id=%d",
+        tail.extent_id,
+        length,
+        all_took_part,
+        stream.stream_id,
+    )
+    seal_behind(ctx, tail.extent_id)
+    return ctx.state.streams[stream.stream_id], ctx.state.extents[tail.extent_id]
 
 
 async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: SealOrder) -> Stream:
@@ -233,7 +185,7 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
     leaving = leaving_window(ctx, stream)
     async with ctx.locks.hold(extents=leaving):
         changes = ctx.changes()
-        _link(ctx, changes, stream, order, extent, leaving, None, sealed=stream.sealed)
+        _link(ctx, changes, stream, order, extent, leaving, sealed=stream.sealed)
         if order.owner is not None:
             changes.require_owner(order.owner.lock, order.owner.token)
         if order.record is not None:
@@ -243,17 +195,13 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
     return ctx.state.streams[stream.stream_id]
 
 
-def leaving_window(ctx: LeaderContext, stream: Stream, heard: Heard | None = None) -> list[int]:
-    """Extents that get a key of their own when one more is linked: the young one, if there is one, that is too far from
-    the end of the list then, and the one whose confirmation is taken along."""
-    leaving: list[int] = []
-    if len(stream.extent_ids) >= YOUNG_WINDOW:
-        extent_id = stream.extent_ids[-YOUNG_WINDOW]
-        if not ctx.state.extents[extent_id].mod_revision:
-            leaving.append(extent_id)
-    if heard is not None and heard.extent_id not in leaving:
-        leaving.append(heard.extent_id)
-    return leaving
+def leaving_window(ctx: LeaderContext, stream: Stream) -> list[int]:
+    """The young extent, if any, that must get a key of its own when one more extent is linked: it would be too far from
+    the end of the list (`changes.YOUNG_WINDOW`)."""
+    if len(stream.extent_ids) < YOUNG_WINDOW:
+        return []
+    extent_id = stream.extent_ids[-YOUNG_WINDOW]
+    return [extent_id] if ctx.state.extents[extent_id].young else []
 
 
 def _link(
@@ -263,23 +211,14 @@ def _link(
     order: SealOrder,
     extent: Extent,
     leaving: Sequence[int],
-    heard: Heard | None,
     *,
     sealed: bool,
 ) -> None:
-    """Put the stream with one more extent. The locks of those in `leaving` are held."""
+    """Put the stream with one more extent. The caller holds the locks of the extents in `leaving`."""
     for extent_id in leaving:
         old = ctx.state.extents.get(extent_id)
-        new: Extent | None = None
-        if heard is not None and extent_id == heard.extent_id:
-            new = believed(ctx, old, heard.confirmed, heard.asked_at)
-        if new is None and old is not None and old.young:  # it may have got a key while its lock was waited for
-            new = old
-        if new is not None:
-            if new.mod_revision:
-                changes.put_extent(old, new)
-            else:
-                changes.release_extent(new)
+        if old is not None and old.young:  # it may have got a key while its lock was waited for
+            changes.release_extent(old)
     changes.put_young(extent)
     new_stream = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
     call = changes.stream_call = order.stream_call() if order.stream_call is not None else None
@@ -287,7 +226,7 @@ def _link(
 
 
 def _check_age(ctx: LeaderContext, order: SealOrder) -> None:
-    """Fencing takes its time: what was young enough before may be too old now. Trying again makes another one."""
+    """Refuse a successor that became too old while the tail was fenced. A repeated request makes another one."""
     if order.link_before_s is not None and ctx.clock() >= order.link_before_s:
         raise VersionConflict(what="the next extent", detail="it was made too long ago to be linked: try again")
 
@@ -295,11 +234,11 @@ def _check_age(ctx: LeaderContext, order: SealOrder) -> None:
 async def seal_open_extent(
     ctx: LeaderContext, extent_id: int, *, unowned: bool = False, conflict: bool = False
 ) -> bool:
-    """Seal a tail that has lost a replica, for redundancy's sake; whether it is sealed, or gone, when this returns.
+    """Seal a tail that has lost a replica, to restore redundancy. True: it is sealed, or gone.
 
-    No new extent is linked: the owner's own request, or the next owner's opening, does that. With `unowned` nothing is
-    done to a stream that somebody owns. An owner who comes meanwhile waits for the stream's lock here before it gets a
-    tail; it may find this one fenced, and then has it sealed (15).
+    This links no new extent: the owner's own request, or the next owner's opening, does that. With `unowned`, a stream
+    that has an owner is left alone. An owner who comes meanwhile waits for the stream's lock here before getting a
+    tail; if it finds this tail fenced, it has it sealed (protocol rule 15).
     """
     for stream_id in ctx.state.streams_of(extent_id):
         async with ctx.locks.hold(streams=[stream_id]):

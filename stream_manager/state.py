@@ -30,7 +30,6 @@ from neve.stream_manager.changes import (
     Changes,
     Kind,
     Record,
-    Rolled,
 )
 from neve.stream_manager.records import Extent, NodeEntry, Quota, Settings, Stream, Task
 
@@ -65,8 +64,7 @@ class State:
         self.quotas: dict[str, Quota] = {}  # by prefix
         self.settings = Settings()
         self.listeners: list[StateListener] = []
-        self._hearing: dict[StateListener, None] = {}  # of them, who hears of streams and extents
-        self._on_extent: list[Callable[[Extent | None, Extent | None], None]] = []  # of those who want to hear it
+        self._on_extent: list[Callable[[Extent | None, Extent | None], None]] = []  # of the listeners
         self._on_stream: list[Callable[[Stream | None, Stream | None], None]] = []
         # derived; dicts in place of sets, whose order is not the same in every run
         self.open_extents: dict[int, None] = {}
@@ -81,26 +79,17 @@ class State:
 
     def listen(self, listener: StateListener) -> None:
         self.listeners.append(listener)
-        self.hear_records(listener, True)
-
-    def hear_records(self, listener: StateListener, wanted: bool) -> None:
-        """Whether `on_stream` and `on_extent` of a listener are called: who has nothing to do there just now need not
-        hear of every roll."""
-        if wanted == (listener in self._hearing):
-            return
-        if wanted:
-            self._hearing[listener] = None
-        else:
-            del self._hearing[listener]
-        # Other lists, not these changed: somebody may be going through them.
-        self._on_extent = [one.on_extent for one in self._hearing if _overrides(one, "on_extent")]
-        self._on_stream = [one.on_stream for one in self._hearing if _overrides(one, "on_stream")]
+        # Most listeners ignore streams and extents, which change most often: those are not called for them.
+        if _overrides(listener, "on_extent"):
+            self._on_extent.append(listener.on_extent)
+        if _overrides(listener, "on_stream"):
+            self._on_stream.append(listener.on_stream)
 
     def stop_listening(self) -> None:
-        """Nobody hears of anything any more."""
+        """From now on no listener is called."""
         self.listeners.clear()
-        self._hearing.clear()
-        self._on_extent, self._on_stream = [], []
+        self._on_extent.clear()
+        self._on_stream.clear()
 
     # --- questions -------------------------------------------------------------------------------------------
 
@@ -190,45 +179,6 @@ class State:
             else:
                 self._apply_other(kind, ident, record, revision)
         self.revision = max(self.revision, revision)
-
-    def apply_roll(self, rolled: Rolled, revision: int) -> None:
-        """What `_set_extent` and `_set_stream` would do for these, one after the other, in a third of the time."""
-        before, sealed, successor, old_stream, call = rolled
-        extents, unconfirmed, on_extent = self.extents, self.unconfirmed_extents, self._on_extent
-        if before is not None:
-            extent_id = before[0]
-            old, new = extents[extent_id], before.at(revision)
-            extents[extent_id] = new
-            if len(before.confirmed) == len(before.replicas):
-                del unconfirmed[extent_id]
-            for hear in on_extent:
-                hear(old, new)
-        seal = sealed.seal
-        assert seal is not None, sealed
-        extent_id = sealed[0]
-        old, extents[extent_id] = extents[extent_id], sealed
-        self.sealed_bytes += seal[0]
-        del self.open_extents[extent_id]
-        unconfirmed[extent_id] = None
-        for hear in on_extent:
-            hear(old, sealed)
-        extent_id, stream_id = successor[0], old_stream[0]
-        extents[extent_id] = successor
-        self.open_extents[extent_id] = None
-        order = self._extent_order
-        if order[-1] < extent_id:  # as in `_insert`
-            order.append(extent_id)
-        else:
-            _insert(order, extent_id)
-        self._enter_nodes(successor)
-        for hear in on_extent:
-            hear(None, successor)
-        self._streams_of[extent_id] = stream_id
-        new_stream = self.streams[stream_id] = old_stream.rolled(extent_id, call, revision)
-        for hear_stream in self._on_stream:
-            hear_stream(old_stream, new_stream)
-        if revision > self.revision:
-            self.revision = revision
 
     def _apply_other(self, kind: Kind, ident: int | str, record: Record | None, revision: int) -> None:
         number = ident if isinstance(ident, int) else 0

@@ -107,7 +107,6 @@ def bug(
 def _change_lengths(change: Any, wrong: Callable[..., Any]) -> None:
     """Have all lengths chosen by `wrong`."""
     change(seal_tail, "choose_length", wrong)
-    change(seal_tail, "usual_length", lambda answers, acknowledged_end: None)
 
 
 @bug(
@@ -193,15 +192,15 @@ def _longest(change: Any) -> None:
 @bug("a repeated seal gives another length", origin="T3, rule 16", shows=r"ends at \d+, sealed is \d+ \(16\)")
 def _another_length(change: Any) -> None:
     """Who asks again gets the length that he names, not the one that was decided."""
-    again = Allocator._again
+    answer_sealed = Allocator._answer_sealed
 
     async def wrong(self: Any, stream: Any, sealed: Any, request: Any, mutation: Any) -> Any:
-        reply = (await again(self, stream, sealed, request, mutation)).message()
+        reply = (await answer_sealed(self, stream, sealed, request, mutation)).message()
         if request.HasField("acknowledged_end"):
             reply.sealed.seal.length = request.acknowledged_end
         return reply
 
-    change(Allocator, "_again", wrong)
+    change(Allocator, "_answer_sealed", wrong)
 
 
 @bug("a repeated seal gives another successor", origin="T3, rule 16", shows=r"comes after .*\(16\)")
@@ -401,7 +400,7 @@ def _old_tail(change: Any) -> None:
     commit = Batcher.commit
 
     async def unproved(self: Any, changes: Any) -> Any:
-        if changes.rolled is None and not changes.writes:
+        if not changes.writes:
             return 0
         return await commit(self, changes)
 

@@ -18,7 +18,7 @@ import asyncio
 import functools
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -236,9 +236,6 @@ class ScriptedPart(NodesPart):
 
     def seems_down(self, node_id: int) -> bool:
         return node_id in self.down
-
-    def all_seem_up(self, replicas: Iterable[ReplicaAt]) -> bool:
-        return self.down.isdisjoint(replica.node_id for replica in replicas)
 
     def note_unconfirmed(self, extent_id: int) -> None:
         self.unconfirmed.append(extent_id)

@@ -12,7 +12,7 @@ from neve.meta.txn import KeyRange
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
-from neve.stream_manager.changes import Ready
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import NodesPart, Placement
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, Replay, Stream, Task
@@ -215,7 +215,7 @@ async def test_what_a_transaction_may_still_link_is_no_orphan_however_long_its_o
         begun, go_on = asyncio.Event(), asyncio.Event()
         commit = rig.ctx.commit
 
-        async def in_doubt(changes: Ready) -> int:
+        async def in_doubt(changes: Changes) -> int:
             begun.set()
             await go_on.wait()
             return await commit(changes)
@@ -241,7 +241,7 @@ async def test_an_extent_that_is_linked_while_its_order_is_being_allowed_is_kept
         page(rig, 1, [info], number=101, last=True)
         commit = rig.ctx.commit
 
-        async def linked_meanwhile(changes: Ready) -> int:
+        async def linked_meanwhile(changes: Changes) -> int:
             revision = await commit(changes)
             rig.ctx.linking[ORPHAN] = None
             return revision

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
-from neve.proto.errors import Internal, SealUnavailable
+from neve.proto.errors import SealUnavailable
 from neve.stream_manager.core_open import decide_open
-from neve.stream_manager.core_seal import Counted, SealDecision, choose_length, usual_length
+from neve.stream_manager.core_seal import Counted, SealDecision, choose_length
 
 Kind = pb.LengthAnswer.Kind
 Answers = dict[int, pb.LengthAnswer | None]
@@ -133,44 +133,33 @@ def test_all_doubtful_gives_the_longest_valid_prefix_unless_that_is_below_what_i
     refused(doubtful(5), doubtful(9), damaged(9))
 
 
-def test_the_short_way_decides_as_the_long_one() -> None:
+def test_when_all_answers_are_trustworthy_the_shortest_counts_and_all_took_part() -> None:
     decided = 0
     for lengths, committed, end in itertools.product(
         itertools.product((0, 5, 9), repeat=3), (0, 5, 9), (None, 0, 1, 5, 9)
     ):
         answers: dict[int, pb.LengthAnswer | None] = {
-            node_id: pb.LengthAnswer(kind=pb.LengthAnswer.LENGTH, length=length, committed=min(committed, length))
-            for node_id, length in enumerate(lengths, start=1)
+            node_id: length(replica_bytes, committed=min(committed, replica_bytes))
+            for node_id, replica_bytes in enumerate(lengths, start=1)
         }
-        usual = usual_length(answers.values(), end or 0)
-        if usual is not None:
+        acknowledged = max(end or 0, min(committed, max(lengths)))
+        if min(lengths) >= acknowledged:
             decided += 1
             decision = choose_length(answers, acknowledged_end=end)
-            assert (usual, True) == (decision.length, decision.all_took_part)
+            assert (decision.length, decision.all_took_part) == (min(lengths), True)
             assert not decision.sealed_before
-        else:
-            assert min(lengths) < max(end or 0, min(committed, max(lengths)))
+        elif end is not None and max(lengths) >= acknowledged:
+            decision = choose_length(answers, acknowledged_end=end)
+            assert (decision.length, decision.all_took_part) == (acknowledged, False)
     assert decided > 100
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        None,
-        Internal(),
-        doubtful(9),
-        damaged(9),
-        length(9, conflict=True),
-        sealed(9),
-        length(9, committed=10),
-        length(8),
-    ],
-)
-def test_one_odd_answer_is_not_usual(odd: object) -> None:
-    assert usual_length([length(9), length(9), length(9)], 9) == 9
+@pytest.mark.parametrize("odd", [None, doubtful(9), damaged(9), length(8)])
+def test_with_one_odd_answer_not_all_took_part(odd: pb.LengthAnswer | None) -> None:
+    assert choose(length(9), length(9), length(9), end=9).all_took_part
     for answers in ([odd, length(9), length(9)], [length(9), length(9), odd]):
-        assert usual_length(answers, 9) is None
-    assert usual_length([], 0) is None
+        decision = choose(*answers, end=9)
+        assert (decision.length, decision.all_took_part) == (9, False)
 
 
 def test_an_extent_of_one_replica() -> None:

@@ -13,7 +13,7 @@ from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, Overloaded, PermissionDenied
 from neve.rpc.service import Call
-from neve.stream_manager.changes import Ready
+from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import Limits
 from neve.stream_manager.context import Mutation
 from neve.stream_manager.streams import create_stream
@@ -185,7 +185,7 @@ async def test_a_repetition_joins_a_commit_whose_outcome_is_unknown() -> None:
         commit, let_go = cluster.term.ctx.commit, asyncio.Event()
         commits = 0
 
-        async def slow_commit(changes: Ready) -> int:
+        async def slow_commit(changes: Changes) -> int:
             nonlocal commits
             commits += 1
             await let_go.wait()

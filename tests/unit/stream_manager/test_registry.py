@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from neve.proto.errors import AlreadyExists, InvalidArgument, NotEnoughNodes, No
 from neve.rpc.service import Call
 from neve.stream_manager import describe, reads
 from neve.stream_manager.context import PlacementRequest
-from neve.stream_manager.records import Extent, Replay, ReplicaAt
+from neve.stream_manager.records import Extent, Replay
 from tests.unit.stream_manager.nodes_rig import Rig, error_of, mutation, simulated
 
 CALL = Call(None, deadline_s=0.0, principal="", peer="")  # type: ignore[arg-type]
@@ -262,29 +260,6 @@ async def test_a_silent_node_is_declared_dead_in_etcd_and_alive_when_it_is_stead
         await keep_alive(rig, 4, 1, 2)
         assert rig.ctx.state.dead_nodes() == set()
         assert not rig.part.seems_down(2)
-
-
-@simulated
-async def test_all_seem_up_while_none_of_them_seems_down() -> None:
-    """It is remembered for all nodes at once, and must say the same as asking one by one, at every moment."""
-    async with Rig(manual=True) as rig:
-        for node_id in (1, 2, 3):
-            await register(rig, node_id)
-        replicas = [ReplicaAt(node_id, "", 1) for node_id in (1, 2, 3)]
-        said: list[bool] = []
-        rng = random.Random(3)
-        for _ in range(40):
-            silent = rng.choice([0, 0, 2])
-            for node_id in (1, 2, 3):
-                if node_id != silent:
-                    await heartbeat(rig, node_id)
-            for _ in range(rng.randrange(1, 9)):
-                await asyncio.sleep(rng.choice([0.01, 0.1, 0.5]))
-                for asked in (replicas, replicas[:1], replicas[1:]):
-                    said.append(rig.part.all_seem_up(asked))
-                    assert said[-1] == (not any(rig.part.seems_down(replica.node_id) for replica in asked))
-        assert True in said
-        assert False in said
 
 
 @simulated

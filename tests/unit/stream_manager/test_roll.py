@@ -1,4 +1,4 @@
-"""The short way of a usual roll: it writes and answers what the long way does, and leaves the unusual to it."""
+"""Rolls: what they store is what the manager knows, and what a failing one leaves behind."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 
-from neve.meta.txn import KeyRange, KeyValue
+from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, NotOwner
-from neve.stream_manager.heard import KEPT_S
-from neve.stream_manager.roll import Rolls
+from neve.stream_manager.state import State
 from tests.sim import processes
 from tests.unit.stream_manager.manager_rig import REAL_LIMIT_S, ROOT, Cluster, error_of, simulated
 
 STEPS = 25
-
-
-def no_short_way(self: Rolls, *about: Any, **how: Any) -> None:
-    return None
 
 
 async def silent_about_seals(what: str, extent_id: int, node_id: int) -> None:
@@ -30,12 +25,10 @@ async def silent_about_seals(what: str, extent_id: int, node_id: int) -> None:
 
 
 class Story:
-    """What a random series of rolls and of what may come between them leaves behind."""
+    """A random series of rolls, and of what may come between them."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self.replies: list[bytes] = []
-        self.stored: tuple[KeyValue, ...] = ()
         self.rolls = 0
 
     async def tell(self) -> None:
@@ -48,10 +41,14 @@ class Story:
                 writer = rng.choice(self._writers)
                 step = rng.choice([self._roll] * 6 + [self._wait, self._truncate, self._trouble, self._move_node])
                 await step(cluster, writer)
-            self.rolls = cluster.term.allocator.rolls.count
             cluster.nodes.trouble = None
             cluster.term.state.validate()
-            self.stored = (await cluster.store.range_all(KeyRange.prefix(ROOT))).kvs
+            listing = await cluster.store.range_all(KeyRange.prefix(ROOT))
+            stored = State(ROOT)
+            stored.load(listing.kvs, listing.revision)
+            stored.validate()
+            assert stored.streams == cluster.term.state.streams
+            assert stored.extents == cluster.term.state.extents
 
     async def _roll(self, cluster: Cluster, writer: list[Any]) -> None:
         stream, tail, owner = writer
@@ -64,12 +61,15 @@ class Story:
         cluster.nodes.append(tail, length, token=owner.token)
         end = None if self._rng.random() < 0.1 else length
         reply = await cluster.alloc(stream.stream_id, tail.extent_id, owner, end, **fields)
-        self.replies.append(reply.SerializeToString(deterministic=True))
+        assert reply.sealed.extent_id == tail.extent_id
+        assert reply.sealed.seal.length == length
+        assert reply.stream.extent_ids[-2:] == [tail.extent_id, reply.tail.extent_id]
+        self.rolls += 1
         writer[1] = reply.tail
 
     async def _wait(self, cluster: Cluster, writer: list[Any]) -> None:
-        """Long enough for confirmations to be recorded by themselves."""
-        await asyncio.sleep(3 * KEPT_S)
+        """Long enough for confirmations to be recorded."""
+        await asyncio.sleep(1.0)
 
     async def _truncate(self, cluster: Cluster, writer: list[Any]) -> None:
         stream, tail, owner = writer
@@ -87,29 +87,14 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_writes_and_answers_what_the_long_way_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = Story(seed), Story(seed)
-    processes.run(short.tell(), seed=0, real_limit_s=REAL_LIMIT_S)
-    monkeypatch.setattr(Rolls, "begin", no_short_way)
-    processes.run(long.tell(), seed=0, real_limit_s=REAL_LIMIT_S)
-    assert short.rolls
-    assert not long.rolls
-    assert short.replies == long.replies
-    assert short.stored == long.stored
+def test_another_leader_would_load_what_this_one_knows(seed: int) -> None:
+    story = Story(seed)
+    processes.run(story.tell(), seed=0, real_limit_s=REAL_LIMIT_S)
+    assert story.rolls
 
 
 @simulated
-async def test_the_second_roll_of_a_stream_takes_the_short_way_as_well_as_the_first() -> None:
-    async with Cluster() as cluster:
-        await cluster.start_managers(1)
-        stream, tail, owner = await cluster.opened()
-        for rolls in range(1, 20):
-            tail = (await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)).tail
-            assert cluster.term.allocator.rolls.count == rolls
-
-
-@simulated
-async def test_a_conflict_that_is_known_is_the_long_way_s() -> None:
+async def test_after_a_known_conflict_not_all_took_part() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)
         stream, tail, owner = await cluster.opened()
@@ -117,21 +102,19 @@ async def test_a_conflict_that_is_known_is_the_long_way_s() -> None:
         reply = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
         assert not reply.all_took_part
         assert cluster.term.state.extents[tail.extent_id].conflict
-        assert not cluster.term.allocator.rolls.count
 
 
 @simulated
-async def test_who_holds_an_extent_of_it_is_waited_for() -> None:
+async def test_a_roll_waits_for_a_holder_of_the_tail() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)
         stream, tail, owner = await cluster.opened()
         first = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
-        async with cluster.term.ctx.locks.hold(extents=[tail.extent_id]):
+        async with cluster.term.ctx.locks.hold(extents=[first.tail.extent_id]):
             rolling = asyncio.ensure_future(cluster.alloc(stream.stream_id, first.tail.extent_id, owner, 0))
             await asyncio.sleep(0.05)
             assert not rolling.done()
         await rolling
-        assert cluster.term.allocator.rolls.count == 1
         assert not cluster.term.ctx.locks.waiters
 
 
@@ -144,5 +127,5 @@ async def test_a_deposed_owner_leaves_no_lock_and_no_link_behind() -> None:
         await cluster.own(stream, takeover=True)
         await error_of(cluster.alloc(stream.stream_id, first.tail.extent_id, owner, 0), NotOwner)
         ctx = cluster.term.ctx
-        assert (cluster.term.allocator.rolls.count, ctx.linking, ctx.locks.waiters) == (1, {}, {})
+        assert (ctx.linking, ctx.locks.waiters) == ({}, {})
         assert cluster.term.state.streams[stream.stream_id].tail_id == first.tail.extent_id

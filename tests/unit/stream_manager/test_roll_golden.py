@@ -38,10 +38,11 @@ async def nobody_confirms(what: str, extent_id: int, node_id: int) -> None:
 
 
 async def story() -> dict[str, str]:
-    """Rolls of two streams: usual ones, with a prepared extent, without an end, with a silent nodes, after a truncate."""
+    """Rolls of two streams: usual ones, with a prepared extent, without an end, after a truncate, with silent nodes."""
     async with Cluster() as cluster:
         await cluster.start_managers(1)
-        named, named_tail, named_owner = await cluster.opened(name="events", labels={"tenant": "acme", "team": "search"})
+        labels = {"tenant": "acme", "team": "search"}
+        named, named_tail, named_owner = await cluster.opened(name="events", labels=labels)
         plain, plain_tail, plain_owner = await cluster.opened(policy=sm.StreamPolicy(replicas=2, no_sync=True))
 
         async def roll(tail: sm.ExtentInfo, length: int, end: int | None, **fields: Any) -> sm.ExtentInfo:
