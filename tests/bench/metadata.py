@@ -1,9 +1,12 @@
 """Metadata operations of one stream manager beside single puts to the same etcd, and elections over many extents.
 
-One manager, one etcd and one caller, each a process; nodes answer at once. An operation is asked for over the wire and
-answered when etcd has it. A put is one call of the same library to the same etcd. All are taken with several numbers of
-calls in flight, and the best one counts. Managers are elected over extents that were written to a second etcd before; a
-standby has followed that etcd all the time and takes over when the leader resigns.
+Streams are created by a manager whose nodes reply at once, so that the manager is what is measured. Rolls are measured
+on a cluster as users run it: a manager and three extent nodes. Each manager, each node, etcd and each caller is a
+process. An operation is requested over the wire and its reply comes when etcd has stored it. A put is one call of the
+same library to the same etcd. All are taken with several numbers of calls in flight, and the best one counts.
+
+Managers are elected over extents that were written to a second etcd before. A standby follows that etcd all the time
+and takes over when the leader resigns.
 
     python -m tests.bench.metadata --quick
 """
@@ -17,11 +20,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.bench import harness, metadata_process, processes
+from tests.bench import harness, metadata_process, processes, stream_cluster
 from tests.bench.harness import Plan, Settings
 from tests.bench.limits import MIB
 from tests.bench.metadata_process import ManagerProcess
 from tests.bench.node import Rows
+from tests.bench.node_process import CLUSTER
 from tests.bench.node_samples import Together
 from tests.bench.processes import Child
 from tests.bench.report import Quantity, at_least, at_most
@@ -30,7 +34,10 @@ from tests.cluster.etcd import EtcdCluster
 MANAGER_MODULE = "tests.bench.metadata_manager"
 
 IN_FLIGHT = (64, 256, 1024)
-RATIO_MIN = 1.5
+ROLLS_IN_FLIGHT = (16, 64, 256)  # each is three files that nodes create and sync; more only wait for their turn
+CREATE_RATIO_MIN = 1.5
+ROLL_RATIO_MIN = 0.75
+ROLL_CLUSTER = "rolls"
 MEMORY_MIB_MAX = 2048.0
 
 ASK_TIMEOUT_S = 300.0  # for a sample and what it prepares
@@ -49,13 +56,14 @@ class Caller:
     def __init__(self, child: Child) -> None:
         self._child = child
 
-    def connect(self, manager: ManagerProcess, endpoints: Sequence[str]) -> None:
-        order = {"case": "connect", "address": manager.address, "endpoints": list(endpoints)}
-        self._child.ask(order, timeout_s=ASK_TIMEOUT_S)
+    def connect(self, address: str, endpoints: Sequence[str], *, cluster: str, nodes: int) -> None:
+        """`nodes`: how many real nodes the cluster has; 0: the caller registers made-up ones."""
+        order = {"case": "connect", "address": address, "endpoints": list(endpoints), "cluster": cluster}
+        self._child.ask({**order, "nodes": nodes}, timeout_s=ASK_TIMEOUT_S)
 
-    def best_rate(self, case: str, *, duration_s: float) -> Quantity:
+    def best_rate(self, case: str, *, duration_s: float, in_flight: Sequence[int] = IN_FLIGHT) -> Quantity:
         """Operations a second with the best number of calls in flight."""
-        orders = ({"case": case, "in_flight": in_flight, "duration_s": duration_s} for in_flight in IN_FLIGHT)
+        orders = ({"case": case, "in_flight": calls, "duration_s": duration_s} for calls in in_flight)
         return Quantity(max(self._child.ask(order, timeout_s=ASK_TIMEOUT_S) for order in orders), "ops/s")
 
     def fill(self, endpoints: Sequence[str], extents: int) -> None:
@@ -103,13 +111,25 @@ def _operations(rows: Rows, settings: Settings, caller: Caller, stack: ExitStack
     duration_s = settings.pick(2.0, quick=0.4)
     etcd = stack.enter_context(EtcdCluster())
     log_path = settings.directory / "manager.log"
-    caller.connect(
-        stack.enter_context(metadata_process.start(log_path, etcd.endpoints, module=MANAGER_MODULE)), etcd.endpoints
-    )
+    manager = stack.enter_context(metadata_process.start(log_path, etcd.endpoints, module=MANAGER_MODULE))
+    caller.connect(manager.address, etcd.endpoints, cluster=CLUSTER, nodes=0)
+    cluster = stack.enter_context(stream_cluster.start(settings.directory / ROLL_CLUSTER, ROLL_CLUSTER, etcd.endpoints))
+    roller = Caller(stack.enter_context(processes.start("tests.bench.metadata_client")))
+    roller.connect(cluster.manager, etcd.endpoints, cluster=ROLL_CLUSTER, nodes=stream_cluster.NODES)
     puts = rows.measure("single puts to etcd", lambda: caller.best_rate("put", duration_s=duration_s))
-    for name, case in (("create a stream", "create"), ("seal and allocate an extent", "allocate")):
-        operation = rows.measure(name, partial(caller.best_rate, case, duration_s=duration_s))
-        rows.compare(operation, puts, at_least(RATIO_MIN))
+    create = rows.measure("create a stream", lambda: caller.best_rate("create", duration_s=duration_s))
+    rows.compare(create, puts, at_least(CREATE_RATIO_MIN))
+
+    def rolls() -> Quantity:
+        rate = roller.best_rate("allocate", duration_s=duration_s, in_flight=ROLLS_IN_FLIGHT)
+        cluster.collect()
+        return rate
+
+    rows.compare(rows.measure("seal and allocate an extent", rolls), puts, at_least(ROLL_RATIO_MIN))
+    alone = rows.measure(
+        "seal and allocate, nodes that reply at once", lambda: caller.best_rate("allocate", duration_s=duration_s)
+    )
+    rows.compare(alone, puts)
 
 
 def _elections(rows: Rows, settings: Settings, caller: Caller, stack: ExitStack) -> None:

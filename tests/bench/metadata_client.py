@@ -5,7 +5,7 @@
 "case" names what `Client` knows; the rest are the arguments of that function. It answers {"value": number}, or
 {"error": …} when the sample failed, and ends when its standard input does.
 
-It also stands in for the nodes of the manager under test: they register and send heartbeats, as nodes do.
+For a cluster without real nodes it also registers made-up ones and sends their heartbeats, as nodes do.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ LEAD_TIMEOUT_S = 600.0
 
 PUT_VALUE_BYTES = 240  # what an extent's record takes
 DISK_BYTES = 1 << 40
+EXTENT_BYTES = 1 << 20  # of extents that stay empty: a node reserves no more than this for each
 
 Work = Callable[[], Awaitable[None]]
 
@@ -128,6 +129,10 @@ class Owned:
         assert reply.all_took_part, reply
         self._tail_id = reply.tail.extent_id
 
+    async def delete(self) -> None:
+        request = sm.DeleteStreamRequest(call=self._client.call_id(), stream_id=self._stream_id, owner=self._owner)
+        await self._client.call(methods.STREAM_MANAGER_DELETE_STREAM, request)
+
 
 class Client:
     """One manager, one etcd; made by the first order that names them."""
@@ -135,7 +140,8 @@ class Client:
     def __init__(self) -> None:
         self._channel: WireChannel | None = None
         self._store: EtcdStore | None = None
-        self._nodes: Nodes | None = None
+        self._nodes: Nodes | None = None  # made-up ones
+        self._root = b""
         self._client_id = random.getrandbits(63)
         self._call_ids = itertools.count(1)
         self._put_keys = itertools.count(1)
@@ -158,14 +164,26 @@ class Client:
         }
         return await cases[order.pop("case")](**order)
 
-    async def connect(self, *, address: str, endpoints: Sequence[str]) -> float:
-        """The manager leads and knows its nodes when this returns."""
-        took_s = await until_leading(address=address)
-        self._channel = WireChannel(address, cluster=CLUSTER)
+    async def connect(self, *, address: str, endpoints: Sequence[str], cluster: str, nodes: int) -> float:
+        """The manager leads and knows its nodes when this returns. `nodes` are real; 0: they are made up here."""
+        took_s = await until_leading(address=address, cluster=cluster)
+        self._channel = WireChannel(address, cluster=cluster)
         self._store = await EtcdStore.connect(EtcdConfig(tuple(endpoints)))
-        self._nodes = Nodes(self._channel)
-        await self._nodes.start()
+        self._root = root_of(cluster)
+        if nodes:
+            await self._until_registered(nodes)
+        else:
+            self._nodes = Nodes(self._channel)
+            await self._nodes.start()
         return took_s
+
+    async def _until_registered(self, nodes: int) -> None:
+        async with asyncio.timeout(LEAD_TIMEOUT_S):
+            while True:
+                reply = await self.call(methods.STREAM_MANAGER_LIST_NODES, sm.ListNodesRequest())
+                if sum(node.health == sm.NODE_HEALTH_ALIVE for node in reply.nodes) >= nodes:
+                    return
+                await asyncio.sleep(LEAD_POLL_S)
 
     async def create(self, *, in_flight: int, duration_s: float) -> float:
         async def one() -> None:
@@ -174,22 +192,24 @@ class Client:
         return await rate([one] * in_flight, duration_s)
 
     async def allocate(self, *, in_flight: int, duration_s: float) -> float:
-        """Every stream rolls again and again. The streams are new, so that their lists are as short in each sample."""
+        """Every stream rolls again and again. The streams are new, so that their lists are as short in each sample, and
+        they are deleted afterwards: nodes reserve room for each open extent."""
         assert self._store is not None, "`connect` comes first"
         store = self._store
-        root = root_of(CLUSTER)
         lease = await store.grant_lease(LEASE_TTL_S)
 
         async def make() -> Owned:
-            request = sm.CreateStreamRequest(call=self.call_id())
+            policy = sm.StreamPolicy(extent_bytes_max=EXTENT_BYTES)
+            request = sm.CreateStreamRequest(call=self.call_id(), policy=policy)
             reply = await self.call(methods.STREAM_MANAGER_CREATE_STREAM, request)
-            token = await store.put(lock_key(root, reply.stream.lock), b"bench", lease_id=lease.lease_id)
+            token = await store.put(lock_key(self._root, reply.stream.lock), b"bench", lease_id=lease.lease_id)
             return Owned(self, reply.stream, reply.tail, token)
 
         owned = await asyncio.gather(*(make() for _ in range(in_flight)))
         try:
             return await rate([stream.roll for stream in owned], duration_s)
         finally:
+            await asyncio.gather(*(stream.delete() for stream in owned))
             await lease.revoke()
 
     async def put(self, *, in_flight: int, duration_s: float) -> float:
@@ -212,9 +232,9 @@ class Client:
             await self._store.close()
 
 
-async def until_leading(*, address: str) -> float:
+async def until_leading(*, address: str, cluster: str = CLUSTER) -> float:
     """How many seconds until the manager there answers a question that only a leader answers."""
-    channel = WireChannel(address, cluster=CLUSTER)
+    channel = WireChannel(address, cluster=cluster)
     begun_s = time.perf_counter()
     try:
         async with asyncio.timeout(LEAD_TIMEOUT_S):

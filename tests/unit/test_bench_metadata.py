@@ -16,7 +16,7 @@ from neve.stream_manager.context import NodeChoice
 from neve.stream_manager.core_seal import choose_length
 from neve.stream_manager.records import ExtentSeal, root_of
 from neve.stream_manager.state import State
-from tests.bench import harness, metadata, metadata_client, metadata_fill, metadata_process, processes
+from tests.bench import harness, metadata, metadata_client, metadata_fill, metadata_process, processes, stream_cluster
 from tests.bench.metadata_manager import AtOnce
 from tests.bench.node_process import CLUSTER
 from tests.bench.report import BenchError
@@ -113,12 +113,25 @@ def test_every_sample_runs_on_a_manager_that_was_elected_over_what_was_filled_in
         settings = metadata.ELECTION_SETTINGS  # nodes that were made up are never heard of
         log_path = tmp_path / "manager.log"
         with metadata_process.start(log_path, etcd.endpoints, settings, module=metadata.MANAGER_MODULE) as manager:
-            caller.connect(manager, etcd.endpoints)
+            caller.connect(manager.address, etcd.endpoints, cluster=CLUSTER, nodes=0)
             assert manager.wait_for(re.compile(r"term_begins .*\bextents=(\d+)"), timeout_s=60) == "150"
             assert manager.rss_peak_bytes() > 0
-            for case in ("put", "create", "allocate"):
+            for case in ("put", "create"):
                 order = {"case": case, "in_flight": 3, "duration_s": 0.05}
                 assert child.ask(order, timeout_s=60) > 0
             with pytest.raises(BenchError, match="no 'never'"):
                 manager.wait_for(re.compile("never"), timeout_s=0.01)
         assert "manager_stopped" in log_path.read_text()
+
+
+def test_rolls_are_measured_on_real_nodes(tmp_path: Path) -> None:
+    with (
+        EtcdCluster() as etcd,
+        processes.start("tests.bench.metadata_client") as child,
+        stream_cluster.start(tmp_path / "rolls", metadata.ROLL_CLUSTER, etcd.endpoints) as cluster,
+    ):
+        caller = metadata.Caller(child)
+        caller.connect(cluster.manager, etcd.endpoints, cluster=metadata.ROLL_CLUSTER, nodes=stream_cluster.NODES)
+        assert child.ask({"case": "allocate", "in_flight": 3, "duration_s": 0.05}, timeout_s=60) > 0
+        extents = list((tmp_path / "rolls").glob("*/disk/extents/*/*.ext"))
+    assert len(extents) > 3 * stream_cluster.NODES  # a first extent of each of three streams, and what follows them
