@@ -28,7 +28,7 @@ typecheck: setup-test
 	scripts/typecheck
 
 unit: setup-test  ## the tests alone; PYTEST_ARGS="-k wire -x" narrows them
-	.venv/bin/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist loadgroup $(PYTEST_ARGS)
 
 format: setup-test  ## format the code, and fix what can be fixed
 	.venv/bin/ruff format .

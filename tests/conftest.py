@@ -1,22 +1,34 @@
-"""Runs `async def` tests: on uvloop with a time limit, or on the deterministic loop when marked `sim(seed=N)`.
+"""Settings for all tests: how they run, in which order, and what they leave behind.
 
-A limit stops a hung test; it is far above what any test needs and asserts nothing about speed.
+- An `async def` test runs on uvloop with a time limit, or on the deterministic loop when it is marked `sim(seed=N)`.
+  The limit stops a hung test; it is far above what any test needs and asserts nothing about speed.
+- Tests that share processes run in one worker of pytest-xdist, and long tests start first.
+- A folder of a test or of a module is removed as soon as the test or the module has passed.
+- A test that sets up logging for its process does not do so for the tests after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Coroutine
+import logging
+import shutil
+from collections.abc import Coroutine, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from hypothesis import settings
 
+from tests.cluster.etcd import EtcdCluster
 from tests.sim import loop as sim_loop
 
 TEST_TIMEOUT_S = 240.0
+
+# Where tests start processes or simulate long stories; the folders whose tests take longest come first. What comes last
+# is short, so that no worker ends long after the others.
+FOLDERS_IN_ORDER = ("spark", "cluster", "sim", "model")
 
 # Hypothesis fails a test whose single example takes 200 ms: on a busy machine any may.
 settings.register_profile("unhurried", deadline=None)
@@ -42,3 +54,64 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_bounded(test))
     return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests, and group those that share processes (see `--dist loadgroup` in the Makefile)."""
+    for item in items:
+        if (group := _group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_rank)
+
+
+def _group(item: pytest.Item) -> str | None:
+    """The tests that take the Spark session are one group; so are those of a module that share a fixture."""
+    if not isinstance(item, pytest.Function):
+        return None
+    scopes = {name: found[-1].scope for name, found in item._fixtureinfo.name2fixturedefs.items() if found}
+    if scopes.get("spark") == "session":
+        return "spark"
+    return item.nodeid.partition("::")[0] if "module" in scopes.values() else None
+
+
+def _rank(item: pytest.Item) -> int:
+    folder = item.nodeid.removeprefix("tests/").partition("/")[0]
+    if folder in FOLDERS_IN_ORDER:
+        return FOLDERS_IN_ORDER.index(folder)
+    return len(FOLDERS_IN_ORDER) + (item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(scope="session")
+def one_etcd() -> Iterator[EtcdCluster]:
+    """One etcd for all tests of this process: for tests that break connections to it, not the etcd itself."""
+    with EtcdCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def module_tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that the tests of a module share. It is removed after the last of them, unless one has failed."""
+    failed_before = request.session.testsfailed
+    folder = tmp_path_factory.mktemp(request.path.stem)
+    yield folder
+    if request.session.testsfailed == failed_before:
+        shutil.rmtree(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Undo `set_up_logging` after each test.
+
+    Its handler keeps the stderr that pytest captures for the test. When a later test logs, that stream is closed, and
+    `logging` prints a traceback for each line.
+    """
+    root = logging.root
+    handlers, level = list(root.handlers), root.level
+    flags = logging.logThreads, logging.logProcesses, logging.logMultiprocessing, logging._srcfile
+    try:
+        return (yield)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.logThreads, logging.logProcesses, logging.logMultiprocessing, logging._srcfile = flags

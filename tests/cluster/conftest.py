@@ -9,13 +9,6 @@ import pytest
 from tests.cluster.etcd import EtcdCluster
 
 
-@pytest.fixture(scope="session")
-def one_etcd() -> Iterator[EtcdCluster]:
-    """Shared: for tests that break connections, not the process."""
-    with EtcdCluster() as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def three_etcds() -> Iterator[EtcdCluster]:
     """A test's own, to kill and to pause."""

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(module_tmp_path: Path) -> Iterator[LocalCluster]:
     """Shared by tests that do it no lasting harm."""
-    with LocalCluster(tmp_path_factory.mktemp("up")) as running:
+    with LocalCluster(module_tmp_path) as running:
         yield running
 
 

@@ -31,8 +31,8 @@ PARTITION_SETTINGS = ("pserver.lease_ttl_s=3", "pmanager.lease_ttl_s=3", "pmanag
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("objects"), *PROCESSES) as running:
+def cluster(module_tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(module_tmp_path, *PROCESSES) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PartitionedCluster]:
-    with PartitionedCluster(tmp_path_factory.mktemp("partitions")) as running:
+def cluster(module_tmp_path: Path) -> Iterator[PartitionedCluster]:
+    with PartitionedCluster(module_tmp_path) as running:
         yield running
 
 

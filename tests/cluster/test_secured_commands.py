@@ -110,9 +110,9 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(module_tmp_path: Path) -> Iterator[Secured]:
     with ExitStack() as stack:
-        yield Secured(tmp_path_factory.mktemp("secured"), stack)
+        yield Secured(module_tmp_path, stack)
 
 
 def test_with_its_options_every_command_works(secured: Secured) -> None:

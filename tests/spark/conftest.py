@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,8 @@ def spark() -> Iterator[SparkDriver]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamCluster]:
-    made = StreamCluster(tmp_path_factory.mktemp("cluster"), managers=1, nodes=4)
+def cluster(module_tmp_path: Path) -> Iterator[StreamCluster]:
+    made = StreamCluster(module_tmp_path, managers=1, nodes=4)
     asyncio.run(made.__aenter__())
     yield made
     made.close()

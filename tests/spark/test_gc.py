@@ -29,9 +29,9 @@ STRANGE_EXTENT_ID = 1 << 40
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamCluster]:
+def cluster(module_tmp_path: Path) -> Iterator[StreamCluster]:
     settings = [f"collecting.grace_s={GRACE_S}", "collecting.interval_s=1"]
-    made = StreamCluster(tmp_path_factory.mktemp("cluster"), managers=1, nodes=3, manager_settings=settings)
+    made = StreamCluster(module_tmp_path, managers=1, nodes=3, manager_settings=settings)
     asyncio.run(made.__aenter__())
     yield made
     made.close()

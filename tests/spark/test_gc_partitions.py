@@ -37,7 +37,7 @@ Model = dict[bytes, tuple[int, bytes]]  # key → version and value
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def store(module_tmp_path: Path) -> Iterator[LocalCluster]:
     settings = [
         *SETTINGS,
         f"manager.defaults.extent_bytes_max={EXTENT_BYTES}",
@@ -46,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         "pserver.engine.log_garbage_ratio=100",  # the server by itself moves nothing: that is GC's here
     ]
     words = ("--managers", "1", "--nodes", "3", "--partition-managers", "1", "--partition-servers", "1")
-    with LocalCluster(tmp_path_factory.mktemp("store"), *words, settings=settings) as made:
+    with LocalCluster(module_tmp_path, *words, settings=settings) as made:
         yield made
 
 

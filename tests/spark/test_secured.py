@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(module_tmp_path: Path) -> Iterator[Secured]:
     with ExitStack() as stack:
-        yield Secured(tmp_path_factory.mktemp("secured"), stack)
+        yield Secured(module_tmp_path, stack)
 
 
 def _options(words: tuple[str, ...]) -> dict[str, str]:

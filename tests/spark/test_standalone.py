@@ -23,8 +23,8 @@ BATCH = 500
 
 
 @pytest.fixture(scope="module")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    with StandaloneCluster(tmp_path_factory.mktemp("standalone")) as made:
+def standalone(module_tmp_path: Path) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(module_tmp_path) as made:
         yield made
 
 

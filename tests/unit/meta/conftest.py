@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
 from neve.meta.memory import MemoryStore
 from neve.meta.store import MetaStore
-from tests.cluster.etcd import EtcdCluster
 
 _numbers = itertools.count(1)
 
@@ -70,15 +69,8 @@ class Backend:
         return self.prefix + name.encode()
 
 
-@pytest.fixture(scope="session")
-def etcd_cluster() -> Iterator[EtcdCluster]:
-    """One etcd for all tests of this process (with pytest-xdist: of this worker)."""
-    with EtcdCluster() as cluster:
-        yield cluster
-
-
 @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.sim(seed=1)), "etcd"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "memory":
         return Backend("memory")
-    return Backend("etcd", request.getfixturevalue("etcd_cluster").endpoints)
+    return Backend("etcd", request.getfixturevalue("one_etcd").endpoints)

@@ -183,9 +183,9 @@ async def _run(world: World, program: list[Step], watch_from: int) -> list[Any]:
     return results
 
 
-def test_random_programs_give_equal_results_on_the_twin_and_on_etcd(etcd_cluster: EtcdCluster) -> None:
+def test_random_programs_give_equal_results_on_the_twin_and_on_etcd(one_etcd: EtcdCluster) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        etcd = runner.run(EtcdStore.connect(EtcdConfig(etcd_cluster.endpoints)))
+        etcd = runner.run(EtcdStore.connect(EtcdConfig(one_etcd.endpoints)))
 
         @settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(program=st.lists(steps(), min_size=1, max_size=14), watch_from=st.integers(1, 8))
