@@ -26,10 +26,7 @@ class EtcdTls:
             raise InvalidArgument(what="etcd.tls", detail="cert_file and key_file go together")
 
 
-_ABOVE_ZERO = (
-    *("call_timeout_s", "attempt_timeout_s", "connect_timeout_s"),
-    *("keepalive_period_s", "keepalive_timeout_s", "message_bytes_max"),
-)
+_ABOVE_ZERO = ("call_timeout_s", "attempt_timeout_s", "connect_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +40,6 @@ class EtcdConfig:
     call_timeout_s: float = 5.0  # of a call as a whole, all attempts included
     attempt_timeout_s: float = 2.0  # of one attempt of a read: above etcd's default election timeout of 1 s
     connect_timeout_s: float = 1.0  # how long one endpoint may take before the next is tried
-    keepalive_period_s: float = 10.0  # etcd closes connections that ping more often than every 5 s
-    keepalive_timeout_s: float = 5.0
-    message_bytes_max: int = 64 * 1024 * 1024  # of an answer: a page of keys, a batch of events
 
     def __post_init__(self) -> None:
         if not self.endpoints:

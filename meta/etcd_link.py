@@ -37,6 +37,9 @@ TXN_PATH = "/etcdserverpb.KV/Txn"
 HAS_LEADER: Metadata = (("hasleader", "true"),)
 USERS_OFF = "etcdserver: authentication is not enabled"
 ROUNDS_MAX = 20  # over all members; the call's timeout ends it earlier, except where each attempt fails at once
+KEEPALIVE_PERIOD_S = 10.0  # etcd closes connections that ping more often than every 5 s
+KEEPALIVE_TIMEOUT_S = 5.0
+MESSAGE_BYTES_MAX = 64 << 20  # of an answer: a page of keys, a batch of events
 PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 1.0
 
@@ -211,11 +214,11 @@ def was_cancelled() -> bool:
 
 def _member(target: str, config: EtcdConfig) -> Member:
     options = (
-        ("grpc.keepalive_time_ms", int(config.keepalive_period_s * 1000)),
-        ("grpc.keepalive_timeout_ms", int(config.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_PERIOD_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_pings_without_data", 0),  # a quiet watch has no data for hours and must be pinged
-        ("grpc.max_receive_message_length", config.message_bytes_max),
-        ("grpc.max_send_message_length", config.message_bytes_max),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from neve.partition_manager.region_store import Snapshot
 from neve.proto import partition_manager_pb2 as pm
 
+PAGE_MAX = 1000  # regions in one answer
+
 
 def region_message(region: pm.RegionRecord, servers: Mapping[int, pm.PartitionServerEntry]) -> pm.Region:
     entry = servers.get(region.server_id)
@@ -30,10 +32,10 @@ def region_now(snapshot: Snapshot, partition_id: int) -> pm.Region:
     return region_message(snapshot.map.get(partition_id), snapshot.servers)
 
 
-def list_regions(snapshot: Snapshot, request: pm.ListRegionsRequest, *, page_max: int) -> pm.ListRegionsReply:
+def list_regions(snapshot: Snapshot, request: pm.ListRegionsRequest) -> pm.ListRegionsReply:
     if snapshot.map is None:
         return pm.ListRegionsReply()
-    limit = min(request.limit or page_max, page_max)
+    limit = min(request.limit or PAGE_MAX, PAGE_MAX)
     regions = snapshot.map.after(request.after_key)
     return pm.ListRegionsReply(
         regions=[region_message(region, snapshot.servers) for region in regions[:limit]],

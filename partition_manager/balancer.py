@@ -23,6 +23,7 @@ from neve.proto.errors import NeveError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+MOVES_MAX = 60  # regions in one transaction, which has room for 120
 
 
 class Balancer:
@@ -90,7 +91,7 @@ class Balancer:
 
     def _decide_assignments(self, snapshot: Snapshot) -> Change | None:
         self._term.servers.registered(snapshot.servers.keys())
-        wanted = list(self._wanted(snapshot).items())[: self._term.config.limits.moves_max]
+        wanted = list(self._wanted(snapshot).items())[:MOVES_MAX]
         cause = self._term.own_cause(methods.PARTITION_MANAGER_MOVE_REGION)
         return core_regions.move(snapshot.made, dict(wanted), cause)
 

@@ -28,13 +28,15 @@ KIND_LABEL, TERM_LABEL, ROLE_LABEL = "neve.kind", "neve.term", "neve.role"
 KIND = "partition"
 ROLES = ("log", "row", "meta")
 
+REGIONS_MAX = 100  # one transaction creates them all
+STREAMS_AT_ONCE = 12  # created concurrently
+
 
 async def bootstrap(term: Term, request: pm.BootstrapRequest, cause: Cause) -> pm.BootstrapReply:
     split_keys = list(request.split_keys)
     core_regions.check_split_keys(split_keys)
-    limit = term.config.limits.bootstrap_regions_max
-    if len(split_keys) >= limit:
-        raise InvalidArgument(what="split_keys", detail=f"{len(split_keys)} make more than {limit} regions")
+    if len(split_keys) >= REGIONS_MAX:
+        raise InvalidArgument(what="split_keys", detail=f"{len(split_keys)} make more than {REGIONS_MAX} regions")
     async with term.bootstrapping:
         snapshot = await term.regions.fresh()
         if snapshot.map is None:
@@ -81,7 +83,7 @@ async def _make(term: Term, split_keys: list[bytes], cause: Cause) -> Snapshot:
 
 
 async def _make_streams(term: Term, partition_ids: range, made: dict[tuple[int, str], int]) -> None:
-    room = asyncio.Semaphore(term.config.limits.streams_at_once)
+    room = asyncio.Semaphore(STREAMS_AT_ONCE)
 
     async def make(partition_id: int, role: str) -> None:
         async with room:

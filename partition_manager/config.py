@@ -31,7 +31,6 @@ class Timeouts:
     prepare_split_s: float = 10.0  # of a server, to have all of its appends acknowledged
     prepare_merge_s: float = 60.0  # the same, and a flush of what is in memory
     reshape_s: float = 20.0  # of the stream manager, to seal and to commit: the freeze at the server bounds it, too
-    known_s: float = 10.0  # until we have heard of what we have committed ourselves
 
     def __post_init__(self) -> None:
         config.check_above_zero(self)
@@ -42,11 +41,6 @@ class Limits:
     """Table [limits]."""
 
     requests_in_flight_max: int = 1000
-    page_max: int = 1000  # regions in one answer
-    bootstrap_regions_max: int = 100  # one transaction has them all
-    moves_max: int = 60  # in one transaction
-    streams_at_once: int = 12  # that a bootstrap makes side by side
-    waiting_max: int = 10_000  # callers that wait for a newer map
 
     def __post_init__(self) -> None:
         config.check_above_zero(self)
@@ -73,10 +67,6 @@ class PartitionManagerConfig:
             raise ValueError("stream_managers must name at least one address")
         if self.lease_ttl_s < 2:
             raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
-        if not 1 <= self.limits.bootstrap_regions_max <= 120 or not 1 <= self.limits.moves_max <= 120:
-            raise ValueError(
-                "limits.bootstrap_regions_max and limits.moves_max must fit into one transaction: 1 to 120"
-            )
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> PartitionManagerConfig:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from neve.proto import partition_manager_pb2 as pm
 
 MIB = 1 << 20
+MOVES_MAX = 2  # in a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,6 @@ class BalanceConfig:
     imbalance_min: float = 0.4  # between the fullest and the emptiest server, as a share of what each should have
     rounds: int = 3  # a reason for a split or a move stands for so many rounds
     merge_rounds: int = 60
-    moves_max: int = 2  # in a round
     rest_s: float = 60.0  # before the same partition is moved, split or merged again
 
     def __post_init__(self) -> None:
@@ -249,7 +249,7 @@ class Balance:
             self._uneven = 0
             return []
         moves: list[Move] = []
-        for _ in range(self.config.moves_max):
+        for _ in range(MOVES_MAX):
             step = self._best_move(weight, held, homes, busy)
             if step is None:
                 break

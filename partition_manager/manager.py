@@ -53,7 +53,7 @@ class Manager(Contender[Term]):
             watched=keys.region_span(root),
             on_change=self._on_change,
         )
-        self.regions = RegionStore(store, root, self.follower, known_s=config.timeouts.known_s)
+        self.regions = RegionStore(store, root, self.follower)
 
     def _on_change(self, state: RegionsState) -> None:
         if self._balancer is not None:

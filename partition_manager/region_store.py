@@ -31,6 +31,7 @@ from neve.proto.errors import InvalidArgument, MaybeApplied, MetaUnavailable, No
 log = logging.getLogger(__name__)
 
 CONFLICTS_MAX = 20
+FOLLOWER_TIMEOUT_S = 10.0  # until our own follower has received what we have committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,10 @@ class Snapshot:
 class RegionStore:
     """Of one manager. It changes the map only between `lead` and `retire`."""
 
-    def __init__(self, store: MetaStore, root: bytes, follower: Follower[RegionsState], *, known_s: float) -> None:
+    def __init__(self, store: MetaStore, root: bytes, follower: Follower[RegionsState]) -> None:
         self._store = store
         self._root = root
         self._follower = follower
-        self._known_s = known_s
         self._cached: RegionMap | None = None
         self._cached_revision = 0
         self._committing = asyncio.Lock()
@@ -96,7 +96,7 @@ class RegionStore:
         """With a map at least as new as the moment of the call."""
         kv = await self._store.get(keys.region_map_key(self._root))
         wanted = kv.mod_revision if kv is not None else 0
-        deadline_s = asyncio.get_running_loop().time() + self._known_s
+        deadline_s = asyncio.get_running_loop().time() + FOLLOWER_TIMEOUT_S
 
         def holds(state: RegionsState) -> bool:
             return wanted == 0 or (state.map is not None and state.map.mod_revision >= wanted)
@@ -105,7 +105,7 @@ class RegionStore:
 
     async def known(self, version: int) -> Snapshot:
         """Once this manager has heard of that version of the map."""
-        deadline_s = asyncio.get_running_loop().time() + self._known_s
+        deadline_s = asyncio.get_running_loop().time() + FOLLOWER_TIMEOUT_S
         state = await self._follower.until(
             lambda state: state.version >= version, deadline_s=deadline_s, what=f"version {version} of the map"
         )

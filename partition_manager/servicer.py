@@ -26,6 +26,7 @@ Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)
 
 ANSWER_MARGIN_S = 0.05
+WAITING_MAX = 10_000  # callers that wait for a newer map
 
 
 class PartitionManagerServicer:
@@ -47,9 +48,8 @@ class PartitionManagerServicer:
 
     async def list_regions(self, request: pm.ListRegionsRequest, call: Call) -> pm.ListRegionsReply:
         manager = self._manager
-        limit = manager.config.limits.waiting_max
-        if self._waiting >= limit:
-            raise Overloaded(what="partition manager", detail=f"{limit} callers wait for a newer map")
+        if self._waiting >= WAITING_MAX:
+            raise Overloaded(what="partition manager", detail=f"{WAITING_MAX} callers wait for a newer map")
         self._waiting += 1
         try:
             state = await manager.follower.until(
@@ -59,9 +59,7 @@ class PartitionManagerServicer:
             )
         finally:
             self._waiting -= 1
-        return answers.list_regions(
-            manager.regions.snapshot_of(state), request, page_max=manager.config.limits.page_max
-        )
+        return answers.list_regions(manager.regions.snapshot_of(state), request)
 
     async def list_partition_servers(
         self, request: pm.ListPartitionServersRequest, call: Call

@@ -70,6 +70,7 @@ def run_server(
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"a TOML file; {keys} lists the keys")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key over the file's")
     options = parsed(parser, arguments)
+    set_up_logging(as_json=False, level="WARNING")  # for warnings about the configuration itself
     try:
         config = load(options.config, options.set)
     except InvalidArgument as error:

@@ -1,7 +1,8 @@
 """Configuration of a server process: a frozen dataclass filled from a TOML file and from flags.
 
 A field is a key, a field that is itself a dataclass is a table. Types are checked, unknown keys are refused, and every
-complaint names the key: a typo stops the start instead of being ignored. Numbers are finite and not negative, in every
+complaint names the key: a typo stops the start instead of being ignored. Only a key that the last release still had is
+ignored, with a warning (removed_settings.py). Numbers are finite and not negative, in every
 table; what has to be above 0 is said by its table, with `check_above_zero`.
 
 Keys of numbers of bytes (`…_bytes`, `…_bytes_max`, `…_bytes_per_s`) also take text such as "64 MiB".
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from neve.proto.errors import InvalidArgument
+from neve.rpc.removed_settings import without_removed
 
 T = TypeVar("T")
 
@@ -54,6 +56,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     assert dataclasses.is_dataclass(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
+    table = without_removed(cls, table, where)
     for key in table:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, n=1)

@@ -163,7 +163,7 @@ class Allocator(StateListener):
     async def _next_extent(self, stream: Stream, request: sm.StreamAllocExtentRequest) -> Prepared:
         """The prepared one if the writer names it and it can be linked, else a new one."""
         ctx = self._ctx
-        check_list_room(stream, ctx.config)
+        check_list_room(stream)
         avoided = request.avoid_node_ids
         avoid = frozenset(avoided) if avoided else _NOBODY
         prepared_id = request.prepared_extent_id

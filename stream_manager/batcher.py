@@ -57,6 +57,7 @@ ITEMS_MAX = TXN_OPS_MAX - OWN_ITEMS
 OWN_BYTES = 1024
 BYTES_MAX = REQUEST_BYTES_MAX // 2 - OWN_BYTES  # half: large transactions hold etcd up for everybody
 QUEUE_MAX = 20_000
+BATCHES_IN_FLIGHT_MAX = 4  # transactions that etcd has at a time, each with a lane of its own
 UNSENT_TRIES_MAX = 5  # of a transaction that certainly was not applied
 
 

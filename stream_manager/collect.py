@@ -35,6 +35,7 @@ from neve.stream_manager.replica_reports import Found, Report
 log = logging.getLogger(__name__)
 
 ORDERS_MAX = 100_000
+DELETES_MAX = 1000  # orders in one pass
 AT_A_TIME = 32
 PROPOSED_MAX = 1_000
 RETRY_DELAY_S_MAX = 600.0
@@ -81,7 +82,7 @@ class Collector:
             await self._give(await self._allowed(due[start : start + AT_A_TIME]))
 
     def _removed(self) -> list[Order]:
-        count = min(len(self._orders), self._config.deletes_max)
+        count = min(len(self._orders), DELETES_MAX)
         orders: list[Order] = []
         for order in [self._orders.popleft() for _ in range(count)]:
             node = self._ctx.state.nodes.get(order[1].node_id)
@@ -93,7 +94,7 @@ class Collector:
         """Orphans and extra replicas whose time is over: one of each node, then the next one of each."""
         due: list[Found] = []
         turns = deque(self._due_on(node_id, trouble, now_s) for node_id in self._odd if not self._down(node_id))
-        while turns and len(due) < self._config.deletes_max:
+        while turns and len(due) < DELETES_MAX:
             turn = turns.popleft()
             found = next(turn, None)
             if found is not None:

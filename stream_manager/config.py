@@ -25,7 +25,7 @@ from neve.rpc.front import FrontConfig
 from neve.rpc.limits import MIB
 from neve.rpc.logs import Logging
 from neve.stream_manager.core_health import HealthConfig
-from neve.stream_manager.records import EXTENT_BYTES_LIMIT
+from neve.stream_manager.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX
 
 GIB = 1 << 30
 
@@ -39,8 +39,8 @@ class Defaults:
     placement: str = DEFAULT_PLACEMENT
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= 7:
-            raise ValueError(f"replicas must be 1 to 7, not {self.replicas}")
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise ValueError(f"replicas must be 1 to {REPLICAS_MAX}, not {self.replicas}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,6 @@ class Timeouts:
 
     node_call_s: float = 3.0  # create, raise, fence: a hung node holds a flow up for so long, and no longer (T46)
     node_seal_s: float = 60.0  # a node reads and verifies up to 2 GiB
-    suspect_call_s: float = 1.0  # of a fence or a raise, when the node already seems down
     wait_confirmed_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -60,18 +59,8 @@ class Timeouts:
 class Limits:
     """Table [limits]: bounds of what callers may ask for, and of the work in flight."""
 
-    replicas_max: int = 7
     extent_bytes_min: int = MIB  # smaller extents are more metadata than data; tests may want them
-    stream_extents_max: int = 50_000  # one value in etcd holds the list
-    labels_max: int = 32
-    label_chars_max: int = 256
-    name_chars_max: int = 256
-    page_max: int = 1000
-    ids_max: int = 10_000  # of one AllocId
     requests_in_flight_max: int = 10_000
-    batches_in_flight_max: int = 4
-    replay_kept_s: float = 900.0  # far above how long any client repeats a call
-    replay_records_max: int = 500_000
 
     def __post_init__(self) -> None:
         config.check_above_zero(self)
@@ -113,7 +102,6 @@ class Collecting:
     grace_s: float = 3600.0  # an extent is linked within half of it after its creation, or never
     extra_replica_grace_s: float = 600.0  # of a replica that metadata does not list: its node may be put back
     interval_s: float = 30.0
-    deletes_max: int = 1000  # orders in one pass
 
     def __post_init__(self) -> None:
         config.check_above_zero(self)

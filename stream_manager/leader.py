@@ -24,7 +24,7 @@ from neve.proto.errors import NeveError, NotLeader
 from neve.rpc.authorisation import Authoriser
 from neve.stream_manager import records as r
 from neve.stream_manager.allocate import Allocator
-from neve.stream_manager.batcher import Batcher, lane_key
+from neve.stream_manager.batcher import BATCHES_IN_FLIGHT_MAX, Batcher, lane_key
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import LeaderContext, NodesPart
@@ -43,6 +43,8 @@ from neve.stream_manager.state import State
 log = logging.getLogger(__name__)
 
 BEGUN = b"begun"  # beside the lanes: which term adopted a state last
+REPLAY_KEPT_S = 900.0  # far above the time for which a client repeats a call
+REPLAY_RECORDS_MAX = 500_000
 SWEEP_INTERVAL_S = 20.0
 SWEEP_DELETES_MAX = 100
 
@@ -60,11 +62,10 @@ class Loaded:
     lane_revisions: tuple[int, ...]
 
 
-async def load(store: MetaStore, root: bytes, config: ManagerConfig, *, adopted: State | None = None) -> Loaded:
+async def load(store: MetaStore, root: bytes, *, adopted: State | None = None) -> Loaded:
     """`adopted`: a state that is of a revision after the election was won; the rest is read at that revision."""
-    limits = config.limits
-    replay = ReplayCache(root, kept_s=limits.replay_kept_s, records_max=limits.replay_records_max)
-    lanes = dict.fromkeys((lane_key(root, lane) for lane in range(limits.batches_in_flight_max)), 0)
+    replay = ReplayCache(root, kept_s=REPLAY_KEPT_S, records_max=REPLAY_RECORDS_MAX)
+    lanes = dict.fromkeys((lane_key(root, lane) for lane in range(BATCHES_IN_FLIGHT_MAX)), 0)
     # The first page decides the revision of all: it is read linearizably, and we have won by now.
     first = await store.range(KeyRange.prefix(root + r.COMMITS), revision=adopted.revision if adopted else 0)
     revision = first.revision

@@ -83,7 +83,7 @@ class Manager(Contender[Term]):
             await self.follower.stop()
             self.ids.renew()
             try:
-                loading = load(self.store, self.root, self.config, adopted=adopted)
+                loading = load(self.store, self.root, adopted=adopted)
                 loaded = await while_alive(leadership.lease, loading)
             except Exception as error:
                 log.error("load_failed create_revision=%d error=%r", leadership.create_revision, error)

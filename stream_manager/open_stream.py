@@ -90,7 +90,7 @@ async def _length_to_go_on(ctx: LeaderContext, tail: Extent, owner: common_pb2.O
 @contextmanager
 def _room(ctx: LeaderContext, stream: Stream) -> Iterator[None]:
     """A new owner gets a new extent within the same bounds as one who rolls."""
-    check_list_room(stream, ctx.config)
+    check_list_room(stream)
     with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
         yield
 

@@ -15,7 +15,7 @@ async def set_quota(ctx: LeaderContext, request: sm.SetQuotaRequest, mutation: M
     prefix = wanted.prefix
     if not prefix:
         raise InvalidArgument(what="quota.prefix", detail="it is compared with key=value of labels, and not empty")
-    check_name("quota.prefix", prefix, ctx.config)
+    check_name("quota.prefix", prefix)
     if mutation.replayed is None:
         async with ctx.locks.hold(settings=[f"quota {prefix}"]):
             old = ctx.state.quotas.get(prefix)

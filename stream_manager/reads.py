@@ -20,6 +20,7 @@ from neve.stream_manager.records import Extent, NodeEntry
 from neve.stream_manager.slices import Slices
 from neve.stream_manager.state import State
 
+PAGE_MAX = 1000  # records in one reply
 SCAN_MAX = 20_000  # records that one page looks at: a filter that fits nothing must not hold the loop up
 EXTENTS_MAX = 5_000  # described in one reply: a message has 4 MiB at most
 LISTED_IDS_MAX = 200_000  # extent ids in one page of streams
@@ -59,8 +60,8 @@ def in_read_order(extents: Iterable[sm.ExtentInfo], failures: Callable[[int], fl
             info.replicas.sort(key=lambda one: (sealed and not one.confirmed, failures(one.replica.node_id)))
 
 
-def list_streams(state: State, request: sm.ListStreamsRequest, *, page_max: int) -> sm.ListStreamsReply:
-    limit = min(request.limit or page_max, page_max)
+def list_streams(state: State, request: sm.ListStreamsRequest) -> sm.ListStreamsReply:
+    limit = min(request.limit or PAGE_MAX, PAGE_MAX)
     wanted = dict(request.labels).items()
     reply = sm.ListStreamsReply(revision=state.revision)
     last_seen = request.after_stream_id
@@ -90,8 +91,8 @@ def describe_extents(state: State, request: sm.DescribeExtentsRequest) -> sm.Des
     return reply
 
 
-def list_extents(state: State, request: sm.ListExtentsRequest, *, page_max: int) -> sm.ListExtentsReply:
-    limit = min(request.limit or page_max, page_max)
+def list_extents(state: State, request: sm.ListExtentsRequest) -> sm.ListExtentsReply:
+    limit = min(request.limit or PAGE_MAX, PAGE_MAX)
     dead = state.dead_nodes()
     reply = sm.ListExtentsReply(revision=state.revision)
     last_seen = request.after_extent_id

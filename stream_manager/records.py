@@ -22,6 +22,7 @@ from neve.proto import stream_manager_pb2 as sm
 Labels = tuple[tuple[str, str], ...]
 
 EXTENT_BYTES_LIMIT = 2 << 30  # of any extent: what nodes are made for
+REPLICAS_MAX = 7  # of any extent
 
 T = TypeVar("T")
 _new = tuple.__new__  # a record from a tuple of all its fields: half the time of the class's own constructor

@@ -8,8 +8,13 @@ from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NotFound, NotOwner, QuotaExceeded
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.records import EXTENT_BYTES_LIMIT, Extent, Labels, Policy, Stream, shared
+from neve.stream_manager.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX, Extent, Labels, Policy, Stream, shared
 from neve.stream_manager.state import State
+
+STREAM_EXTENTS_MAX = 50_000  # one value in etcd holds the list of a stream
+LABELS_MAX = 32  # of one stream
+LABEL_CHARS_MAX = 256  # of a key and its value together
+NAME_CHARS_MAX = 256
 
 
 def stream_named(state: State, stream_id: int) -> Stream:
@@ -53,10 +58,8 @@ def end_for(tail: Extent, request: sm.SealStreamRequest) -> int | None:
 def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> Policy:
     """With the cluster's defaults in place of what was not said."""
     replicas = wanted.replicas or config.defaults.replicas
-    if not 1 <= replicas <= config.limits.replicas_max:
-        raise InvalidArgument(
-            what="policy.replicas", detail=f"{replicas}, at least 1 and at most {config.limits.replicas_max}"
-        )
+    if not 1 <= replicas <= REPLICAS_MAX:
+        raise InvalidArgument(what="policy.replicas", detail=f"{replicas}, at least 1 and at most {REPLICAS_MAX}")
     size_bytes = wanted.extent_bytes_max or config.defaults.extent_bytes_max
     if not config.limits.extent_bytes_min <= size_bytes <= EXTENT_BYTES_LIMIT:
         detail = f"{size_bytes}, at least {config.limits.extent_bytes_min} and at most {EXTENT_BYTES_LIMIT} bytes"
@@ -64,37 +67,37 @@ def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> Policy:
     return shared(Policy(replicas, wanted.no_sync, size_bytes, wanted.placement, wanted.strict))
 
 
-def labels_of(labels: Mapping[str, str], config: ManagerConfig) -> Labels:
+def labels_of(labels: Mapping[str, str]) -> Labels:
     if not labels:
         return ()
-    limits = config.limits
-    if len(labels) > limits.labels_max:
-        raise InvalidArgument(what="labels", detail=f"{len(labels)}, at most {limits.labels_max}")
+    if len(labels) > LABELS_MAX:
+        raise InvalidArgument(what="labels", detail=f"{len(labels)}, at most {LABELS_MAX}")
     for key, value in labels.items():
-        if not key or "=" in key or len(key) + len(value) > limits.label_chars_max:
-            detail = f"{key[:50]!r}: a key is not empty and has no '='; at most {limits.label_chars_max} characters"
+        if not key or "=" in key or len(key) + len(value) > LABEL_CHARS_MAX:
+            detail = f"{key[:50]!r}: a key is not empty and has no '='; at most {LABEL_CHARS_MAX} characters"
             raise InvalidArgument(what="labels", detail=detail)
     return shared(tuple(sorted(labels.items())))
 
 
-def check_list_room(stream: Stream, config: ManagerConfig) -> None:
+def check_list_room(stream: Stream) -> None:
     """One more extent fits into the stream's list."""
-    limit = config.limits.stream_extents_max
-    if len(stream.extent_ids) >= limit:
+    if len(stream.extent_ids) >= STREAM_EXTENTS_MAX:
         detail = "truncate the stream, or go on with another one"
-        raise QuotaExceeded(what="extents of one stream", used=len(stream.extent_ids), limit=limit, detail=detail)
+        raise QuotaExceeded(
+            what="extents of one stream", used=len(stream.extent_ids), limit=STREAM_EXTENTS_MAX, detail=detail
+        )
 
 
-def check_name(what: str, name: str, config: ManagerConfig) -> None:
+def check_name(what: str, name: str) -> None:
     if not name:
         return  # whether one is needed is for others to say
-    if len(name) > config.limits.name_chars_max or not name.isprintable():
-        detail = f"at most {config.limits.name_chars_max} printable characters"
+    if len(name) > NAME_CHARS_MAX or not name.isprintable():
+        detail = f"at most {NAME_CHARS_MAX} printable characters"
         raise InvalidArgument(what=what, detail=detail)
 
 
-def check_stream_name(what: str, name: str, config: ManagerConfig) -> None:
+def check_stream_name(what: str, name: str) -> None:
     """Where people name a stream, digits are its id: a name of digits would be another stream's."""
-    check_name(what, name, config)
+    check_name(what, name)
     if name.isascii() and name.isdecimal():
         raise InvalidArgument(what=what, detail=f"{name} would be taken for a stream's id: add a letter to it")

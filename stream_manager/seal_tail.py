@@ -29,6 +29,8 @@ from neve.stream_manager.records import Extent, ReplicaAt, Stream, StreamCall
 
 log = logging.getLogger(__name__)
 
+SUSPECT_CALL_S = 1.0  # for a fence or a raise at a node that seems down
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealOrder:
@@ -68,9 +70,8 @@ async def ask_replicas(
     """
     token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
     dead, part = ctx.state.dead_nodes(), ctx.part
-    suspect_s = ctx.config.timeouts.suspect_call_s
     timeouts_s = {  # None: the usual timeout (protocol rule 17)
-        replica: suspect_s if part.seems_down(replica.node_id) else None
+        replica: SUSPECT_CALL_S if part.seems_down(replica.node_id) else None
         for replica in extent.replicas
         if replica.node_id not in dead
     }

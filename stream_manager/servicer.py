@@ -35,6 +35,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 BLOCK_PAYLOAD_BYTES_MAX = 16 * MIB - 1
 ANSWER_MARGIN_S = 0.05
+IDS_MAX = 10_000  # of one AllocId
 NEWS_S_MAX = 1.0  # that a manager waits for news that it knows to be there: another one may have it
 
 CtxFlow = Callable[[LeaderContext, Req, Mutation], Coroutine[Any, Any, Rep]]
@@ -73,8 +74,8 @@ class StreamManagerServicer:
 
     async def alloc_id(self, request: sm.AllocIdRequest, call: Call) -> sm.AllocIdReply:
         count = request.count or 1
-        if count > self._config.limits.ids_max:
-            raise InvalidArgument(what="count", detail=f"{count}, at most {self._config.limits.ids_max}")
+        if count > IDS_MAX:
+            raise InvalidArgument(what="count", detail=f"{count}, at most {IDS_MAX}")
         return sm.AllocIdReply(first_id=await self._manager.ids.take(count), count=count)
 
     async def describe_streams(self, request: sm.DescribeStreamsRequest, call: Call) -> sm.DescribeStreamsReply:
@@ -88,7 +89,7 @@ class StreamManagerServicer:
 
     async def list_streams(self, request: sm.ListStreamsRequest, call: Call) -> sm.ListStreamsReply:
         state, _, _ = await self._state(call, request.revision)
-        return reads.list_streams(state, request, page_max=self._config.limits.page_max)
+        return reads.list_streams(state, request)
 
     async def describe_extents(self, request: sm.DescribeExtentsRequest, call: Call) -> sm.DescribeExtentsReply:
         state, _, term = await self._state(call, request.revision_min)
@@ -101,7 +102,7 @@ class StreamManagerServicer:
 
     async def list_extents(self, request: sm.ListExtentsRequest, call: Call) -> sm.ListExtentsReply:
         state, _, _ = await self._state(call, request.revision)
-        return reads.list_extents(state, request, page_max=self._config.limits.page_max)
+        return reads.list_extents(state, request)
 
     async def list_nodes(self, request: sm.ListNodesRequest, call: Call) -> sm.ListNodesReply:
         state, record_of, _ = await self._state(call)

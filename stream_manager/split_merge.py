@@ -20,6 +20,7 @@ from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import stream_info
 from neve.stream_manager.records import Stream
 from neve.stream_manager.requests import (
+    STREAM_EXTENTS_MAX,
     check_end_names_extent,
     check_name,
     check_owner,
@@ -63,8 +64,8 @@ async def split_streams(
     async with ctx.locks.hold(names=names, streams=[*ids, *twin_ids]):
         for copy in request.streams:
             check_owner(stream_named(ctx.state, copy.stream_id), copy.owner)
-            check_stream_name("new_name", copy.new_name, ctx.config)
-            check_name("new_lock", copy.new_lock, ctx.config)
+            check_stream_name("new_name", copy.new_name)
+            check_name("new_lock", copy.new_lock)
             check_free(ctx, copy.new_name)
             if copy.new_stream_id in ctx.state.streams:
                 raise AlreadyExists(kind="stream", name=str(copy.new_stream_id))
@@ -118,7 +119,7 @@ async def merge_streams(
         for join in request.streams:
             stream, gone = ctx.state.streams[join.stream_id], ctx.state.streams[join.absorbed_stream_id]
             joined = tuple(dict.fromkeys([*stream.extent_ids, *gone.extent_ids]))  # twins share what was before a split
-            if len(joined) > ctx.config.limits.stream_extents_max:
+            if len(joined) > STREAM_EXTENTS_MAX:
                 raise InvalidArgument(what="streams", detail=f"{len(joined)} extents are too many for one stream")
             changes.put_stream(stream, stream.with_list(joined, gone))
             changes.delete_stream(gone)

@@ -48,10 +48,10 @@ async def create_stream(
         return _created(ctx, stream)
     policy = policy_of(request.policy, ctx.config)
     ctx.part.check_policy(policy.placement)
-    labels = labels_of(request.labels, ctx.config)
+    labels = labels_of(request.labels)
     name, lock = request.name, request.lock
-    check_stream_name("name", name, ctx.config)
-    check_name("lock", lock, ctx.config)
+    check_stream_name("name", name)
+    check_name("lock", lock)
     async with ctx.locks.hold(names=(name,) if name else ()):
         check_free(ctx, name)
         with ctx.quotas.reserve(labels, streams=1, extents=1, size_bytes=policy.extent_bytes_max):

@@ -76,15 +76,24 @@ class Module:
         }
 
 
-def measure(root: Path = ROOT) -> Measures:
+def package_folders(root: Path) -> dict[str, str]:
     pyproject = tomllib.loads((root / "pyproject.toml").read_text())
-    packages: dict[str, str] = pyproject["tool"]["setuptools"]["package-dir"]
-    product = {
+    folders: dict[str, str] = pyproject["tool"]["setuptools"]["package-dir"]
+    return folders
+
+
+def product_modules(root: Path = ROOT) -> dict[str, Module]:
+    """By name, as in `neve.rpc.config`."""
+    return {
         ".".join([package, *([] if path.stem == "__init__" else [path.stem])]): Module(root, path)
-        for package, folder in packages.items()
+        for package, folder in package_folders(root).items()
         for path in sorted((root / folder).glob("*.py"))
         if not path.name.endswith(GENERATED)
     }
+
+
+def measure(root: Path = ROOT) -> Measures:
+    product = product_modules(root)
     modules = list(product.values())
     examples = [Module(root, path) for path in sorted((root / "examples").rglob("*.py"))]
     attributes, largest_class = max(
@@ -110,7 +119,7 @@ def measure(root: Path = ROOT) -> Measures:
         ),
         long_document_lines=sum(
             len(line) > DOCUMENT_COLUMNS_MAX
-            for path in documents(root, set(packages.values()))
+            for path in documents(root, set(package_folders(root).values()))
             for line in path.read_text().splitlines()
         ),
         statements=sum(statements_of(module) for module in [*modules, *examples]),

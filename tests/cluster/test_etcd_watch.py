@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from neve.meta import etcd_watch
+from neve.meta import etcd_link, etcd_watch
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
 from neve.meta.store import EventKind, Resync, WatchBatch, WatchItem
@@ -186,10 +186,12 @@ async def test_a_stream_that_breaks_between_fragments_delivers_each_transaction_
         await writer.delete(keys)
 
 
-async def test_a_page_larger_than_a_message_is_read_in_smaller_pages(one_etcd: EtcdCluster) -> None:
+async def test_a_page_larger_than_a_message_is_read_in_smaller_pages(
+    one_etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = KeyRange.prefix(b"/pages/")
-    config = EtcdConfig(one_etcd.endpoints, message_bytes_max=300_000)
-    async with await EtcdStore.connect(config) as store:
+    monkeypatch.setattr(etcd_link, "MESSAGE_BYTES_MAX", 300_000)
+    async with await EtcdStore.connect(EtcdConfig(one_etcd.endpoints)) as store:
         for number in range(20):
             await store.put(b"/pages/%02d" % number, b"v" * 50_000)
         listing = await store.range_all(keys)

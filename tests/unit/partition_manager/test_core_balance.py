@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.partition_manager.core_balance import Balance, BalanceConfig, Merge, Move, Split, Step, assign, weights
+from neve.partition_manager.core_balance import (
+    MOVES_MAX,
+    Balance,
+    BalanceConfig,
+    Merge,
+    Move,
+    Split,
+    Step,
+    assign,
+    weights,
+)
 from neve.proto import partition_manager_pb2 as pm
 
 MIB = 1 << 20
@@ -87,7 +97,7 @@ def test_a_new_server_gets_its_share_a_little_at_a_time_and_then_nothing_moves()
     cluster = Cluster(dict.fromkeys(range(8), 1), [1, 2])
     first = next(number for number in range(1, 10) if cluster.step())
     assert first == BalanceConfig().rounds, "not before it has been so for some rounds"
-    assert len(cluster.moved) == BalanceConfig().moves_max
+    assert len(cluster.moved) == MOVES_MAX
     cluster.run(30)
     assert sorted(Counter(cluster.homes.values()).values()) == [4, 4]
     assert len(cluster.moved) == 4, "none went to and fro"

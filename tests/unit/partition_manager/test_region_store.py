@@ -51,7 +51,7 @@ class Rig:
             ranges=keys.region_ranges(ROOT),
             watched=keys.region_span(ROOT),
         )
-        self.regions = RegionStore(store, ROOT, self.follower, known_s=10.0)
+        self.regions = RegionStore(store, ROOT, self.follower)
 
     async def lead(self) -> bytes:
         lease = await self.store.grant_lease(5)

@@ -11,6 +11,7 @@ from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import MetaUnavailable, NotFound
 from neve.stream_manager.follower import StateFollower
+from neve.stream_manager.leader import REPLAY_KEPT_S
 from neve.stream_manager.pipeline import request_checksum
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, error_of, simulated
 
@@ -180,8 +181,7 @@ async def test_old_replay_records_are_deleted_and_young_ones_kept() -> None:
         await cluster.start_managers(1)
         for _ in range(5):
             await seal(cluster, cluster.call_id())
-        kept_s = cluster.config.limits.replay_kept_s
-        await asyncio.sleep(kept_s - 60)
+        await asyncio.sleep(REPLAY_KEPT_S - 60)
         call = cluster.call_id()
         sealed = await seal(cluster, call)
         await asyncio.sleep(120)
@@ -210,8 +210,7 @@ async def test_the_calls_that_streams_remember_survive_a_fail_over_for_as_long_a
         await cluster.start_managers(1)
         old_call, call = cluster.call_id(), cluster.call_id()
         old = await cluster.create(call=old_call)
-        kept_s = cluster.config.limits.replay_kept_s
-        await asyncio.sleep(kept_s - 60)
+        await asyncio.sleep(REPLAY_KEPT_S - 60)
         created = await cluster.create(call=call)
         await asyncio.sleep(120)
         assert not (await cluster.store.range_all(KeyRange.prefix(ROOT + b"replay/"))).kvs

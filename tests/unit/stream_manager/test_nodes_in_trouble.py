@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed
+from neve.stream_manager import collect
 from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.config import Collecting, Recovery
 from neve.stream_manager.confirm import seal_replicas
@@ -18,7 +20,7 @@ from neve.stream_manager.records import Extent, Policy, ReplicaAt
 from neve.stream_manager.topology import Place, Topology
 from tests.unit.stream_manager.nodes_rig import Rig, mutation, simulated
 
-SHORT = Collecting(grace_s=120.0, extra_replica_grace_s=60.0, interval_s=5.0, deletes_max=10)
+SHORT = Collecting(grace_s=120.0, extra_replica_grace_s=60.0, interval_s=5.0)
 
 
 # --- a dead node that beats now and then (T43) ----------------------------------------------------------------
@@ -166,6 +168,7 @@ async def with_orphans(rig: Rig, count: int) -> None:
     await rig.until(lambda: all(len(rig.part.collector._odd.get(node_id, {})) == count for node_id in rig.nodes))
 
 
+@mock.patch.object(collect, "DELETES_MAX", 10)
 @simulated
 async def test_orphans_of_a_dead_node_hold_up_nobody_elses_and_cost_no_transactions() -> None:
     async with Rig(collecting=SHORT) as rig:
@@ -179,6 +182,7 @@ async def test_orphans_of_a_dead_node_hold_up_nobody_elses_and_cost_no_transacti
         assert rig.term.batcher.counters.committed == before
 
 
+@mock.patch.object(collect, "DELETES_MAX", 10)
 @simulated
 async def test_orders_that_a_node_refuses_are_given_again_after_growing_delays_and_others_take_their_turns() -> None:
     async with Rig(collecting=SHORT) as rig:

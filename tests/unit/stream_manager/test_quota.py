@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, InvalidArgument, NotEnoughNodes, QuotaExceeded
-from neve.stream_manager.config import Limits
+from neve.stream_manager import requests
 from tests.unit.stream_manager.manager_rig import Cluster, error_of, simulated
 
 MIB = 1 << 20
@@ -118,8 +120,9 @@ async def test_a_quota_that_is_set_again_owes_nothing_to_requests_of_before() ->
 
 
 @simulated
-async def test_opening_makes_no_extent_beyond_a_quota_or_the_limit_of_a_list() -> None:
-    async with Cluster(limits=Limits(stream_extents_max=3)) as cluster:
+async def test_opening_makes_no_extent_beyond_a_quota_or_the_limit_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "STREAM_EXTENTS_MAX", 3)
+    async with Cluster() as cluster:
         await cluster.start_managers(1)
         await set_quota(cluster, "tenant=a", extents_max=2)
         for tenant, most in (("a", 2), ("b", 3)):

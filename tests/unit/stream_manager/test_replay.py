@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.meta.txn import Compare, Delete, Operation, TxnResult
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
+from neve.stream_manager import leader
 from neve.stream_manager.changes import replay_key
-from neve.stream_manager.config import Limits
 from neve.stream_manager.records import Replay
 from neve.stream_manager.replay import ReplayCache
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, simulated
@@ -46,8 +47,11 @@ def test_calls_without_a_gap_go_in_one_operation() -> None:
 
 
 @simulated
-async def test_a_call_that_is_committed_while_the_sweep_is_under_way_stays_known() -> None:
-    async with Cluster(limits=Limits(replay_kept_s=KEPT_S)) as cluster:
+async def test_a_call_that_is_committed_while_the_sweep_is_under_way_stays_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader, "REPLAY_KEPT_S", KEPT_S)
+    async with Cluster() as cluster:
         await cluster.start_managers(1)
 
         async def seal(call_id: int) -> None:

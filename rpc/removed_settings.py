@@ -1,0 +1,84 @@
+"""Settings that were removed in this release, and what holds in their place.
+
+A configuration file, a `--set` or a keyword of the client's options that still names one gets a warning, and its value
+is ignored. The next release empties this table: then such a name is refused like any other unknown one.
+
+Invariants: a name here is no field of its table any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# By package and dataclass, then by field.
+REMOVED: dict[str, dict[str, str]] = {
+    "meta.EtcdConfig": {
+        "keepalive_period_s": "fixed at 10 s",
+        "keepalive_timeout_s": "fixed at 5 s",
+        "message_bytes_max": "fixed at 64 MiB",
+    },
+    "partition_manager.BalanceConfig": {"moves_max": "fixed at 2"},
+    "partition_manager.Limits": {
+        "page_max": "fixed at 1,000",
+        "bootstrap_regions_max": "fixed at 100",
+        "moves_max": "fixed at 60",
+        "streams_at_once": "fixed at 12",
+        "waiting_max": "fixed at 10,000",
+    },
+    "partition_manager.Timeouts": {"known_s": "fixed at 10 s"},
+    "stream_manager.Collecting": {"deletes_max": "fixed at 1,000"},
+    "stream_manager.Limits": {
+        "replicas_max": "fixed at 7",
+        "stream_extents_max": "fixed at 50,000",
+        "labels_max": "fixed at 32",
+        "label_chars_max": "fixed at 256",
+        "name_chars_max": "fixed at 256",
+        "page_max": "fixed at 1,000",
+        "ids_max": "fixed at 10,000",
+        "batches_in_flight_max": "fixed at 4",
+        "replay_kept_s": "fixed at 900 s",
+        "replay_records_max": "fixed at 500,000",
+    },
+    "stream_manager.Timeouts": {"suspect_call_s": "fixed at 1 s"},
+}
+
+
+def removed_from(cls: type) -> Mapping[str, str]:
+    """What was removed from a dataclass of neve: field -> what holds now."""
+    package = cls.__module__.removeprefix("neve.").partition(".")[0]
+    return REMOVED.get(f"{package}.{cls.__name__}", {})
+
+
+def without_removed(cls: type, table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The table of a configuration without the removed keys, each of which is logged. `where` is the table's path."""
+    removed = removed_from(cls)
+    for key in table:
+        if key in removed:
+            path = f"{where}.{key}" if where else key
+            log.warning("setting_removed key=%s: it is %s; delete it, the next release refuses it", path, removed[key])
+    return {key: value for key, value in table.items() if key not in removed}
+
+
+def ignores_removed(cls: type[T]) -> type[T]:
+    """Decorates a dataclass that programs construct: removed keywords are ignored with a FutureWarning."""
+    removed = removed_from(cls)
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: T, *args: Any, **fields: Any) -> None:  # noqa: N807
+        for name in removed.keys() & fields.keys():
+            text = f"{cls.__name__}.{name} is {removed[name]}; leave it out, the next release refuses it"
+            warnings.warn(text, FutureWarning, stacklevel=2)
+            del fields[name]
+        construct(self, *args, **fields)
+
+    cls.__init__ = __init__  # type: ignore[method-assign,assignment]
+    return cls
