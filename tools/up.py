@@ -23,9 +23,10 @@ from typing import Any, TextIO
 
 from neve.client.command import options
 from neve.client.command.failures import DONE, FAILED, USAGE, CommandFailed
-from neve.meta.etcd_binary import find_etcd
+from neve.meta.etcd_binary import EtcdBinary
 from neve.rpc.front import until_told_to_stop
 from neve.tools import local_layout
+from neve.tools.etcd_folder import advice, etcd_for
 from neve.tools.local_layout import (
     ETCD,
     HOST,
@@ -128,18 +129,20 @@ def run(args: argparse.Namespace) -> int:
         layout = _layout(args)
         listed = _processes(layout, str(args.data.absolute()), settings)
         _check_ports(layout)
-        find_etcd()  # says what to install, before anything is started
+        etcd = etcd_for(args.data.absolute() / ETCD)  # says what to install, before anything is started
         (args.data / LAYOUT).write_text(layout.encode())
         (args.data / PROCFILE).write_text(local_layout.procfile(listed))
-        return asyncio.run(LocalCluster(layout, args).run())
+        return asyncio.run(LocalCluster(layout, args, etcd).run())
 
 
 class LocalCluster:
     """The cluster while it runs."""
 
-    def __init__(self, layout: Layout, args: argparse.Namespace) -> None:
+    def __init__(self, layout: Layout, args: argparse.Namespace, etcd: EtcdBinary) -> None:
         self._layout = layout
         self._data: Path = args.data
+        self._etcd = etcd
+        self._etcd_advice = advice(etcd, args.data.absolute() / ETCD)
         self._json: bool = args.json
         self._exit_on_death: bool = args.exit_on_death
         self._token: str = args.token
@@ -232,6 +235,8 @@ class LocalCluster:
             "cluster": layout.cluster,
             "data": str(self._data.absolute()),
             "etcd": layout.etcd_address,
+            "etcd_version": self._etcd.version,
+            "etcd_warning": self._etcd_advice,
             "managers": list(layout.manager_addresses),
             "nodes": list(layout.node_addresses),
             "partition_managers": list(layout.partition_manager_addresses),
@@ -247,7 +252,7 @@ class LocalCluster:
         cluster = "" if layout.cluster == options.CLUSTER_DEFAULT else f" {options.CLUSTER_VARIABLE}={layout.cluster}"
         lines = [
             f"cluster {layout.cluster!r} is ready, its data is in {self._data}",
-            f"  etcd                {layout.etcd_address}",
+            f"  etcd                {layout.etcd_address} (version {self._etcd.version})",
             f"  stream managers     {', '.join(layout.manager_addresses) or 'none'}",
             f"  extent nodes        {', '.join(layout.node_addresses)}",
             f"  partition managers  {', '.join(layout.partition_manager_addresses) or 'none'}",
@@ -262,6 +267,8 @@ class LocalCluster:
             lines.append(f"                     export {options.PARTITION_MANAGERS_VARIABLE}={partition_managers}")
             lines.append("                     neve partitions; neve kv bench")
             lines.append(f"                     curl http://{layout.gateway_address}/docs")
+        if self._etcd_advice:
+            lines.append(f"not for data that matters: {self._etcd_advice}")
         return "\n".join([*lines, "Ctrl-C stops it"])
 
 
