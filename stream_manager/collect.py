@@ -86,7 +86,7 @@ class Collector:
         orders: list[Order] = []
         for order in [self._orders.popleft() for _ in range(count)]:
             node = self._ctx.state.nodes.get(order[1].node_id)
-            waits = node is not None and not node.dead and self._ctx.part.seems_down(node.node_id)
+            waits = node is not None and not node.dead and self._ctx.part.registry.seems_down(node.node_id)
             (self._orders if waits else orders).append(order)  # until it is back, or declared dead
         return orders
 
@@ -108,7 +108,7 @@ class Collector:
     def _down(self, node_id: int) -> bool:
         """Nothing is ordered of it, and it is not counted on."""
         node = self._ctx.state.nodes.get(node_id)
-        return node is None or node.dead or self._ctx.part.seems_down(node_id)
+        return node is None or node.dead or self._ctx.part.registry.seems_down(node_id)
 
     async def _allowed(self, step: Sequence[Found]) -> list[Order]:
         """Those for which an order may be given at once, each after its transaction."""

@@ -157,7 +157,7 @@ def _believed(
             good.append(replica.node_id)
         else:
             log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
-            ctx.part.note_bad_replica(extent_id, replica.node_id, "it confirmed the seal with another digest")
+            ctx.part.bad.suspect(extent_id, replica.node_id, "it confirmed the seal with another digest")
     return old.with_confirmed(good, digest) if good else None
 
 
@@ -167,7 +167,7 @@ def _believed(
 def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
     """Start the first round of `Seal` orders. A replica that has not confirmed by its end is left to the reconciler."""
     if ctx.seals_in_flight >= SEALS_IN_FLIGHT_MAX:
-        ctx.part.note_unconfirmed(extent_id)  # nodes hang: the reconciler asks when they answer again
+        ctx.part.reconciler.note(extent_id)  # nodes hang: the reconciler asks when they answer again
         return
     ctx.seals_in_flight += 1
     ctx.spawn(_first_round(ctx, extent_id), name="seal")
@@ -183,4 +183,4 @@ async def _first_round(ctx: LeaderContext, extent_id: int) -> None:
     finally:
         ctx.seals_in_flight -= 1
         if not confirmed:
-            ctx.part.note_unconfirmed(extent_id)
+            ctx.part.reconciler.note(extent_id)

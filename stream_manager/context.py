@@ -24,18 +24,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from neve.meta.term_tasks import TermTasks
 from neve.proto import common_pb2
-from neve.proto import stream_manager_pb2 as sm
-from neve.rpc.service import Call
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.locks import LockTable
-from neve.stream_manager.records import Extent, NodeEntry, Replay, StreamCall
+from neve.stream_manager.records import Extent, Replay, StreamCall
 from neve.stream_manager.state import State
 
 if TYPE_CHECKING:
     from neve.stream_manager.config import ManagerConfig
     from neve.stream_manager.ids import IdSource
     from neve.stream_manager.node_calls import NodeCalls
+    from neve.stream_manager.nodes_part import ClusterNodes
     from neve.stream_manager.owner_checks import OwnerChecks
     from neve.stream_manager.placement_cache import Ensembles
     from neve.stream_manager.quota import QuotaTable
@@ -60,14 +59,6 @@ class PlacementRequest:
 class NodeChoice:
     node_id: int
     disk_uuid: str = ""  # empty: the node chooses
-
-
-class Placement(Protocol):
-    def choose(self, state: State, request: PlacementRequest) -> list[NodeChoice]:
-        """As many different nodes as replicas; `NotEnoughNodes` says why it cannot."""
-
-    def check_policy(self, name: str) -> None:
-        """`InvalidArgument` if there is no such policy; empty is the default's name."""
 
 
 # --- a call that changes metadata -----------------------------------------------------------------------------
@@ -129,53 +120,6 @@ class Mutation:
             changes.put_replay(self.client_id, self.call_id, self.recorded)
 
 
-# --- what the part that looks after nodes offers --------------------------------------------------------------
-
-
-class NodesPart(Placement, Protocol):
-    """Registry, recovery, reconciling and collecting of one term. Its handlers are called by the servicer, its hooks by
-    the flows; hooks neither wait nor raise."""
-
-    def start(self) -> None:
-        """The term has begun and the state is loaded: start background work with `ctx.spawn`."""
-
-    def stop(self) -> None:
-        """The term is over. Tasks made by `ctx.spawn` are cancelled anyway; drop what is not a task."""
-
-    # rpcs that change metadata: they add `mutation.record(changes, …)` to what they commit (26). A repeated call that
-    # was committed comes with `mutation.replayed`: make the same answer from it, and change nothing.
-    async def register_node(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply: ...
-    async def set_node_mode(self, request: sm.SetNodeModeRequest, mutation: Mutation) -> sm.SetNodeModeReply: ...
-    async def set_placement(self, request: sm.SetPlacementRequest, mutation: Mutation) -> sm.SetPlacementReply: ...
-    async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply: ...
-
-    # other rpcs
-    async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply: ...
-    async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply: ...
-    async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply: ...
-    async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply: ...
-
-    # what only the leader knows of nodes
-    def node_record(self, node: NodeEntry) -> sm.NodeRecord:
-        """With health, age of the last heartbeat, load, usage and hold-ups."""
-
-    def failures(self, node_id: int) -> float:
-        """How often readers found this node failing lately; old failures fade. 0: none to speak of."""
-
-    def seems_down(self, node_id: int) -> bool:
-        """Not worth waiting for long: suspect or worse. A hint only; who is dead says `state.dead_nodes()` (17)."""
-
-    # hooks
-    def note_unconfirmed(self, extent_id: int) -> None:
-        """Sealed, and some replica has not confirmed at the first asking: the reconciler goes on (20)."""
-
-    def note_removed(self, extents: Sequence[Extent]) -> None:
-        """No stream refers to these any more and `extents/{id}` is gone: order their replicas deleted (24)."""
-
-    def note_bad_replica(self, extent_id: int, node_id: int, reason: str) -> None:
-        """A replica that contradicts what is known, such as a seal confirmed with another digest."""
-
-
 # --- one term -------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +174,7 @@ class LeaderContext:
         # Open extents of which somebody said that an append met other bytes (7): tries to seal, when to try again.
         self.conflicts: dict[int, tuple[int, float]] = {}
         self.condemned = Condemned()  # replicas that lost their bit: answers that are older do not set it
-        self.part: NodesPart  # set right after both are made
+        self.part: ClusterNodes  # set right after both are made
         self.ensembles: Ensembles  # so is this
 
     def changes(self) -> Changes:

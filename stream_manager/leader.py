@@ -27,11 +27,12 @@ from neve.stream_manager.allocate import Allocator
 from neve.stream_manager.batcher import BATCHES_IN_FLIGHT_MAX, Batcher, lane_key
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.context import LeaderContext, NodesPart
+from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.follower import StateFollower, kind_ranges
 from neve.stream_manager.ids import IdSource
 from neve.stream_manager.locks import LockTable
 from neve.stream_manager.node_calls import NodeCalls
+from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.owner_checks import OwnerChecks
 from neve.stream_manager.pipeline import Observe, Pipeline
 from neve.stream_manager.placement_cache import Ensembles
@@ -50,7 +51,7 @@ SWEEP_DELETES_MAX = 100
 
 # Makes the calls to nodes of a term: from its stamp, and from how it finds a node's entry.
 MakeNodeCalls = Callable[[common_pb2.Leader, Callable[[int], NodeEntry | None]], NodeCalls]
-MakeNodesPart = Callable[[LeaderContext], NodesPart]
+MakeNodesPart = Callable[[LeaderContext], ClusterNodes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,10 @@ class Term:
             wall_ms=wall_ms,
         )
         self.ctx.ensembles = Ensembles(
-            self.state, lambda: self.ctx.part, self.ctx.clock, default=config.defaults.placement
+            self.state,
+            lambda request: self.part.registry.choose(request),
+            self.ctx.clock,
+            default=config.defaults.placement,
         )
         self.allocator = Allocator(self.ctx)
         self.pipeline = Pipeline(self.ctx, self.replay, authoriser=authoriser, not_leader=not_leader, observe=observe)
@@ -201,7 +205,6 @@ class Term:
         self.ctx.tasks.cancel()
         self.batcher.end(reason)
         self.owners.end()
-        self.part.stop()
 
     async def stopped(self) -> None:
         await self.ctx.tasks.stopped()

@@ -7,32 +7,31 @@
     unread_tails.py      so are idle ones that cannot be read           relocate.py         where nodes stand by now
 
 Invariants: each part has a loop of its own, made of passes that end; after one that fails the next one comes;
-            nothing here outlives the term: all memory is made anew from etcd and from what nodes say.
+            nothing here outlives the term: all memory is made anew from etcd and from what nodes say;
+            what a flow reports to a part (`note`, `note_removed`, `suspect`) neither waits nor raises.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader
-from neve.rpc.service import Call
 from neve.stream_manager.bad_replicas import BadReplicas
 from neve.stream_manager.collect import Collector
-from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, NodesPart, PlacementRequest
+from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.node_modes import NodeModes
 from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.reconcile import Reconciler
-from neve.stream_manager.records import Extent, NodeEntry, Settings
+from neve.stream_manager.records import NodeEntry, Settings
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
 from neve.stream_manager.relocate import Relocation
 from neve.stream_manager.replica_reports import ReplicaReports
-from neve.stream_manager.state import State
 from neve.stream_manager.topology import Topology, resolver_for
 from neve.stream_manager.unread_tails import UnreadTails
 
@@ -44,13 +43,14 @@ REGIONS_MAX = 1_000
 Pass = Callable[[float], Coroutine[Any, Any, None]]
 
 
-class ClusterNodes(NodesPart):
-    def __init__(self, ctx: LeaderContext, topology: Topology | None = None) -> None:
-        """`topology` outlives terms, for what it remembers; one of the term's own if none is given."""
+class ClusterNodes:
+    """The parts, their loops, and the few answers that need more than one of them."""
+
+    def __init__(self, ctx: LeaderContext) -> None:
         self._ctx = ctx
         config = ctx.config.recovery
         self.problems = Problems(retry_delay_s=config.retry_delay_s, retry_delay_s_max=config.retry_delay_s_max)
-        topology = topology or Topology(resolver_for(ctx.config.topology))
+        topology = Topology(resolver_for(ctx.config.topology))
         self.registry = Registry(ctx, topology, on_bad=lambda bad: self.bad.report(bad))
         self.relocation = Relocation(ctx, topology)
         self.recovery = Recovery(ctx, self.registry, self.problems)
@@ -82,9 +82,6 @@ class ClusterNodes(NodesPart):
         for name, work, interval_s in loops:
             self._ctx.spawn(self._repeat(name, work, interval_s), name=name)
 
-    def stop(self) -> None:
-        """Nothing here is more than tasks of the term."""
-
     async def _repeat(self, name: str, work: Pass, interval_s: float) -> None:
         while True:
             await asyncio.sleep(interval_s * self._ctx.rng.uniform(0.8, 1.2))  # parts and managers do not beat in step
@@ -105,14 +102,7 @@ class ClusterNodes(NodesPart):
             except Exception:  # top of a daemon's loop
                 log.exception("pass_broken part=%s", name)
 
-    def reload_topology(self) -> None:
-        """Ask the resolver anew where each node stands, at once."""
-        self.relocation.reload()
-
-    # --- rpcs ------------------------------------------------------------------------------------------------
-
-    async def register_node(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply:
-        return await self.registry.register(request, mutation)
+    # --- orders of operators ---------------------------------------------------------------------------------
 
     async def set_node_mode(self, request: sm.SetNodeModeRequest, mutation: Mutation) -> sm.SetNodeModeReply:
         node = await self.modes.set_mode(request, mutation)
@@ -138,31 +128,6 @@ class ClusterNodes(NodesPart):
                 log.info("placement_set region=%s stopped=%s by=%s", region, request.stopped, mutation.principal)
         return sm.SetPlacementReply()
 
-    async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply:
-        return await self.collector.delete_extents(request, mutation)
-
-    async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
-        return self.registry.heartbeat(request)
-
-    async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
-        self.reports.page(request)
-        return sm.ReportReplicasReply(leader=self._ctx.leader)
-
-    async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
-        self.bad.report(request.bad_replicas)
-        return sm.ReportBadReplicaReply()
-
-    async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply:
-        return self.recovery.list_tasks(request)
-
-    # --- placement -------------------------------------------------------------------------------------------
-
-    def choose(self, state: State, request: PlacementRequest) -> list[NodeChoice]:
-        return self.registry.choose(request)
-
-    def check_policy(self, name: str) -> None:
-        self.registry.check_policy(name)
-
     # --- what only the leader knows of nodes -----------------------------------------------------------------
 
     def node_record(self, node: NodeEntry) -> sm.NodeRecord:
@@ -170,17 +135,3 @@ class ClusterNodes(NodesPart):
 
     def failures(self, node_id: int) -> float:
         return self.registry.failures.failures(node_id, self._ctx.clock())
-
-    def seems_down(self, node_id: int) -> bool:
-        return self.registry.seems_down(node_id)
-
-    # --- hooks -----------------------------------------------------------------------------------------------
-
-    def note_unconfirmed(self, extent_id: int) -> None:
-        self.reconciler.note(extent_id, self._ctx.clock())
-
-    def note_removed(self, extents: Sequence[Extent]) -> None:
-        self.collector.note_removed(extents)
-
-    def note_bad_replica(self, extent_id: int, node_id: int, reason: str) -> None:
-        self.bad.suspect(extent_id, node_id, reason)

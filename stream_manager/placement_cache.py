@@ -17,7 +17,7 @@ from typing import Protocol
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
-from neve.stream_manager.context import NodeChoice, Placement, PlacementRequest
+from neve.stream_manager.context import NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import NEVER_S, Health
 from neve.stream_manager.node_entries import MODE_WORDS
 from neve.stream_manager.placement import Candidate
@@ -118,10 +118,15 @@ class Ensembles(StateListener):
     """Nodes for new extents."""
 
     def __init__(
-        self, state: State, placement: Callable[[], Placement], clock: Callable[[], float], *, default: str
+        self,
+        state: State,
+        choose: Callable[[PlacementRequest], list[NodeChoice]],
+        clock: Callable[[], float],
+        *,
+        default: str,
     ) -> None:
         self._state = state
-        self._placement = placement
+        self._choose_anew = choose
         self._clock = clock
         self._default = default  # the name of the policy where a stream names none
         self._chosen: dict[Policy, list[list[NodeChoice]]] = {}
@@ -157,7 +162,7 @@ class Ensembles(StateListener):
             avoid=avoid,
             excluded=excluded,
         )
-        choices = self._placement().choose(self._state, request)
+        choices = self._choose_anew(request)
         assert len({choice.node_id for choice in choices}) == policy.replicas, choices
         return choices
 

@@ -53,9 +53,9 @@ class Reconciler:
         self._tries: dict[int, tuple[int, float]] = {}  # extent id → how often asked, when to ask again
         self._asking: dict[int, asyncio.Task[None]] = {}  # by extent id
 
-    def note(self, extent_id: int, now_s: float) -> None:
+    def note(self, extent_id: int) -> None:
         """Somebody asked its replicas just now, and not all confirmed."""
-        self._tries.setdefault(extent_id, (0, now_s + FIRST_DELAY_S))
+        self._tries.setdefault(extent_id, (0, self._ctx.clock() + FIRST_DELAY_S))
 
     async def run_once(self, now_s: float) -> None:
         unconfirmed = self._ctx.state.unconfirmed_extents

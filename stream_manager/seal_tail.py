@@ -71,7 +71,7 @@ async def ask_replicas(
     token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
     dead, part = ctx.state.dead_nodes(), ctx.part
     timeouts_s = {  # None: the usual timeout (protocol rule 17)
-        replica: SUSPECT_CALL_S if part.seems_down(replica.node_id) else None
+        replica: SUSPECT_CALL_S if part.registry.seems_down(replica.node_id) else None
         for replica in extent.replicas
         if replica.node_id not in dead
     }

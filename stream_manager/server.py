@@ -32,7 +32,7 @@ from neve.rpc.pool import ChannelPool
 from neve.rpc.server_process import ServerProcess
 from neve.rpc.service import Service
 from neve.stream_manager.config import ManagerConfig, load
-from neve.stream_manager.leader import Loaded, MakeNodesPart
+from neve.stream_manager.leader import Loaded
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
 from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
@@ -65,13 +65,11 @@ class StreamManager(ServerProcess):
         *,
         rng: random.Random,
         store: MetaStore | None = None,
-        make_part: MakeNodesPart = ClusterNodes,
     ) -> None:
         super().__init__(cluster=config.cluster, listen=config.listen, drain_timeout_s=config.drain_timeout_s)
         self._config = config
         self._rng = rng
         self._store = store
-        self._make_part = make_part
 
     async def _start(self) -> None:
         config = self._config
@@ -85,7 +83,7 @@ class StreamManager(ServerProcess):
             config,
             store,
             make_node_calls=lambda leader, node: rpc_node_calls(config, channels, leader, node),
-            make_part=self._make_part,
+            make_part=ClusterNodes,
             rng=self._rng,
             wall_ms=wall_clock_ms,
             observe=ManagerMetrics(registry).observe,
@@ -101,8 +99,8 @@ class StreamManager(ServerProcess):
     def reload_topology(self) -> None:
         """Of the current term, if this manager leads: every term begins with nothing remembered."""
         term = self.manager.term if self.address else None
-        if term is not None and isinstance(term.part, ClusterNodes):
-            term.part.reload_topology()
+        if term is not None:
+            term.part.relocation.reload()
         log.info("topology_reload_asked leading=%s", term is not None)
 
     def _facts(self) -> Mapping[str, object]:

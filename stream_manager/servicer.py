@@ -196,19 +196,22 @@ class StreamManagerServicer:
 
     async def register_node(self, request: sm.RegisterNodeRequest, call: Call) -> sm.RegisterNodeReply:
         term = self._manager.leading()
-        return await term.pipeline.mutate(request, call, term.part.register_node)
+        return await term.pipeline.mutate(request, call, term.part.registry.register)
 
     async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
-        return await self._manager.leading().part.heartbeat(request, call)
+        return self._manager.leading().part.registry.heartbeat(request)
 
     async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
-        return await self._manager.leading().part.report_replicas(request, call)
+        term = self._manager.leading()
+        term.part.reports.page(request)
+        return sm.ReportReplicasReply(leader=term.leader)
 
     async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
-        return await self._manager.leading().part.report_bad_replica(request, call)
+        self._manager.leading().part.bad.report(request.bad_replicas)
+        return sm.ReportBadReplicaReply()
 
     async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply:
-        return await self._manager.leading().part.list_tasks(request, call)
+        return self._manager.leading().part.recovery.list_tasks(request)
 
     async def set_node_mode(self, request: sm.SetNodeModeRequest, call: Call) -> sm.SetNodeModeReply:
         term = self._manager.leading()
@@ -220,4 +223,4 @@ class StreamManagerServicer:
 
     async def delete_extents(self, request: sm.DeleteExtentsRequest, call: Call) -> sm.DeleteExtentsReply:
         term = self._manager.leading()
-        return await term.pipeline.mutate(request, call, term.part.delete_extents)
+        return await term.pipeline.mutate(request, call, term.part.collector.delete_extents)

@@ -47,7 +47,7 @@ async def create_stream(
         stream = stream_named(ctx.state, mutation.replayed.stream_ids[0])
         return _created(ctx, stream)
     policy = policy_of(request.policy, ctx.config)
-    ctx.part.check_policy(policy.placement)
+    ctx.part.registry.check_policy(policy.placement)
     labels = labels_of(request.labels)
     name, lock = request.name, request.lock
     check_stream_name("name", name)
@@ -190,7 +190,7 @@ async def _unlink(
             if mutation is not None and not rest:
                 mutation.record(changes, stream_ids=[stream.stream_id])
             await ctx.commit(changes)
-        ctx.part.note_removed(removed)
+        ctx.part.collector.note_removed(removed)
         stream = ctx.state.streams[stream.stream_id]
         if not rest:
             return stream
@@ -243,7 +243,7 @@ async def delete_stream(
                 changes.require_unowned(stream.lock)
             mutation.record(changes, stream_ids=[stream.stream_id])
             await ctx.commit(changes)
-        ctx.part.note_removed(removed)
+        ctx.part.collector.note_removed(removed)
     return sm.DeleteStreamReply()
 
 

@@ -35,7 +35,6 @@ from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.leader import Term
-from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, root_of
 from neve.stream_manager.state import State
 from tests.sim import processes
@@ -309,7 +308,6 @@ class SimCluster:
         none is missing."""
         found = []
         part = self.term.ctx.part
-        assert isinstance(part, ClusterNodes)
         for node in self.nodes.values():
             if node.running:
                 heard = part.registry._statuses.get(node.node_id)

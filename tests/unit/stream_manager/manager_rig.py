@@ -18,7 +18,7 @@ import asyncio
 import functools
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -32,18 +32,19 @@ from neve.proto.errors import ConnectFailed, LockedByOther, NeveError, NotEnough
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.authorisation import Authoriser
 from neve.rpc.pool import ChannelPool
-from neve.rpc.service import Call, Service
+from neve.rpc.service import Service
 from neve.rpc.sim import SimNetwork
 from neve.stream_manager import describe
 from neve.stream_manager.config import Limits, ManagerConfig
-from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, NodesPart, PlacementRequest
+from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, root_of
+from neve.stream_manager.registry import Registry
 from neve.stream_manager.servicer import StreamManagerServicer
-from neve.stream_manager.state import State
+from neve.stream_manager.topology import Topology, resolver_for
 from tests.sim import processes
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
 from tests.sim.processes import Process
@@ -201,25 +202,16 @@ class ScriptedNodes(NodeCalls):
         raise AssertionError("not in this script")
 
 
-class ScriptedPart(NodesPart):
-    """Places on the nodes that metadata knows and does nothing else; hooks only note."""
+class ScriptedRegistry(Registry):
+    """Places on the nodes that metadata knows; who is down says the test."""
 
     def __init__(self, ctx: LeaderContext) -> None:
-        self._ctx = ctx
-        self.unconfirmed: list[int] = []
-        self.removed: list[int] = []
-        self.bad: list[tuple[int, int]] = []
+        super().__init__(ctx, Topology(resolver_for("")), on_bad=lambda bad: None)
         self.down: set[int] = set()
-        self.failed: dict[int, float] = {}
 
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def choose(self, state: State, request: PlacementRequest) -> list[NodeChoice]:
-        usable = [n for n in sorted(state.nodes) if n not in request.excluded and not state.nodes[n].dead]
+    def choose(self, request: PlacementRequest) -> list[NodeChoice]:
+        nodes = self._ctx.state.nodes
+        usable = [n for n in sorted(nodes) if n not in request.excluded and not nodes[n].dead]
         usable.sort(key=lambda node_id: node_id in request.avoid)
         if len(usable) < request.replicas:
             raise NotEnoughNodes(wanted=request.replicas, available=len(usable))
@@ -228,25 +220,10 @@ class ScriptedPart(NodesPart):
     def check_policy(self, name: str) -> None:
         pass
 
-    def node_record(self, node: NodeEntry) -> sm.NodeRecord:
-        return describe.node_record(node)
-
-    def failures(self, node_id: int) -> float:
-        return self.failed.get(node_id, 0.0)
-
     def seems_down(self, node_id: int) -> bool:
         return node_id in self.down
 
-    def note_unconfirmed(self, extent_id: int) -> None:
-        self.unconfirmed.append(extent_id)
-
-    def note_removed(self, extents: Sequence[Extent]) -> None:
-        self.removed += [extent.extent_id for extent in extents]
-
-    def note_bad_replica(self, extent_id: int, node_id: int, reason: str) -> None:
-        self.bad.append((extent_id, node_id))
-
-    async def register_node(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply:
+    async def register(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply:
         changes = self._ctx.changes()
         old = self._ctx.state.nodes.get(request.node_id)
         changes.put_node(old, NodeEntry(request.node_id, request.wire_address))
@@ -254,26 +231,40 @@ class ScriptedPart(NodesPart):
         await self._ctx.commit(changes)
         return sm.RegisterNodeReply(node_id=request.node_id)
 
-    async def set_node_mode(self, request: sm.SetNodeModeRequest, mutation: Mutation) -> sm.SetNodeModeReply:
-        raise AssertionError("not in this script")
-
-    async def set_placement(self, request: sm.SetPlacementRequest, mutation: Mutation) -> sm.SetPlacementReply:
-        raise AssertionError("not in this script")
-
-    async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply:
-        raise AssertionError("not in this script")
-
-    async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
+    def heartbeat(self, request: sm.HeartbeatRequest) -> sm.HeartbeatReply:
         return sm.HeartbeatReply(leader=self._ctx.leader)
 
-    async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
-        return sm.ReportReplicasReply(leader=self._ctx.leader)
 
-    async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
-        return sm.ReportBadReplicaReply()
+class ScriptedPart(ClusterNodes):
+    """Has no background work; what the flows report to it is noted and not acted on."""
 
-    async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply:
-        return sm.ListTasksReply()
+    registry: ScriptedRegistry
+
+    def __init__(self, ctx: LeaderContext) -> None:
+        super().__init__(ctx)
+        self.registry = ScriptedRegistry(ctx)
+        self.unconfirmed: list[int] = []
+        self.removed: list[int] = []
+        self.suspected: list[tuple[int, int]] = []
+        self.failed: dict[int, float] = {}
+        self.reconciler.note = self.unconfirmed.append  # type: ignore[method-assign, assignment]
+        self.collector.note_removed = self._note_removed  # type: ignore[method-assign]
+        self.bad.suspect = self._suspect  # type: ignore[method-assign, assignment]
+
+    def start(self) -> None:
+        pass
+
+    def _note_removed(self, extents: Iterable[Extent]) -> None:
+        self.removed += [extent.extent_id for extent in extents]
+
+    def _suspect(self, extent_id: int, node_id: int, reason: str) -> None:
+        self.suspected.append((extent_id, node_id))
+
+    def node_record(self, node: NodeEntry) -> sm.NodeRecord:
+        return describe.node_record(node)
+
+    def failures(self, node_id: int) -> float:
+        return self.failed.get(node_id, 0.0)
 
 
 # --- managers -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
 from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, ManagerConfig, Placing, Recovery
-from neve.stream_manager.context import LeaderContext, Mutation
+from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.leader import Term
 from neve.stream_manager.make_extent import make_extent
@@ -94,16 +94,18 @@ class Door:
         self._rig = rig
 
     async def register_node(self, request: sm.RegisterNodeRequest, call: Call) -> sm.RegisterNodeReply:
-        return await self._rig.part.register_node(request, mutation())
+        return await self._rig.part.registry.register(request, mutation())
 
     async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
-        return await self._rig.part.heartbeat(request, call)
+        return self._rig.part.registry.heartbeat(request)
 
     async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
-        return await self._rig.part.report_replicas(request, call)
+        self._rig.part.reports.page(request)
+        return sm.ReportReplicasReply(leader=self._rig.ctx.leader)
 
     async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
-        return await self._rig.part.report_bad_replica(request, call)
+        self._rig.part.bad.report(request.bad_replicas)
+        return sm.ReportBadReplicaReply()
 
 
 class Rig:
@@ -159,9 +161,7 @@ class Rig:
 
     @property
     def part(self) -> ClusterNodes:
-        part = self.term.part
-        assert isinstance(part, ClusterNodes)
-        return part
+        return self.term.part
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
@@ -274,16 +274,17 @@ class Rig:
 
 async def _made_on(ctx: LeaderContext, policy: Policy, stream_id: int, others: frozenset[int]) -> Extent:
     extent = None
-    original = ctx.part.choose
+    registry = ctx.part.registry
+    original = registry.choose
 
-    def choose(state: Any, request: Any) -> Any:
-        return original(state, replace(request, excluded=request.excluded | others))
+    def choose(request: PlacementRequest) -> list[NodeChoice]:
+        return original(replace(request, excluded=request.excluded | others))
 
-    ctx.part.choose = choose  # type: ignore[method-assign]
+    registry.choose = choose  # type: ignore[method-assign]
     try:
         extent = await make_extent(ctx, policy, stream_id=stream_id)
     finally:
-        ctx.part.choose = original  # type: ignore[method-assign]
+        registry.choose = original  # type: ignore[method-assign]
     return extent
 
 

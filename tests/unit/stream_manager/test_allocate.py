@@ -288,8 +288,8 @@ async def test_a_digest_that_differs_is_reported_and_not_confirmed() -> None:
         stream, tail, owner = await cluster.opened()
         cluster.nodes.of(tail.extent_id)[2].digest = b"other"
         await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
-        await cluster.until(lambda: bool(cluster.part.bad))
-        assert cluster.part.bad == [(tail.extent_id, 2)]
+        await cluster.until(lambda: bool(cluster.part.suspected))
+        assert cluster.part.suspected == [(tail.extent_id, 2)]
         assert cluster.term.state.extents[tail.extent_id].confirmed == (1, 3)
 
 
@@ -301,8 +301,8 @@ async def test_when_replicas_diverged_the_digest_of_most_is_believed() -> None:
         stream, tail, owner = await cluster.opened()
         cluster.nodes.of(tail.extent_id)[1].digest = b"other"
         await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
-        await cluster.until(lambda: bool(cluster.part.bad))
-        assert cluster.part.bad == [(tail.extent_id, 1)]
+        await cluster.until(lambda: bool(cluster.part.suspected))
+        assert cluster.part.suspected == [(tail.extent_id, 1)]
         assert cluster.term.state.extents[tail.extent_id].confirmed == (2, 3)
 
 

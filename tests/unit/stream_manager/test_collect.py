@@ -13,8 +13,6 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.stream_manager.changes import Changes
-from neve.stream_manager.context import NodesPart, Placement
-from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, Replay, Stream, Task
 from tests.unit.stream_manager.nodes_rig import Rig, error_of, mutation, simulated
 
@@ -377,7 +375,7 @@ async def test_replicas_of_extents_that_were_removed_are_deleted() -> None:
         changes.delete_stream(stream)
         changes.delete_extent(extent)
         await rig.ctx.commit(changes)
-        rig.part.note_removed([extent])
+        rig.part.collector.note_removed([extent])
         await rig.until(lambda: rig.holders(extent.extent_id) == [])
         assert rig.holders(other.extent_id) == [1, 2, 3]
 
@@ -393,7 +391,7 @@ async def test_a_removed_replica_on_a_dead_node_is_deleted_when_it_returns() -> 
         changes.delete_stream(rig.ctx.state.streams[extent.stream_id])
         changes.delete_extent(rig.extent(extent.extent_id))
         await rig.ctx.commit(changes)
-        rig.part.note_removed([extent])
+        rig.part.collector.note_removed([extent])
         await rig.until(lambda: rig.holders(extent.extent_id) == [])
         await rig.nodes[3].start()
         assert rig.holders(extent.extent_id) == [3]
@@ -423,7 +421,7 @@ async def test_t37_only_proposals_that_still_stand_are_carried_out() -> None:
         request = propose(used, unused, late, young, revision=snapshot)
         request.extents.extend(propose(changed, eversion_off=-1).extents)
         request.extents.add(extent_id=999, eversion=1)
-        reply = await rig.part.delete_extents(request, mutation())
+        reply = await rig.part.collector.delete_extents(request, mutation())
         assert list(reply.deleted) == [unused.extent_id]
         kept = [used.extent_id, late.extent_id, young.extent_id, changed.extent_id, 999]
         assert list(reply.kept) == kept
@@ -441,10 +439,10 @@ async def test_t38_a_proposal_that_is_repeated_deletes_nothing_twice() -> None:
         await rig.wait(GRACE_S + 1)
         await drop_from_stream(rig, extent)
         request = propose(extent)
-        assert list((await rig.part.delete_extents(request, mutation())).deleted) == [extent.extent_id]
-        assert list((await rig.part.delete_extents(request, mutation())).kept) == [extent.extent_id]
+        assert list((await rig.part.collector.delete_extents(request, mutation())).deleted) == [extent.extent_id]
+        assert list((await rig.part.collector.delete_extents(request, mutation())).kept) == [extent.extent_id]
         replayed = mutation(call_id=4, replayed=Replay(0, 0, 0, extent_ids=(extent.extent_id,)))
-        assert list((await rig.part.delete_extents(request, replayed)).deleted) == [extent.extent_id]
+        assert list((await rig.part.collector.delete_extents(request, replayed)).deleted) == [extent.extent_id]
 
 
 @simulated
@@ -455,16 +453,10 @@ async def test_many_proposals_are_carried_out_in_parts() -> None:
         await rig.wait(GRACE_S + 1)
         for extent in extents:
             await drop_from_stream(rig, extent)
-        reply = await rig.part.delete_extents(propose(*extents), mutation(call_id=6))
+        reply = await rig.part.collector.delete_extents(propose(*extents), mutation(call_id=6))
         assert len(reply.deleted) == 80
         too_many = sm.DeleteExtentsRequest(extents=[sm.ExtentVersion(extent_id=n) for n in range(1, 1500)])
-        await error_of(rig.part.delete_extents(too_many, mutation()), InvalidArgument)
-
-
-def test_the_part_is_what_the_manager_expects() -> None:
-    """Every method of the interface is the part's own: a Protocol's empty ones would answer nothing."""
-    wanted = {name for base in (NodesPart, Placement) for name in vars(base) if not name.startswith("_")}
-    assert wanted <= set(vars(ClusterNodes))
+        await error_of(rig.part.collector.delete_extents(too_many, mutation()), InvalidArgument)
 
 
 @simulated

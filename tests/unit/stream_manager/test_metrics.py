@@ -70,7 +70,7 @@ async def test_gauges_tell_what_lacks_a_replica_and_which_nodes_are_down() -> No
         stream, tail, owner = await cluster.opened()  # on 1, 2 and 3
         await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
         await cluster.until(lambda: not cluster.term.state.unconfirmed_extents)
-        cluster.part.down.add(2)  # silent, and not dead yet
+        cluster.part.registry.down.add(2)  # silent, and not dead yet
         found = gauges(manager)
         assert found["neve_under_replicated_extents"] == 0
         assert [found[f"neve_nodes/{health}"] for health in ("alive", "suspect", "dead")] == [3, 1, 0]
@@ -99,7 +99,7 @@ async def test_a_decommissioned_node_that_was_stopped_raises_no_alarm(health: sm
         changes = cluster.term.ctx.changes()
         changes.put_node(old, replace(old, mode=sm.NODE_MODE_DECOMMISSIONED, health=health))
         await cluster.term.ctx.commit(changes)
-        cluster.part.down.add(4)
+        cluster.part.registry.down.add(4)
         found = gauges(cluster.managers[1].manager)
         assert [found[f"neve_nodes/{name}"] for name in ("alive", "suspect", "dead")] == [3, 0, 0]
 

@@ -211,9 +211,9 @@ async def test_removed_replicas_of_a_node_that_is_silent_for_a_moment_are_delete
         await rig.start_nodes(1, 2, 3)
         extent = await rig.sealed_stream()
         rig.nodes[3].kill()
-        await rig.until(lambda: rig.part.seems_down(3))
+        await rig.until(lambda: rig.part.registry.seems_down(3))
         await remove(rig, extent)
-        rig.part.note_removed([extent])
+        rig.part.collector.note_removed([extent])
         await rig.wait(3)
         await rig.nodes[3].start()
         await rig.until(lambda: rig.holders(extent.extent_id) == [], limit_s=30)  # far below the grace of an orphan

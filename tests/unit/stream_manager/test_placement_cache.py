@@ -44,7 +44,7 @@ class Cluster:
         for node_id in node_ids:
             self.put(NodeEntry(node_id, f"host{node_id}:3501"))
         self.candidates = Candidates(self.state, lambda: self.now_s, self.make_candidate)
-        self.ensembles = Ensembles(self.state, lambda: self, lambda: self.now_s, default="rack")
+        self.ensembles = Ensembles(self.state, self.choose, lambda: self.now_s, default="rack")
 
     def put(self, new: NodeEntry) -> None:
         changes = Changes(self.state.root)
@@ -58,13 +58,10 @@ class Cluster:
         self.looked_at[node.node_id] += 1
         return Candidate(node_id=node.node_id, rack=node.rack)
 
-    def choose(self, state: State, request: PlacementRequest) -> list[NodeChoice]:
-        ids, first = sorted(state.nodes), len(self.requests)
+    def choose(self, request: PlacementRequest) -> list[NodeChoice]:
+        ids, first = sorted(self.state.nodes), len(self.requests)
         self.requests.append(request)
         return [NodeChoice(ids[(first + number) % len(ids)]) for number in range(request.replicas)]
-
-    def check_policy(self, name: str) -> None:
-        raise AssertionError("ensembles take the policy of a stream as it is")
 
     def chosen(self, policy: Policy = POLICY, **how: Any) -> list[int]:
         return [choice.node_id for choice in self.ensembles.choose(policy, **how)]

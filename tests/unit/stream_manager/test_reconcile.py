@@ -265,7 +265,7 @@ async def report(rig: Rig, extent: Extent, node_id: int) -> None:
     assert replica is not None
     bad = sm.BadReplica(extent_id=extent.extent_id, reason="wrong CRC", reporter="a reader", offset=0)
     bad.replica.node_id, bad.replica.disk_uuid, bad.replica.incarnation = replica
-    await rig.part.report_bad_replica(sm.ReportBadReplicaRequest(bad_replicas=[bad]), CALL)
+    rig.part.bad.report([bad])
 
 
 @simulated
@@ -306,7 +306,7 @@ async def test_reports_about_files_that_metadata_does_not_list_are_passed_over()
             sm.BadReplica(extent_id=extent.extent_id, replica={"node_id": 4}),
             sm.BadReplica(extent_id=extent.extent_id, replica={"node_id": 1, "incarnation": 12345}),
         ]
-        await rig.part.report_bad_replica(sm.ReportBadReplicaRequest(bad_replicas=strange), CALL)
+        rig.part.bad.report(strange)
         assert rig.part.bad.waiting == 0
 
 

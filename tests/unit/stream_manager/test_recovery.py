@@ -580,9 +580,9 @@ async def test_tasks_are_listed_with_their_progress() -> None:
         await declare_dead(rig, 3)
         await rig.wait(6)
         await passes(rig, 2)
-        page = await rig.part.list_tasks(sm.ListTasksRequest(limit=2), CALL)
+        page = rig.part.recovery.list_tasks(sm.ListTasksRequest(limit=2))
         assert page.more
-        rest = await rig.part.list_tasks(sm.ListTasksRequest(after_extent_id=page.tasks[-1].extent_id), CALL)
+        rest = rig.part.recovery.list_tasks(sm.ListTasksRequest(after_extent_id=page.tasks[-1].extent_id))
         listed = [*page.tasks, *rest.tasks]
         assert [task.extent_id for task in listed] == [extent.extent_id for extent in extents]
         task = listed[0]

@@ -42,11 +42,11 @@ def beat(node_id: int, *, process_id: int = 0, **fields: Any) -> sm.HeartbeatReq
 
 
 async def register(rig: Rig, node_id: int, **fields: Any) -> sm.RegisterNodeReply:
-    return await rig.part.register_node(registration(node_id, **fields), mutation())
+    return await rig.part.registry.register(registration(node_id, **fields), mutation())
 
 
 async def heartbeat(rig: Rig, node_id: int, **fields: Any) -> sm.HeartbeatReply:
-    return await rig.part.heartbeat(beat(node_id, **fields), CALL)
+    return rig.part.registry.heartbeat(beat(node_id, **fields))
 
 
 async def keep_alive(rig: Rig, seconds: float, *node_ids: int) -> None:
@@ -59,7 +59,7 @@ async def keep_alive(rig: Rig, seconds: float, *node_ids: int) -> None:
 
 def chosen(rig: Rig, replicas: int = 3, **fields: Any) -> list[int]:
     request = PlacementRequest(replicas=replicas, extent_bytes_max=GIB, **fields)
-    return [choice.node_id for choice in rig.part.choose(rig.ctx.state, request)]
+    return [choice.node_id for choice in rig.part.registry.choose(request)]
 
 
 async def set_mode(rig: Rig, node_id: int, mode: sm.NodeMode, maintenance_s: int = 0) -> sm.NodeRecord:
@@ -182,7 +182,7 @@ async def test_nodes_move_when_the_resolver_says_so() -> None:
         await keep_alive(rig, 70, 1, 2)
         await rig.part.relocation.run_once(rig.ctx.clock())
         assert rig.ctx.state.nodes[1].rack == "r1"  # answers are remembered
-        rig.part.reload_topology()
+        rig.part.relocation.reload()
         await rig.part.relocation.run_once(rig.ctx.clock())
         assert rig.ctx.state.nodes[1].rack == "r2"
 
@@ -202,7 +202,7 @@ async def test_a_repeated_registration_is_answered_and_changes_nothing() -> None
         revision = rig.ctx.state.nodes[1].mod_revision
         await register(rig, 1)
         replayed = mutation(call_id=9, replayed=Replay(0, 0, 0, node_id=1))
-        assert (await rig.part.register_node(registration(1, port=4444), replayed)).node_id == 1
+        assert (await rig.part.registry.register(registration(1, port=4444), replayed)).node_id == 1
         assert rig.ctx.state.nodes[1].mod_revision == revision
 
 
@@ -253,13 +253,13 @@ async def test_a_silent_node_is_declared_dead_in_etcd_and_alive_when_it_is_stead
         await keep_alive(rig, 8, 1, 2)
         await keep_alive(rig, 10, 1)
         assert rig.ctx.state.dead_nodes() == {2}
-        assert rig.part.seems_down(2)
-        assert not rig.part.seems_down(1)
+        assert rig.part.registry.seems_down(2)
+        assert not rig.part.registry.seems_down(1)
         await keep_alive(rig, 2, 1, 2)
         assert rig.ctx.state.dead_nodes() == {2}  # not steady yet
         await keep_alive(rig, 4, 1, 2)
         assert rig.ctx.state.dead_nodes() == set()
-        assert not rig.part.seems_down(2)
+        assert not rig.part.registry.seems_down(2)
 
 
 @simulated
@@ -359,16 +359,16 @@ async def test_a_new_leader_can_place_before_the_first_heartbeat() -> None:
         await rig.depose()
         await rig.lead()
         assert set(chosen(rig)) == {1, 2, 3}
-        assert not rig.part.seems_down(1)
+        assert not rig.part.registry.seems_down(1)
 
 
 @simulated
 async def test_an_unknown_policy_is_refused_and_the_default_is_known() -> None:
     async with Rig(manual=True) as rig:
-        rig.part.check_policy("")
-        rig.part.check_policy("weighted")
+        rig.part.registry.check_policy("")
+        rig.part.registry.check_policy("weighted")
         with pytest.raises(InvalidArgument, match="nearest"):
-            rig.part.check_policy("nearest")
+            rig.part.registry.check_policy("nearest")
 
 
 @simulated
@@ -385,7 +385,7 @@ async def test_described_replicas_are_in_order_those_that_failed_last_and_unconf
 
         before = order(extent)
         assert sorted(before) == [1, 2, 3]
-        rig.part.note_bad_replica(extent.extent_id, 2, "a reader met a wrong CRC")
+        rig.part.bad.suspect(extent.extent_id, 2, "a reader met a wrong CRC")
         assert order(extent) == [*(node_id for node_id in before if node_id != 2), 2]
         assert order(extent._replace(confirmed=(2,)))[0] == 2
 
