@@ -5,8 +5,8 @@ Invariants: the semantics of `store.MetaStore`; the conformance tests run on thi
             leases are measured by CLOCK_BOOTTIME, which goes on while the machine is suspended;
             a renewal counts only if etcd's leader is proved to have been the leader when it renewed.
 
-aetcd gives us etcd's generated messages and stubs. Its client is not used: it has no TLS, no reads at a revision,
-and a watcher that neither resumes nor re-lists.
+The messages are those of proto/etcd.proto. No client library is used: those that were tried have no TLS, no reads at a
+revision, or a watcher that neither resumes nor re-lists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
-from aetcd import rpc as pb
 
 from neve.meta import etcd_codec as codec
 from neve.meta.etcd_config import EtcdConfig
@@ -41,6 +40,7 @@ from neve.meta.txn import (
     check_txn,
     check_write,
 )
+from neve.proto import etcd_pb2 as pb
 from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, PermissionDenied
 
 log = logging.getLogger(__name__)

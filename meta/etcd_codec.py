@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aetcd import rpc as pb
-
 from neve.meta.store import Event, EventKind
 from neve.meta.txn import (
     Compare,
@@ -24,6 +22,7 @@ from neve.meta.txn import (
     Target,
     as_range,
 )
+from neve.proto import etcd_pb2 as pb
 from neve.proto.fields import SMALL, SMALL_MAX, VARINTS, sized
 
 _RELATIONS = {

@@ -18,13 +18,16 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import grpc
-from aetcd import rpc as pb
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from neve.meta.etcd_config import EtcdConfig, EtcdTls, address
 from neve.meta.etcd_errors import translate
+from neve.proto import etcd_pb2 as pb
 from neve.proto.errors import MaybeApplied, MetaUnavailable, NeveError, Unauthenticated
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,8 @@ T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # the stubs forgot it
-TXN_PATH = "/etcdserverpb.KV/Txn"
+ETCD_PACKAGE = "etcdserverpb"  # of the services, in the paths of their methods
+TXN_PATH = f"/{ETCD_PACKAGE}.KV/Txn"
 HAS_LEADER: Metadata = (("hasleader", "true"),)
 USERS_OFF = "etcdserver: authentication is not enabled"
 ROUNDS_MAX = 20  # over all members; the call's timeout ends it earlier, except where each attempt fails at once
@@ -46,7 +50,7 @@ PAUSE_S_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One endpoint. The stubs are generated code without types."""
+    """One endpoint. The services are stubs without types, see `service_stub`."""
 
     address: str
     channel: grpc.aio.Channel
@@ -233,13 +237,31 @@ def _member(target: str, config: EtcdConfig) -> Member:
     return Member(
         address=target,
         channel=channel,
-        kv=pb.KVStub(channel),
+        kv=service_stub(channel, pb.DESCRIPTOR.services_by_name["KV"]),
         encoded_txn=channel.unary_unary(TXN_PATH, None, pb.TxnResponse.FromString),
-        lease=pb.LeaseStub(channel),
-        watch=pb.WatchStub(channel),
-        maintenance=pb.MaintenanceStub(channel),
-        auth=pb.AuthStub(channel),
+        lease=service_stub(channel, pb.DESCRIPTOR.services_by_name["Lease"]),
+        watch=service_stub(channel, pb.DESCRIPTOR.services_by_name["Watch"]),
+        maintenance=service_stub(channel, pb.DESCRIPTOR.services_by_name["Maintenance"]),
+        auth=service_stub(channel, pb.DESCRIPTOR.services_by_name["Auth"]),
     )
+
+
+def service_stub(channel: grpc.aio.Channel, service: ServiceDescriptor) -> Any:
+    """An object with a callable for each method of a service of etcd's, named as the method is."""
+    stub = SimpleNamespace()
+    for method in service.methods:
+        kind = f"{_arity(method.client_streaming)}_{_arity(method.server_streaming)}"
+        call = getattr(channel, kind)(
+            f"/{ETCD_PACKAGE}.{service.name}/{method.name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        setattr(stub, method.name, call)
+    return stub
+
+
+def _arity(is_stream: bool) -> str:
+    return "stream" if is_stream else "unary"
 
 
 def _credentials(tls: EtcdTls) -> grpc.ChannelCredentials:

@@ -23,13 +23,13 @@ from itertools import groupby
 from typing import Any
 
 import grpc
-from aetcd import rpc as pb
 
 from neve.meta import etcd_codec as codec
 from neve.meta.etcd_errors import translate
 from neve.meta.etcd_link import END_OF_STREAM, EtcdLink, Member, was_cancelled
 from neve.meta.store import Event, Listing, Resync, Watch, WatchBatch, WatchItem
 from neve.meta.txn import KeyRange
+from neve.proto import etcd_pb2 as pb
 from neve.proto.errors import MetaError, MetaUnavailable, NeveError
 
 log = logging.getLogger(__name__)

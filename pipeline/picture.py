@@ -16,7 +16,7 @@ def draw(report: dict[str, Any], output: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CommandFailed("a picture needs matplotlib: pip install 'neve[local]'") from error
+        raise CommandFailed("a picture needs matplotlib: pip install 'neve[plot]'") from error
 
     figure = Figure(figsize=(11, 8), layout="constrained")
     above, below = figure.subplots(2, 1)

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import matplotlib
     except ImportError as error:
-        raise CommandFailed("plot needs matplotlib: pip install 'neve[local]'") from error
+        raise CommandFailed("plot needs matplotlib: pip install 'neve[plot]'") from error
     matplotlib.use("Agg")  # no screen is needed
     runs = []
     for path in args.files:

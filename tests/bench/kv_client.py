@@ -16,16 +16,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
-from aetcd.rpc import rpc_pb2 as etcd_pb
-from aetcd.rpc import rpc_pb2_grpc as etcd_grpc
 
 from neve.client import KeyValueClient, NeveError, NotFound, Object, ObjectInfo
 from neve.client.command.core_statistics import Histogram
+from neve.meta.etcd_link import service_stub
+from neve.proto import etcd_pb2
 from neve.tools.kv_bench import Store, Workload
 from tests.bench import orders
 
 GC_THRESHOLDS = (100_000, 20, 50)  # as in stream_client.py
 OBJECTS_PREFIX = b"bench/"
+KV = etcd_pb2.DESCRIPTOR.services_by_name["KV"]
 SEED = 1
 WARM_UP_S = 0.3
 
@@ -39,19 +40,19 @@ class EtcdObjects:
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
-        self._stubs = itertools.cycle([etcd_grpc.KVStub(channel) for channel in self._channels])
+        self._stubs = itertools.cycle([service_stub(channel, KV) for channel in self._channels])
 
     async def get(self, key: bytes) -> Object:
-        reply = await next(self._stubs).Range(etcd_pb.RangeRequest(key=key))
+        reply = await next(self._stubs).Range(etcd_pb2.RangeRequest(key=key))
         if not reply.kvs:
             raise NotFound(kind="object", name=key.decode())
         return _object(reply.kvs[0])
 
     async def put(self, key: bytes, value: bytes) -> object:
-        return await next(self._stubs).Put(etcd_pb.PutRequest(key=key, value=value))
+        return await next(self._stubs).Put(etcd_pb2.PutRequest(key=key, value=value))
 
     async def scan_objects(self, *, prefix: bytes, start: bytes, limit: int) -> AsyncIterator[Object]:
-        request = etcd_pb.RangeRequest(key=start, range_end=prefix[:-1] + bytes([prefix[-1] + 1]), limit=limit)
+        request = etcd_pb2.RangeRequest(key=start, range_end=prefix[:-1] + bytes([prefix[-1] + 1]), limit=limit)
         for kv in (await next(self._stubs).Range(request)).kvs:
             yield _object(kv)
 

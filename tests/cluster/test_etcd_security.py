@@ -11,7 +11,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from aetcd import rpc as pb
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,9 +19,11 @@ from cryptography.x509.oid import NameOID
 from neve.meta import etcd_binary
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig, EtcdTls
+from neve.meta.etcd_link import service_stub
 from neve.meta.txn import KeyRange
 from neve.proto.errors import Compacted, MetaUnavailable, PermissionDenied, Unauthenticated
 from tests.cluster.etcd import EtcdCluster, EtcdServerTls
+from tests.proto import etcd_users_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ async def enable_users(
 ) -> None:
     """root, and the user neve who may use the keys of one prefix alone."""
     async with _channel(endpoint, tls) as channel:
-        auth = pb.AuthStub(channel)
+        auth = service_stub(channel, pb.DESCRIPTOR.services_by_name["Auth"])
         await auth.UserAdd(pb.AuthUserAddRequest(name="root", password="root-secret"))
         await auth.RoleAdd(pb.AuthRoleAddRequest(name="root"))
         await auth.UserGrantRole(pb.AuthUserGrantRoleRequest(user="root", role="root"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,14 @@ def test_plot_draws_a_png_of_several_runs(tmp_path: Path, capsys: pytest.Capture
     assert output.read_bytes().startswith(b"\x89PNG\r\n")
     assert len(output.read_bytes()) > 5_000
     assert "2 runs" in capsys.readouterr().out
+
+
+def test_without_matplotlib_plot_is_refused_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    with pytest.raises(CommandFailed, match=r"^plot needs matplotlib: pip install 'neve\[plot\]'$"):
+        picture([write(tmp_path / "run.json", SAMPLES)], tmp_path / "out.png")
 
 
 def test_plot_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aetcd import rpc
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.meta import etcd_codec as codec
 from neve.meta.txn import Delete, Get, Operation, Put, create_revision_is, mod_revision_is
+from neve.proto import etcd_pb2 as pb
 
 
 @given(
@@ -22,7 +22,7 @@ def test_a_write_is_encoded_as_the_transaction_that_it_is(
     compares = [*guard, *(mod_revision_is(key, revision) for key, revision in revisions.items())]
     success: list[Operation] = [Delete(key) if value is None else Put(key, value) for key, value in values.items()]
     wanted = codec.txn_request(compares, success, [Get(key) for key in reads])
-    assert rpc.TxnRequest.FromString(codec.write_request(guard, revisions, values, reads)) == wanted
+    assert pb.TxnRequest.FromString(codec.write_request(guard, revisions, values, reads)) == wanted
 
 
 @given(keys=st.lists(st.binary(min_size=1, max_size=200), max_size=5))
@@ -31,4 +31,4 @@ def test_a_question_for_revisions_is_encoded_as_the_transaction_that_it_is(keys:
     wanted = codec.txn_request(guard, [Get(key) for key in keys], [])
     for operation in wanted.success:
         operation.request_range.keys_only = True
-    assert rpc.TxnRequest.FromString(codec.revisions_request(guard, keys)) == wanted
+    assert pb.TxnRequest.FromString(codec.revisions_request(guard, keys)) == wanted

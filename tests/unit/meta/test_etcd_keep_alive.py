@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
-from aetcd import rpc as pb
 
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
+from neve.proto import etcd_pb2 as pb
 from neve.proto.errors import MetaUnavailable
 
 
