@@ -1,6 +1,7 @@
 """Settings for all tests: how they run, in which order, and what they leave behind.
 
-- An `async def` test runs on uvloop with a time limit, or on the deterministic loop when it is marked `sim(seed=N)`.
+- An `async def` test runs on uvloop with a time limit, on the deterministic loop when it is marked `sim(seed=N)`, or
+  with real sockets and a clock that waits for them when it is marked `own_clock`.
   The limit stops a hung test; it is far above what any test needs and asserts nothing about speed.
 - Tests that share processes run in one worker of pytest-xdist, and long tests start first.
 - A folder of a test or of a module is removed as soon as the test or the module has passed.
@@ -22,6 +23,7 @@ import uvloop
 from hypothesis import settings
 
 from tests.cluster.etcd import EtcdCluster
+from tests.own_clock import OwnClockLoop
 from tests.sim import loop as sim_loop
 
 TEST_TIMEOUT_S = 240.0
@@ -48,10 +50,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
     mark = pyfuncitem.get_closest_marker("sim")
+    new_loop = OwnClockLoop if pyfuncitem.get_closest_marker("own_clock") else uvloop.new_event_loop
     if mark is not None:
         sim_loop.run(test, seed=mark.kwargs.get("seed", 0), real_limit_s=TEST_TIMEOUT_S)
     else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_bounded(test))
     return True
 

@@ -18,6 +18,7 @@ class TcpProxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
+        self._held = asyncio.Event()
         self._flowing.set()
         self.swallows_replies = False
         self.refuses = False
@@ -29,7 +30,12 @@ class TcpProxy:
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def stall(self) -> None:
+        self._held.clear()
         self._flowing.clear()
+
+    async def until_held(self) -> None:
+        """Wait until the stalled proxy holds back bytes of a client."""
+        await self._held.wait()
 
     def resume(self) -> None:
         self._flowing.set()
@@ -80,6 +86,8 @@ class TcpProxy:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, replies: bool) -> None:
         passed_bytes = 0
         while data := await source.read(CHUNK_BYTES):
+            if not replies and not self._flowing.is_set():
+                self._held.set()
             await self._flowing.wait()
             passed_bytes += len(data)
             if replies and 0 < self.cuts_after_reply_bytes < passed_bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -16,8 +17,8 @@ from tests.cluster.etcd import EtcdCluster
 COUNTER = b"/counter"
 
 
-async def _connect(cluster: EtcdCluster, *, call_timeout_s: float = 5.0) -> EtcdStore:
-    return await EtcdStore.connect(EtcdConfig(cluster.endpoints, call_timeout_s=call_timeout_s, attempt_timeout_s=1.0))
+async def _connect(cluster: EtcdCluster) -> EtcdStore:
+    return await EtcdStore.connect(EtcdConfig(cluster.endpoints, attempt_timeout_s=1.0))
 
 
 async def _put_until_done(store: EtcdStore, key: bytes, value: bytes) -> None:
@@ -88,8 +89,9 @@ async def test_when_leaders_are_killed_again_and_again_each_guarded_write_is_app
 
 
 async def test_without_a_quorum_calls_fail_in_time_and_go_on_when_it_is_back(three_etcds: EtcdCluster) -> None:
-    async with await _connect(three_etcds, call_timeout_s=2.0) as store:
+    async with await _connect(three_etcds) as store:
         await _put_until_done(store, b"/a", b"1")
+        store._link.config = dataclasses.replace(store._link.config, call_timeout_s=2.0)
         left = three_etcds.members[2]
         async with await EtcdStore.connect(EtcdConfig((left.endpoint,))) as direct:
             await _read(direct, b"/a")  # linearizable, so this member has it now

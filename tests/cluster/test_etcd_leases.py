@@ -43,7 +43,7 @@ async def test_t14_a_leader_paused_beyond_its_lease_notices_by_itself_and_its_wr
 ) -> None:
     prefix = "/t14/leader"
     endpoint = one_etcd.endpoints[0]
-    with child_process(sys.executable, CHILD, endpoint, prefix, "2") as child:
+    with child_process(sys.executable, CHILD, endpoint, prefix, "4") as child:
         assert (await asyncio.to_thread(_read_line, child)).startswith("leading ")
         _order(child, "write")
         assert [await asyncio.to_thread(_read_line, child) for _ in range(2)] == ["ensure ok", "txn ok"]
@@ -76,11 +76,11 @@ async def test_t18_a_lease_that_ends_between_acquire_and_first_write_is_noticed_
         await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
         await EtcdStore.connect(EtcdConfig(one_etcd.endpoints)) as other,
     ):
-        lock = await acquire_lock(store, "s", "old", await store.grant_lease(2), root=b"/t18/", timeout_s=5)
-        proxy.stall()
+        lock = await acquire_lock(store, "s", "old", await store.grant_lease(4), root=b"/t18/", timeout_s=5)
         lease = await other.grant_lease(10)
         with pytest.raises(LockHeld, match="old"):
             await acquire_lock(other, "s", "new", lease, root=b"/t18/", timeout_s=0.1)
+        proxy.stall()
         successor = await acquire_lock(other, "s", "new", lease, root=b"/t18/", timeout_s=60)
         assert successor.token > lock.token
         with pytest.raises(LeaseLost):
@@ -109,7 +109,7 @@ async def test_a_lease_is_lost_here_before_etcd_ends_it(one_etcd: EtcdCluster, r
         await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
         await EtcdStore.connect(EtcdConfig(one_etcd.endpoints)) as other,
     ):
-        lease = await store.grant_lease(2)
+        lease = await store.grant_lease(4)
         start = await store.put(b"/lost-first", b"", lease_id=lease.lease_id) + 1
         granted_deadline_s = lease._deadline_s
         while renewed and lease._deadline_s == granted_deadline_s:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from neve.meta import etcd_binary
+from neve.meta import lease as lease_module
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig, EtcdTls
 from neve.meta.etcd_link import service_stub
@@ -157,7 +158,7 @@ async def test_a_watch_alone_gets_itself_a_new_token(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_user_of_an_etcd_without_users_goes_on_and_logs_in_once_there_are_some(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EtcdCluster() as cluster:
         config = EtcdConfig(cluster.endpoints, user="neve", password="secret")
@@ -169,12 +170,16 @@ async def test_a_user_of_an_etcd_without_users_goes_on_and_logs_in_once_there_ar
             assert caplog.text.count("etcd_users_off") == 1
             watch = store.watch(KeyRange.prefix(b"/mine/"), start_revision=start)
             assert (await anext(watch)).revision == start
-            lease = await store.grant_lease(2)
+            monkeypatch.setattr(lease_module, "KEEP_ALIVES_PER_TTL", 60)
+            lease = await store.grant_lease(60)
             await enable_users(cluster.endpoints[0])
             revision = await store.put(b"/mine/b", b"2", lease_id=lease.lease_id)
             assert (await anext(watch)).revision == revision
-            await asyncio.sleep(2 * lease.ttl_s)
-            lease.ensure_alive()  # renewed, although this user may not read every key
+            for _ in range(2):  # renewed, although this user may not read every key
+                deadline_s = lease._deadline_s
+                while lease._deadline_s == deadline_s:
+                    lease.ensure_alive()
+                    await asyncio.sleep(0.01)
 
 
 async def test_connecting_to_an_unsound_version_warns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +15,11 @@ from neve.meta.txn import Compare, Operation, Put, TxnResult, mod_revision_is
 from neve.proto.errors import MaybeApplied, MetaUnavailable
 from tests.cluster.etcd import EtcdCluster
 from tests.cluster.proxy import TcpProxy
+
+
+def _shorten_calls(store: EtcdStore) -> None:
+    """For calls that end without an answer. Connecting gets one, and has all the time that it needs for it."""
+    store._link.config = dataclasses.replace(store._link.config, call_timeout_s=0.7)
 
 
 async def _until_version(store: EtcdStore, key: bytes, version: int) -> None:
@@ -71,7 +77,7 @@ async def test_t16_a_connection_cut_before_commit_is_not_said_to_have_failed_and
 
         proxy.stall()
         write = asyncio.create_task(store.txn(*guarded))
-        await asyncio.sleep(0.2)  # it leaves this process and gets no further
+        await proxy.until_held()  # it has left this process, and gets no further
         await proxy.cut()
         proxy.resume()
         with pytest.raises(MaybeApplied):
@@ -91,8 +97,9 @@ async def test_t16_a_connection_cut_before_commit_is_not_said_to_have_failed_and
 async def test_a_write_without_an_answer_is_maybe_applied_at_the_timeout(one_etcd: EtcdCluster) -> None:
     async with (
         TcpProxy(one_etcd.endpoints[0]) as proxy,
-        await EtcdStore.connect(EtcdConfig((proxy.endpoint,), call_timeout_s=0.5)) as store,
+        await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
     ):
+        _shorten_calls(store)
         proxy.swallows_replies = True
         with pytest.raises(MaybeApplied):
             await store.put(b"/timeout", b"1")
@@ -107,8 +114,9 @@ async def test_closing_during_a_write_leaves_its_outcome_open_and_a_read_unanswe
     ):
         proxy.stall()
         write = asyncio.create_task(store.put(b"/closed", b"1"))
+        await proxy.until_held()  # it has left
         read = asyncio.create_task(store.get(b"/closed"))
-        await asyncio.sleep(0.2)  # both have left
+        await asyncio.sleep(0)
         await store.close()
         with pytest.raises(MaybeApplied):
             await write
@@ -121,8 +129,9 @@ async def test_a_refused_connection_is_certainly_not_applied(one_etcd: EtcdClust
     async with (
         TcpProxy(one_etcd.endpoints[0]) as proxy,
         await EtcdStore.connect(EtcdConfig(one_etcd.endpoints)) as direct,
-        await EtcdStore.connect(EtcdConfig((proxy.endpoint,), call_timeout_s=0.7)) as store,
+        await EtcdStore.connect(EtcdConfig((proxy.endpoint,))) as store,
     ):
+        _shorten_calls(store)
         proxy.refuses = True
         await proxy.cut()
         while True:

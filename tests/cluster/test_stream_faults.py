@@ -27,7 +27,6 @@ from tests.cluster.stream_cluster import ServerProcess, StreamCluster, small_dis
 pytestmark = pytest.mark.slow
 
 EXTENT_BYTES = 256 << 10  # small, so that extents are rolled and sealed while the faults happen
-NODE_PAUSE_S = 20.0
 
 
 async def new_stream(client: Client) -> Stream:
@@ -87,7 +86,8 @@ async def test_a_node_that_hangs_is_gone_around_and_comes_back_without_harm(tmp_
             ids = {each.replica.node_id for each in info.replicas}
             node = next(server for server in cluster.nodes if cluster.node_id(server) in ids)  # one that is written to
             node.pause()
-            await asyncio.sleep(NODE_PAUSE_S)
+            await cluster.until_dead(node)
+            await cluster.until(lambda: holds_nothing(cluster, client, stream, node), "its replicas are made elsewhere")
             await writer.until_acknowledged(100)  # while it hangs
             node.resume()
             await cluster.until_all_alive()
@@ -189,6 +189,12 @@ def fill(path: Path) -> None:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
+
+
+async def holds_nothing(cluster: StreamCluster, client: Client, stream: Stream, server: ServerProcess) -> bool:
+    infos = await client.admin.describe_extents((await client.stream(stream.id)).extent_ids)
+    node_id = cluster.node_id(server)
+    return all(each.replica.node_id != node_id for info in infos for each in info.replicas)
 
 
 async def holds_tail(cluster: StreamCluster, client: Client, stream: Stream, server: ServerProcess) -> bool:
