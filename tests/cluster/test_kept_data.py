@@ -43,7 +43,7 @@ async def test_what_an_earlier_commit_has_written_opens_reads_and_takes_more(com
         await cluster.until_all_alive()
         for stream in contents["streams"]:
             check_description(stream, await cluster.described(stream["id"]))
-        assert as_json(await cluster.neve("quota")) == contents["quotas"]
+        assert limits_of(await cluster.neve("quota")) == limits_of(contents["quotas"])
         check_regions(contents["regions"], (await cluster.neve("partitions"))["regions"])
         async with cluster.client() as neve:
             await check_streams(cluster, neve, contents)
@@ -87,6 +87,11 @@ def check_description(kept: dict[str, Any], now: dict[str, Any]) -> None:
         assert after[len(before) - 1]["length"] is not None, "it stands behind an open one"
     dynamic = ("extents", "records")
     assert {**now, "extents": []} == {**{name: kept[name] for name in kept if name not in dynamic}, "extents": []}
+
+
+def limits_of(quotas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what is used: that changes when a tail is sealed, since an open extent counts with its limit."""
+    return [{name: quota[name] for name in quota if name not in ("extents", "bytes")} for quota in quotas]
 
 
 async def check_streams(cluster: KeptCluster, neve: Client, contents: dict[str, Any]) -> None:
@@ -168,7 +173,3 @@ async def objects_of(kv: KeyValueClient) -> AsyncIterator[dict[str, Any]]:
             "bytes": len(value),
             "sha256": hashlib.sha256(value).hexdigest(),
         }
-
-
-def as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
