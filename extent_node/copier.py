@@ -28,7 +28,9 @@ from neve.extent_node.attributes import Seal
 from neve.extent_node.bandwidth import Pacer
 from neve.extent_node.core import Refuse
 from neve.extent_node.replica import Replica
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
+from neve.extent_node.store_audit import audit
+from neve.extent_node.store_control import quarantine
 from neve.extent_node.store_copy import Draft
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
@@ -98,7 +100,7 @@ class _Task:
 class Copier:
     def __init__(
         self,
-        store: Store,
+        storage: Storage,
         channels: ChannelPool,
         *,
         tasks_max: int,
@@ -110,7 +112,8 @@ class Copier:
     ) -> None:
         """`bytes_per_s_max` over all tasks, 0: no bound. `on_bad` hears of sources whose bytes are wrong."""
         self.counters = Counters()
-        self._store = store
+        self._store = storage.state
+        self._copies = storage.copies
         self._channels = channels
         self._tasks_max = tasks_max
         self._pacer = Pacer(bytes_per_s=bytes_per_s_max, burst_bytes=range_bytes)
@@ -147,10 +150,10 @@ class Copier:
             raise AlreadyExists(kind="copy of extent", name=str(request.extent_id), detail=detail)
         if len(self._running) >= self._tasks_max:
             raise Overloaded(what="copy tasks", detail=f"{len(self._running)} run")
-        decision = self._store.copies.decide(request)
+        decision = self._copies.decide(request)
         if isinstance(decision, Refuse):
             raise decision.error
-        self._store.copies.choose_disk(request)
+        self._copies.choose_disk(request)
         self._begin(request)
 
     def status(self, task_id: int) -> pb.CopyStatusReply:
@@ -185,7 +188,7 @@ class Copier:
         """Whether its status is what a new run would come to: it runs, or its replica is still here."""
         if task.status.state == State.RUNNING:
             return True
-        found = self._store.copies.existing(task.request.extent_id)
+        found = self._store.replicas.get(task.request.extent_id)
         return (
             task.status.state == State.DONE
             and found is not None
@@ -249,7 +252,7 @@ class Copier:
         """Until there is a verified replica. Something else may change it meanwhile: then decide again."""
         request = task.request
         for _ in range(DECISIONS_MAX):
-            decision = self._store.copies.decide(request)
+            decision = self._copies.decide(request)
             if isinstance(decision, Refuse):
                 raise decision.error
             if isinstance(decision, core_copy.QuarantineFirst):
@@ -265,31 +268,31 @@ class Copier:
         raise Internal(detail=f"the replica changed {DECISIONS_MAX} times while it was copied")
 
     async def _quarantine(self, request: pb.StartCopyRequest, reason: str) -> None:
-        found = self._store.copies.existing(request.extent_id)
+        found = self._store.replicas.get(request.extent_id)
         if found is not None:
             incarnation = found.state.meta.incarnation
-            await self._store.quarantine(request.extent_id, incarnation=incarnation, reason=reason)
+            await quarantine(self._store, request.extent_id, incarnation=incarnation, reason=reason)
 
     async def _verify_here(self, task: _Task) -> Replica | None:
         """The replica that is here, if every byte of it is right (T35). A wrong one is known to be damaged after."""
-        found = self._store.copies.existing(task.request.extent_id)
+        found = self._store.replicas.get(task.request.extent_id)
         if found is None:
             return None
-        audit = await self._store.audit(task.request.extent_id, pacer=self._pacer)
-        if audit.finding is not None or audit.skipped or found.gone:
+        result = await audit(self._store, task.request.extent_id, pacer=self._pacer)
+        if result.finding is not None or result.skipped or found.gone:
             return None
-        if audit.replica.incarnation != found.state.meta.incarnation:
+        if result.replica.incarnation != found.state.meta.incarnation:
             return None
-        await self._store.copies.sync_name(found)
+        await self._copies.sync_name(found)
         return found
 
     async def _make(self, task: _Task) -> Replica | None:
         request = task.request
-        draft = await self._store.copies.begin(request)
+        draft = await self._copies.begin(request)
         try:
             seal = await self._fill(task, draft)
             await draft.finish(seal)
-            return await self._store.copies.install(draft, request)
+            return await self._copies.install(draft, request)
         finally:
             await draft.discard()
 
@@ -404,7 +407,7 @@ class Copier:
 
     def _check_order(self, request: pb.StartCopyRequest) -> None:
         """A delete may have come since: then the rest need not be copied."""
-        decision = self._store.copies.decide(request)
+        decision = self._copies.decide(request)
         if isinstance(decision, Refuse):
             raise decision.error
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.rpc.wire.server import WireServer
 
@@ -40,10 +40,6 @@ class Times(Collector):
     def observe(self, took_s: float) -> None:
         self.counts[bisect_left(LATENCY_BUCKETS_S, took_s)] += 1
         self.sum_s += took_s
-
-    def observe_none(self) -> None:
-        """As `observe(0.0)`."""
-        self.counts[0] += 1
 
     def collect(self) -> Iterator[Metric]:
         up_to, buckets = 0, []
@@ -73,8 +69,8 @@ class StoreCollector(Collector):
     `counters` are dataclasses of numbers by the name of the part that counts: "node", "copy", "scrub".
     """
 
-    def __init__(self, store: Store, wire: WireServer, counters: Mapping[str, DataclassInstance]) -> None:
-        self._store = store
+    def __init__(self, storage: Storage, wire: WireServer, counters: Mapping[str, DataclassInstance]) -> None:
+        self._storage = storage
         self._wire = wire
         self._counters = counters
 
@@ -85,11 +81,12 @@ class StoreCollector(Collector):
                 if isinstance(value, int):
                     text = f"Count of {field.name.replace('_', ' ')} ({part}) since the process started."
                     yield CounterMetricFamily(f"neve_{part}_{field.name}", text, value=value)
-        yield GaugeMetricFamily("neve_node_dirty_bytes", "Bytes written and not yet synced.", self._store.dirty_bytes)
+        store = self._storage.state
+        yield GaugeMetricFamily("neve_node_dirty_bytes", "Bytes written and not yet synced.", store.dirty.bytes_now)
         yield GaugeMetricFamily(
             "neve_node_journal_failed",
             "1 when the journal takes nothing more.",
-            float(bool(self._store.journal_failed)),
+            float(bool(store.journal.failed)),
         )
         yield GaugeMetricFamily("neve_node_connections", "Open wire connections.", len(self._wire.connections))
         yield GaugeMetricFamily(
@@ -99,7 +96,7 @@ class StoreCollector(Collector):
         free = GaugeMetricFamily("neve_disk_free_bytes", "Free bytes of the disk.", labels=["disk"])
         extents = GaugeMetricFamily("neve_disk_extents", "Replicas on the disk.", labels=["disk"])
         writable = GaugeMetricFamily("neve_disk_writable", "1 when the disk takes appends.", labels=["disk"])
-        for disk in self._store.disks():
+        for disk in self._storage.inventory.disks():
             label = [disk.disk_uuid]
             capacity.add_metric(label, disk.capacity_bytes)
             free.add_metric(label, disk.free_bytes)

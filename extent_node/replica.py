@@ -7,7 +7,7 @@ Invariants: bytes are written only at the file's end, and count only once all of
             an attribute is noted in `state` after its fsync, never before;
             after a failed fsync the file is not written and not synced again in this process (T23);
             whoever changes the replica holds `lock`; the store's loop is the only thread that touches `state`.
-Not here:   which replicas there are (store.py), descriptors of sealed extents (store_files.py).
+Not here:   which replicas there are (store_state.py), descriptors of sealed extents (store_files.py).
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from neve.extent_node.bandwidth import Pacer
-from neve.extent_node.store import Store
-from neve.extent_node.store_audit import SLICE_BYTES, Audit, Finding
+from neve.extent_node.storage import Storage
+from neve.extent_node.store_audit import SLICE_BYTES, Audit, Finding, audit
+from neve.extent_node.store_control import quarantine
 from neve.proto.errors import DiskFailed, NeveError
 from neve.proto.stream_manager_pb2 import BadReplica
 
@@ -60,7 +61,7 @@ class Counters:
 class Scrubber:
     def __init__(
         self,
-        store: Store,
+        storage: Storage,
         *,
         bytes_per_s: int,
         on_bad: Callable[[BadReplica], None],
@@ -70,7 +71,8 @@ class Scrubber:
     ) -> None:
         """`bytes_per_s` 0: as fast as the disks go. `round_interval_s`: from the beginning of a round to the next."""
         self.counters = Counters()
-        self._store = store
+        self._store = storage.state
+        self._inventory = storage.inventory
         self._on_bad = on_bad
         self._rng = rng or random.Random()
         self._round_interval_s = round_interval_s
@@ -114,7 +116,7 @@ class Scrubber:
         more = True
         while more:
             after = ids[-1] if ids else 0
-            page, more = self._store.list(after_extent_id=after, limit=PAGE_REPLICAS, unsealed_only=False)
+            page, more = self._inventory.list(after_extent_id=after, limit=PAGE_REPLICAS, unsealed_only=False)
             ids += [info.extent_id for info in page]
             await asyncio.sleep(0)  # 100,000 replicas are a fifth of a second's work
         begin = self._rng.randrange(len(ids)) if ids else 0
@@ -122,39 +124,39 @@ class Scrubber:
 
     async def _scrub(self, extent_id: int, now: Round) -> None:
         try:
-            audit = await self._store.audit(extent_id, pacer=self._pacer)
+            found = await audit(self._store, extent_id, pacer=self._pacer)
         except NeveError as error:
             # The disk is failing or full of waiting calls: its state says so, and its replicas are recovered elsewhere.
             now.read_errors += isinstance(error, DiskFailed)
             self.counters.read_errors += isinstance(error, DiskFailed)
             log.warning("scrub_not_read extent_id=%d error=%s", extent_id, error)
             return
-        now.bytes_read += audit.bytes_read
-        self.counters.bytes_read += audit.bytes_read
-        if audit.skipped:
+        now.bytes_read += found.bytes_read
+        self.counters.bytes_read += found.bytes_read
+        if found.skipped:
             now.skipped += 1
             return
         now.extents += 1
         self.counters.extents += 1
-        now.indexes_rebuilt += audit.index_rebuilt
-        self.counters.indexes_rebuilt += audit.index_rebuilt
-        if audit.finding is not None:
+        now.indexes_rebuilt += found.index_rebuilt
+        self.counters.indexes_rebuilt += found.index_rebuilt
+        if found.finding is not None:
             now.bad += 1
             self.counters.bad += 1
-            await self._bad(extent_id, audit, audit.finding)
+            await self._bad(extent_id, found, found.finding)
 
-    async def _bad(self, extent_id: int, audit: Audit, finding: Finding) -> None:
-        if audit.sealed:
+    async def _bad(self, extent_id: int, found: Audit, finding: Finding) -> None:
+        if found.sealed:
             try:
-                incarnation = audit.replica.incarnation
-                await self._store.quarantine(extent_id, incarnation=incarnation, reason=finding.reason)
+                incarnation = found.replica.incarnation
+                await quarantine(self._store, extent_id, incarnation=incarnation, reason=finding.reason)
             except NeveError as error:
                 # Known to be damaged, it is not served; a copy will replace it where it stands.
                 log.error("scrub_not_quarantined extent_id=%d error=%s", extent_id, error)
         self._on_bad(
             BadReplica(
                 extent_id=extent_id,
-                replica=audit.replica,
+                replica=found.replica,
                 offset=finding.offset,
                 reason=finding.reason,
                 reporter=self._reporter,

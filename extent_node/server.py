@@ -41,7 +41,7 @@ from neve.extent_node.registration import (
 )
 from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.servicer import ExtentNodeServicer
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_config import StoreConfig
 from neve.extent_node.store_start import NoUsableDisk, ShortOfResources
 from neve.extent_node.threads import Threads
@@ -132,7 +132,7 @@ class ExtentNode(ServerProcess):
             kernel_sync = kernel_sync_or_none(self._config.kernel_syncs_max)
             if kernel_sync is not None:
                 self._exit.callback(kernel_sync.close)
-        self.store = Store(
+        self.storage = Storage(
             replace(self._store_config, node_id=self.node_id),
             self._fs,
             pool=pool,
@@ -140,8 +140,8 @@ class ExtentNode(ServerProcess):
             wall_clock_ms=lambda: time.time_ns() // 1_000_000,
             kernel_sync=kernel_sync,
         )
-        await self.store.start(give_up_disks=self._give_up_disks)
-        self._exit.push_async_callback(self.store.stop, clean=True)
+        await self.storage.start(give_up_disks=self._give_up_disks)
+        self._exit.push_async_callback(self.storage.stop, clean=True)
 
     async def _start_services(
         self, channels: ChannelPool, link: ManagerLink, registration: sm.RegisterNodeRequest
@@ -149,7 +149,7 @@ class ExtentNode(ServerProcess):
         config = self._config
         registrar = Registrar(
             link,
-            self.store,
+            self.storage.inventory,
             registration=registration,
             copies=lambda: copier.statuses(),
             load=self._load,
@@ -159,7 +159,7 @@ class ExtentNode(ServerProcess):
         )
         reporter = f"node {self.node_id}"
         copier = Copier(
-            self.store,
+            self.storage,
             channels,
             tasks_max=config.copies_max,
             bytes_per_s_max=config.copy_bytes_per_s_max,
@@ -169,7 +169,7 @@ class ExtentNode(ServerProcess):
         )
         self._exit.push_async_callback(copier.stop)
         scrubber = Scrubber(
-            self.store,
+            self.storage,
             bytes_per_s=config.scrub_bytes_per_s,
             on_bad=registrar.report_bad,
             rng=self._rng,
@@ -177,7 +177,7 @@ class ExtentNode(ServerProcess):
         )
         registry = CollectorRegistry()
         servicer = ExtentNodeServicer(
-            self.store,
+            self.storage,
             copier,
             NodeMetrics(registry),
             cluster=config.cluster,
@@ -185,8 +185,12 @@ class ExtentNode(ServerProcess):
             read_bytes_max=self._store_config.read_bytes_max,
         )
         front = self._make_front(Service(methods.EXTENT_NODE, servicer), registry)
-        counters: dict[str, Any] = {"node": self.store.counters, "copy": copier.counters, "scrub": scrubber.counters}
-        registry.register(StoreCollector(self.store, front.wire, counters))
+        counters: dict[str, Any] = {
+            "node": self.storage.state.counters,
+            "copy": copier.counters,
+            "scrub": scrubber.counters,
+        }
+        registry.register(StoreCollector(self.storage, front.wire, counters))
         await self._open(front, advertise=config.advertise_wire)
 
         registration.wire_address = self.address
@@ -209,7 +213,7 @@ class ExtentNode(ServerProcess):
         return sm.NodeLoad(connections=len(self.front.wire.connections))
 
     def _facts(self) -> Mapping[str, object]:
-        disks = {disk.disk_uuid: disk.reason or "writable" for disk in self.store.disks()}
+        disks = {disk.disk_uuid: disk.reason or "writable" for disk in self.storage.inventory.disks()}
         return {"node_id": self.node_id, "disks": disks}
 
 

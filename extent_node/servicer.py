@@ -1,6 +1,6 @@
-"""The rpcs of an extent node, as thin as they can be: check who orders, hand to the store, attach the bytes.
+"""The rpcs of an extent node: check who gives an order, call the part of the storage that carries it out, attach bytes.
 
-Invariants: an order of a manager that is known to be deposed is refused: the highest election heard of stays;
+Invariants: an order of a manager that is known to be deposed is refused: the highest election known is remembered;
             a large reply is reserved before it is made, and not while a follower still waits for it.
 """
 
@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any
 
-from neve.extent_node import blocks
+from neve.extent_node import blocks, store_append, store_control
 from neve.extent_node.bandwidth import Pacer
 from neve.extent_node.copier import Copier
 from neve.extent_node.metrics import NodeMetrics, Times
-from neve.extent_node.store import Store
-from neve.extent_node.store_audit import SLICE_BYTES
+from neve.extent_node.storage import Storage
+from neve.extent_node.store_audit import SLICE_BYTES, audit
 from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
@@ -78,7 +78,7 @@ class Timed(Answer[Rep]):
 class ExtentNodeServicer:
     def __init__(
         self,
-        store: Store,
+        storage: Storage,
         copier: Copier,
         metrics: NodeMetrics,
         *,
@@ -86,7 +86,9 @@ class ExtentNodeServicer:
         node_id: int,
         read_bytes_max: int,
     ) -> None:
-        self._store = store
+        self._store = storage.state
+        self._reader = storage.reader
+        self._inventory = storage.inventory
         self._copier = copier
         self._metrics = metrics
         self._cluster = cluster
@@ -103,13 +105,14 @@ class ExtentNodeServicer:
         self, request: pb.AppendBlockRequest, attachment: memoryview
     ) -> pb.AppendBlockReply | Timed[pb.AppendBlockReply] | None:
         """`append_block` without a task, as nearly always: see `rpc.service.now`."""
-        if request.HasField("payload_crc32c"):
+        store = self._store
+        if request.HasField("payload_crc32c") or store.dirty.must_wait or store.stopping:
             return None
-        begun = self._store.append_now(request.segments, attachment, brief=request.brief)
+        begun = store_append.begin_append(store, request.segments, attachment, brief=request.brief)
         if isinstance(begun, pb.AppendBlockReply):
-            self._metrics.append_s.observe_none()  # as always within one turn, in which the loop's clock stands still
+            self._metrics.append_s.observe(0.0)  # within one turn, in which the loop's clock stands still
             return begun
-        return Timed(begun, self._metrics.append_s, self._loop) if begun is not None else None
+        return Timed(begun, self._metrics.append_s, self._loop)
 
     @now("append_block_now")
     @eager
@@ -120,7 +123,7 @@ class ExtentNodeServicer:
                 raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
-        reply = await self._store.append(request.segments, call.attachment, brief=request.brief)
+        reply = await store_append.append(self._store, request.segments, call.attachment, brief=request.brief)
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return reply
 
@@ -128,13 +131,13 @@ class ExtentNodeServicer:
     async def read_block(self, request: pb.ReadBlockRequest, call: Call) -> pb.ReadBlockReply:
         if request.follow:
             await asyncio.sleep(0)  # what follows waits with a timeout, for which it needs a task of its own
-            await self._store.follow(request)
+            await self._reader.follow(request)
             request.follow = False
         begun_s = self._loop.time()
         wanted_bytes = min(request.max_bytes or self._read_bytes_max, self._read_bytes_max)
         if wanted_bytes >= RESERVE_BYTES_MIN:
             await call.reserve_reply(wanted_bytes)
-        result = self._store.read_now(request) or await self._store.read(request)
+        result = self._reader.read_now(request) or await self._reader.read(request)
         # Every block has its CRC, which the reader checks (rule 21): a second one over all of them would add nothing.
         if result.file is not None:
             call.attach_file(result.file, own_checksums=True)
@@ -153,25 +156,25 @@ class ExtentNodeServicer:
 
     async def create_extent(self, request: pb.CreateExtentRequest, call: Call) -> pb.CreateExtentReply:
         self._leaders.check(request.leader)
-        return pb.CreateExtentReply(replica=await self._store.create(request))
+        return pb.CreateExtentReply(replica=await store_control.create(self._store, request))
 
     async def raise_token(self, request: pb.RaiseTokenRequest, call: Call) -> pb.LengthAnswer:
         self._leaders.check(request.leader)
-        return await self._store.raise_token(request)
+        return await store_control.raise_token(self._store, request)
 
     async def fence(self, request: pb.FenceRequest, call: Call) -> pb.LengthAnswer:
         self._leaders.check(request.leader)
-        return await self._store.fence(request)
+        return await store_control.fence(self._store, request)
 
     async def seal_extent(self, request: pb.SealExtentRequest, call: Call) -> pb.SealExtentReply:
         self._leaders.check(request.leader)
-        return await self._store.seal(request)
+        return await store_control.seal(self._store, request)
 
     async def delete_extent(self, request: pb.DeleteExtentRequest, call: Call) -> pb.DeleteExtentReply:
         if not request.leader.create_revision:
             raise InvalidArgument(what="leader", detail="a delete is carried out by order of an elected manager only")
         self._leaders.check(request.leader)
-        return pb.DeleteExtentReply(deleted=await self._store.delete(request))
+        return pb.DeleteExtentReply(deleted=await store_control.delete(self._store, request))
 
     async def start_copy(self, request: pb.StartCopyRequest, call: Call) -> pb.StartCopyReply:
         self._leaders.check(request.leader)
@@ -188,7 +191,7 @@ class ExtentNodeServicer:
             detail = f"{request.length} bytes are more than one reply of {self._read_bytes_max} carries"
             raise InvalidArgument(what="length", detail=detail)
         await call.reserve_reply(request.length)
-        result = await self._store.read_range(request)
+        result = await self._reader.read_range(request)
         call.attach(*result.payload)
         return result.reply
 
@@ -196,45 +199,45 @@ class ExtentNodeServicer:
         blocks_max = min(request.max_blocks or INDEX_BLOCKS_MAX, INDEX_BLOCKS_MAX)
         if (wanted_bytes := blocks_max * INDEX_BLOCK_BYTES) >= RESERVE_BYTES_MIN:
             await call.reserve_reply(wanted_bytes)
-        result = await self._store.read_index(request)
+        result = await self._reader.read_index(request)
         call.attach(*result.payload)
         return result.reply
 
     async def audit_replica(self, request: pb.AuditReplicaRequest, call: Call) -> pb.AuditReplicaReply:
         asked = pb.DescribeReplicaRequest(extent_id=request.extent_id, replica=request.replica)
-        self._store.describe(asked)  # that it is the one which is meant
+        self._inventory.describe(asked)  # that it is the one which is meant
         pacer = Pacer(bytes_per_s=request.bytes_per_s_max, burst_bytes=SLICE_BYTES)
         if self._audits >= AUDITS_MAX:
             raise Overloaded(what="audits under way")
         self._audits += 1
         try:
-            audit = await self._store.audit(request.extent_id, pacer=pacer)
+            result = await audit(self._store, request.extent_id, pacer=pacer)
         finally:
             self._audits -= 1
         reply = pb.AuditReplicaReply(
-            info=self._store.describe(asked),
-            bytes_read=audit.bytes_read,
-            blocks=audit.blocks,
-            skipped=audit.skipped,
-            index_rebuilt=audit.index_rebuilt,
+            info=self._inventory.describe(asked),
+            bytes_read=result.bytes_read,
+            blocks=result.blocks,
+            skipped=result.skipped,
+            index_rebuilt=result.index_rebuilt,
         )
-        if audit.finding is not None:
-            reply.bad, reply.offset, reply.reason = True, audit.finding.offset, audit.finding.reason
+        if result.finding is not None:
+            reply.bad, reply.offset, reply.reason = True, result.finding.offset, result.finding.reason
         return reply
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: Call) -> pb.ListReplicasReply:
         limit = min(request.limit or LIST_LIMIT_MAX, LIST_LIMIT_MAX)
         if (wanted_bytes := limit * LIST_REPLICA_BYTES) >= RESERVE_BYTES_MIN:
             await call.reserve_reply(wanted_bytes)
-        replicas, more = self._store.list(
+        replicas, more = self._inventory.list(
             after_extent_id=request.after_extent_id, limit=limit, unsealed_only=request.unsealed_only
         )
         return pb.ListReplicasReply(replicas=replicas, more=more)
 
     async def describe_replica(self, request: pb.DescribeReplicaRequest, call: Call) -> pb.ReplicaInfo:
-        return self._store.describe(request)
+        return self._inventory.describe(request)
 
     async def node_info(self, request: pb.NodeInfoRequest, call: Call) -> pb.NodeInfoReply:
         return pb.NodeInfoReply(
-            node_id=self._node_id, cluster=self._cluster, disks=self._store.disks(), version=self._version
+            node_id=self._node_id, cluster=self._cluster, disks=self._inventory.disks(), version=self._version
         )

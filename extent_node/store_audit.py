@@ -65,8 +65,12 @@ class _Look:
     index_right: bool = True
 
 
-async def audit(store: StoreState, extent_id: int, pacer: Pacer) -> Audit:
-    """Look at the replica of that extent. DiskFailed and the like if its disk cannot be read."""
+async def audit(store: StoreState, extent_id: int, *, pacer: Pacer) -> Audit:
+    """Read an extent's replica as it is on the disk and say what is wrong with it.
+
+    Raises DiskFailed and the like if its disk cannot be read.
+    """
+    store.check_running()
     found = store.replicas.get(extent_id)
     if found is None:
         return Audit(common_pb2.Replica(), skipped="there is none")

@@ -1,6 +1,6 @@
-"""Create, raise, fence, seal, delete, quarantine: what the manager orders (rules 14, 17, 20, 22, 24).
+"""Orders: create, raise, fence, seal, delete, quarantine (protocol rules 14, 17, 20, 22 and 24).
 
-Invariants: each runs in the replica's turn, so that no append comes in between (rule 14);
+Invariants: each runs in the replica's turn, so that no append comes in between (protocol rule 14);
             each is a task of the store's own: a caller that gives up does not leave it half done;
             steps are in the order that core's effects state, and a crash between two of them is repaired by the next
             start or by repeating the request.
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from neve.extent_node import core
 from neve.extent_node.attributes import Meta, Seal
@@ -35,9 +37,27 @@ from neve.proto.errors import (
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _order(
+    function: Callable[Concatenate[StoreState, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[StoreState, P], Coroutine[Any, Any, T]]:
+    """Run the function as a task of the store's own. The number of such tasks is bounded."""
+
+    @functools.wraps(function)
+    async def run(store: StoreState, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        store.check_running()
+        return await store.order(function(store, *args, **kwargs))
+
+    return run
+
+
 # --- create --------------------------------------------------------------------------------------------------
 
 
+@_order
 async def create(store: StoreState, request: pb.CreateExtentRequest) -> common_pb2.Replica:
     extent_id = request.extent_id
     await _wait_for_name(store, extent_id)
@@ -124,10 +144,12 @@ def _choose_disk(store: StoreState, request: pb.CreateExtentRequest) -> Disk:
 # --- raise and fence -----------------------------------------------------------------------------------------
 
 
+@_order
 async def raise_token(store: StoreState, request: pb.RaiseTokenRequest) -> pb.LengthAnswer:
     return await _persist(store, request, lambda state: core.decide_raise(state, request))
 
 
+@_order
 async def fence(store: StoreState, request: pb.FenceRequest) -> pb.LengthAnswer:
     return await _persist(store, request, lambda state: core.decide_fence(state, request))
 
@@ -169,6 +191,7 @@ async def _carry_out_persist(store: StoreState, found: Replica, decision: core.P
 # --- seal ----------------------------------------------------------------------------------------------------
 
 
+@_order
 async def seal(store: StoreState, request: pb.SealExtentRequest) -> pb.SealExtentReply:
     await _wait_for_name(store, request.extent_id)
     found = store.replicas.get(request.extent_id)
@@ -243,6 +266,7 @@ def _confirmed(found: Replica) -> pb.SealExtentReply:
 # --- delete and quarantine -----------------------------------------------------------------------------------
 
 
+@_order
 async def delete(store: StoreState, request: pb.DeleteExtentRequest) -> bool:
     """Whether there was one. A tombstone is left in any case."""
     extent_id = request.extent_id
@@ -269,7 +293,7 @@ async def delete(store: StoreState, request: pb.DeleteExtentRequest) -> bool:
             raise store.disk_error(disk, extent_id, error) from error
         store.tombstones[extent_id] = decision.tombstone
         store.counters.deletes += 1
-        _remove(store, found, ReplicaDeleted(extent_id=extent_id))
+        store.remove(found, ReplicaDeleted(extent_id=extent_id))
         return True
 
 
@@ -288,7 +312,8 @@ async def _bury_only(store: StoreState, request: pb.DeleteExtentRequest) -> None
     store.tombstones[tombstone.extent_id] = tombstone
 
 
-async def quarantine(store: StoreState, extent_id: int, incarnation: int, reason: str) -> bool:
+@_order
+async def quarantine(store: StoreState, extent_id: int, *, incarnation: int, reason: str) -> bool:
     """Move a replica aside that turned out wrong; whether it was (still) there."""
     found = store.replicas.get(extent_id)
     if found is None or found.state.meta.incarnation != incarnation:
@@ -312,20 +337,4 @@ async def _quarantine(store: StoreState, found: Replica, error: NeveError) -> No
         raise store.disk_error(found.disk, found.extent_id, failure) from failure
     store.counters.quarantines += 1
     store.quarantined[found.extent_id] = None
-    _remove(store, found, error)
-
-
-def _remove(store: StoreState, found: Replica, error: NeveError) -> None:
-    """It is not a replica of this node any more."""
-    found.gone = True
-    del store.replicas[found.extent_id]
-    store.names_changed = True
-    found.disk.extents -= 1
-    store.unsealed -= found.state.seal is None
-    store.committer.abandon(found, error)
-    store.dirty.forget(found)
-    store.journal.drop(found)
-    store.stalled.pop(found, None)
-    found.drop_deferred()
-    found.close()
-    found.wake_followers()
+    store.remove(found, error)

@@ -28,7 +28,6 @@ from neve.extent_node.core_state import Refuse
 from neve.extent_node.disk import FULL, TMP, Disk, DiskState
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_audit import run_to_end
-from neve.extent_node.store_files import SealedFiles
 from neve.extent_node.store_label import write_all
 from neve.extent_node.store_state import StoreState
 from neve.proto import extent_node_pb2 as pb
@@ -195,9 +194,8 @@ def _whole_end(buffer: bytes) -> int:
 class Copies:
     """What the copier asks of the store."""
 
-    def __init__(self, store: StoreState, files: SealedFiles) -> None:
+    def __init__(self, store: StoreState) -> None:
         self._store = store
-        self._files = files
 
     def decide(self, request: pb.StartCopyRequest) -> core_copy.CopyDecision:
         """What the order means now."""
@@ -256,9 +254,6 @@ class Copies:
             await asyncio.wait([work])  # it uses the draft, which the caller discards next
             raise
 
-    def existing(self, extent_id: int) -> Replica | None:
-        return self._store.replicas.get(extent_id)
-
     async def sync_name(self, found: Replica) -> None:
         """The process that gave the file its name may have died before that was durable."""
         try:
@@ -305,7 +300,7 @@ class Copies:
         if old is not None:
             if isinstance(decision, core_copy.ReplaceBy):
                 await self._move_aside(old, decision)
-            self._forget(old, request.seal.length)
+            store.remove(old, ExtentSealed(extent_id=old.extent_id, length=request.seal.length))
         try:
             await store.run(draft.install)
         except OSError as error:
@@ -340,23 +335,3 @@ class Copies:
         if decision.aside is Aside.QUARANTINE:
             store.counters.quarantines += 1
             store.quarantined[extent_id] = None
-
-    def _forget(self, old: Replica, length: int) -> None:
-        """It is not a replica of this node any more."""
-        store = self._store
-        old.gone = True
-        del store.replicas[old.extent_id]
-        store.names_changed = True
-        old.disk.extents -= 1
-        store.unsealed -= old.state.seal is None
-        store.committer.abandon(old, ExtentSealed(extent_id=old.extent_id, length=length))
-        store.dirty.forget(old)
-        store.journal.drop(old)
-        store.stalled.pop(old, None)
-        old.drop_deferred()
-        old.wake_followers()
-        try:
-            old.close()
-            self._files.forget(old)
-        except OSError as error:
-            log.warning("replica_not_closed extent_id=%d error=%s", old.extent_id, error)  # its disk has failed

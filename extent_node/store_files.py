@@ -15,14 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from neve.extent_node import index, scan
 from neve.extent_node.attributes import Seal
 from neve.extent_node.index import BlockIndex
 from neve.extent_node.replica import Replica
-from neve.extent_node.store_state import StoreState
 from neve.proto.errors import ReplicaDamaged, ReplicaMissing
+
+if TYPE_CHECKING:
+    from neve.extent_node.store_state import StoreState
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from neve.extent_node import blocks, core
 from neve.extent_node.fs import Buffer
 from neve.extent_node.replica import Replica
-from neve.extent_node.store_files import SealedFile, SealedFiles, SealedRange
+from neve.extent_node.store_files import SealedFile, SealedRange
 from neve.extent_node.store_state import StoreState
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
-from neve.proto.errors import InvalidArgument, NeveError, Overloaded, ReplicaDamaged
+from neve.proto.errors import InvalidArgument, Overloaded, ReplicaDamaged
 
 # Bytes below the end of an open extent that this process wrote a moment ago: they are in the page cache, and reading
 # them on the loop is cheaper than a thread (about 5 µs against 40).
@@ -58,20 +58,22 @@ class IndexResult:
 
 
 class Reader:
-    def __init__(self, store: StoreState, files: SealedFiles) -> None:
+    def __init__(self, store: StoreState) -> None:
         self._store = store
-        self._files = files
+        self._files = store.sealed_files
         self._followers = 0
 
     async def follow(self, request: pb.ReadBlockRequest) -> None:
         """Wait, for up to `wait_ms`, until there is something to read at `offset`. Apart from `read`, so that a server
         need not keep room for a reply while it waits."""
+        self._store.check_running()
         bounds, found = self._bounds(request)
         if bounds.serve_end == request.offset and not bounds.sealed:
             await self._follow(found, request)
 
     def read_now(self, request: pb.ReadBlockRequest) -> ReadResult | None:
         """What `read` answers if that is a warm range of a sealed extent that is open; else None."""
+        self._store.check_running()
         found = self._store.replicas.get(request.extent_id)
         if found is None or found.state.seal is None or (opened := self._files.get(found)) is None:
             return None
@@ -86,6 +88,7 @@ class Reader:
         return self._sealed_result(opened, request, end, count, bounds)
 
     async def read(self, request: pb.ReadBlockRequest) -> ReadResult:
+        self._store.check_running()
         if request.follow:
             await self.follow(request)
         bounds, found = self._bounds(request)
@@ -164,7 +167,8 @@ class Reader:
         return run
 
     async def read_range(self, request: pb.ReadRangeRequest) -> RangeResult:
-        """Raw bytes for a copy (rule 22)."""
+        """Raw bytes for a copy (protocol rule 22)."""
+        self._store.check_running()
         extent_id = request.extent_id
         found = self._store.replicas.get(extent_id)
         seal = core.decide_read_range(
@@ -189,6 +193,7 @@ class Reader:
 
     async def read_index(self, request: pb.ReadIndexRequest) -> IndexResult:
         """Where blocks are, without their bytes: what a scan of metadata needs."""
+        self._store.check_running()
         found = self._store.replicas.get(request.extent_id)
         seal = core.decide_read_range(
             self._store.existing(request.extent_id),
@@ -307,6 +312,3 @@ def _first_block_bytes(data: bytes) -> int | None:
     _, size_bytes, block_type = blocks.parse_header(data)
     known = {kind.value for kind in blocks.BlockType}
     return blocks.HEADER_BYTES + size_bytes if block_type in known else None
-
-
-__all__ = ["IndexResult", "NeveError", "RangeResult", "ReadResult", "Reader"]

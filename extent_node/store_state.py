@@ -27,6 +27,7 @@ from neve.extent_node.kernel_sync import KernelSync
 from neve.extent_node.replica import NotWritten, Replica, SyncFailed
 from neve.extent_node.store_config import Counters, StoreConfig
 from neve.extent_node.store_dirty import DirtyBytes
+from neve.extent_node.store_files import SealedFiles
 from neve.extent_node.threads import Threads
 from neve.proto import common_pb2
 from neve.proto.errors import DiskFailed, NeveError, Overloaded, ReplicaReadOnly, ShuttingDown
@@ -62,6 +63,7 @@ class StoreState:
         self.distrust_pending: dict[Disk, None] = {}  # failed, and the journal's label could not be written to say so
         self.names_changed = True  # since somebody sorted the extent ids
         self.unsealed = 0  # replicas that are not sealed: each may keep a descriptor
+        self.sealed_files = SealedFiles(self)
         self.journal: Journal
         self.committer: Committer
         self.checkpoint_wanted = asyncio.Event()
@@ -212,6 +214,25 @@ class StoreState:
         error = core.present(self.existing(extent_id), wanted=common_pb2.Replica(), extent_id=extent_id)
         assert isinstance(error, NeveError), error
         return error
+
+    def remove(self, replica: Replica, error: NeveError) -> None:
+        """The node does not have this replica any more. Whoever waits for its durability gets the error."""
+        replica.gone = True
+        del self.replicas[replica.extent_id]
+        self.names_changed = True
+        replica.disk.extents -= 1
+        self.unsealed -= replica.state.seal is None
+        self.committer.abandon(replica, error)
+        self.dirty.forget(replica)
+        self.journal.drop(replica)
+        self.stalled.pop(replica, None)
+        replica.drop_deferred()
+        try:
+            replica.close()
+            self.sealed_files.forget(replica)
+        except OSError as failure:
+            log.warning("replica_not_closed extent_id=%d error=%s", replica.extent_id, failure)  # its disk has failed
+        replica.wake_followers()
 
     @asynccontextmanager
     async def turn(self, found: Replica, place: asyncio.Future[None] | None = None) -> AsyncIterator[None]:

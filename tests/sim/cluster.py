@@ -249,7 +249,7 @@ class SimCluster:
 
     def _length_on(self, host: str, extent_id: int) -> int | None:
         """As the node knows it, while it answers."""
-        found = self.nodes[int(host.removeprefix("node"))].store._state.replicas.get(extent_id)
+        found = self.nodes[int(host.removeprefix("node"))].store.state.replicas.get(extent_id)
         return None if found is None else found.state.length
 
     def bytes_on(self, node_id: int, extent_id: int) -> bytes | None:

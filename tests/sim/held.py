@@ -65,6 +65,7 @@ NODE: Bounds = {
     **CONNECTED,
     "Copier._tasks": "extents_made",  # and no more than FINISHED_MAX
     "DirtyBytes._counted": "extents_made",  # until the next checkpoint
+    "Inventory._ids_sorted": "extents",
     "Journal._filled": 8,
     "Journal._ready": 8,
     "Journal._set_aside": 8,
@@ -72,8 +73,7 @@ NODE: Bounds = {
     "Segment.stranded": 8,
     "SealedFile._warm": 8,  # a byte for each part of a file
     "SealedFiles._open": "extents_made",  # how many is looked at with their descriptors
-    "Store._daemons": 3,
-    "Store._ids_sorted": "extents",
+    "Storage._daemons": 3,
     "StoreState._tasks": 3,
     "StoreState.disks": 8,
     "StoreState.quarantined": "extents_made",

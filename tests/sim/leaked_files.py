@@ -40,7 +40,7 @@ Allows = Callable[[str], bool]  # of a name in a folder
 
 def leaked_files(node: SimNode, extents: Mapping[int, Extent]) -> list[str]:
     """`extents`: all that metadata has. The node runs."""
-    store = node.store._state
+    store = node.store.state
     used = {disk.folder: disk for disk in store.disks.values()}
     found = []
     for number in range(node.disks):

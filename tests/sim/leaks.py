@@ -93,7 +93,7 @@ def unused_connections(cluster: SimCluster) -> list[str]:
 def unexplained_descriptors(node: SimNode) -> list[str]:
     """Those of its disks and its journal that its store would not find again, and those that sealed replicas have
     beside the ones that they are read through, whose number is bounded."""
-    state, sealed_files = node.store._state, node.store._files._open
+    state, sealed_files = node.store.state, node.store.state.sealed_files._open
     journal = state.journal
     segments = [*journal._filled, *journal._ready, *journal._set_aside]
     segments += [journal._current] if journal._current is not None else []

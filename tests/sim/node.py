@@ -35,7 +35,8 @@ from neve.extent_node.metrics import NodeMetrics
 from neve.extent_node.registration import Registrar, WireManagerLink, registration_request
 from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.servicer import ExtentNodeServicer
-from neve.extent_node.store import DiskConfig, Store, StoreConfig
+from neve.extent_node.storage import Storage
+from neve.extent_node.store_config import DiskConfig, StoreConfig
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.pool import ChannelPool
@@ -180,7 +181,7 @@ class SimNode:
     async def _start(self, process: Process) -> None:
         rng = random.Random(self._rng.getrandbits(64))
         fs = cast(FileSystem, ProcessFileSystem(self.fs, process))
-        self.store = Store(self._config, fs, pool=None, rng=rng, wall_clock_ms=self.wall_ms)
+        self.store = Storage(self._config, fs, pool=None, rng=rng, wall_clock_ms=self.wall_ms)
         await self.store.start(give_up_disks=self.given_up)
         channels = self._channels = ChannelPool(
             lambda address: self._network.channel(self.host, address, cluster=CLUSTER)
@@ -196,7 +197,7 @@ class SimNode:
         )
         self.registrar = Registrar(
             WireManagerLink(channels, self._managers),
-            self.store,
+            self.store.inventory,
             registration=registration,
             copies=lambda: self.copier.statuses(),
             load=sm.NodeLoad,
@@ -385,7 +386,7 @@ class SimNode:
 
     def deferred_bytes(self, extent_id: int) -> bytes:
         """What a process that runs has not written to the replica's file yet."""
-        found = self.store._state.replicas.get(extent_id) if self.serving else None
+        found = self.store.state.replicas.get(extent_id) if self.serving else None
         return b"".join(found.deferred) if found is not None else b""
 
     def _end(self) -> None:

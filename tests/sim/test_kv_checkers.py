@@ -189,7 +189,7 @@ async def a_file(world: PartitionWorld) -> None:
 @spoils("node1 holds 1 StoreState.creating")
 async def an_entry_in_a_nodes_memory(world: PartitionWorld) -> None:
     node = world.scene.cluster.nodes[1]
-    node.store._state.creating[7] = asyncio.get_running_loop().create_future()
+    node.store.state.creating[7] = asyncio.get_running_loop().create_future()
 
 
 @spoils("manager. holds 1 Problems._problems")

@@ -75,7 +75,7 @@ async def test_a_disk_that_its_node_calls_full_or_does_not_tell_of_keeps_the_clu
     cluster: SimCluster,
 ) -> None:
     await cluster.until_in_order()
-    disk = next(iter(cluster.nodes[1].store._state.disks.values()))
+    disk = next(iter(cluster.nodes[1].store.state.disks.values()))
     disk.marks = type(disk.marks)(high=0.0, low=-1.0)  # full, whatever room there is
     disk.note_full("a test")
     await cluster.until(lambda: bool(cluster.lacking()), "the leader hears of it")

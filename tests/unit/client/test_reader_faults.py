@@ -204,7 +204,7 @@ def test_a_record_whose_writer_died_is_passed_over_when_another_owner_goes_on() 
             writer = await old.writer(stream.id).open()
             await writer.append(b"before")
             unfinished = writer.submit(b"x" * 50_000)  # some of its blocks arrive everywhere
-            while (rig.nodes[0].store.counters.appended_bytes) < 5_000:
+            while rig.nodes[0].store.state.counters.appended_bytes < 5_000:
                 await asyncio.sleep(0.0001)
             for node in rig.nodes:
                 rig.network.partition("old", node.host)

@@ -109,9 +109,9 @@ def test_t09_a_reader_never_sees_a_block_that_is_sealed_away() -> None:
                 rig.network.pause(node.host)
             doubtful = writer.submit(b"on one replica only")
             await asyncio.sleep(0.1)
-            assert first.store.describe(pb.DescribeReplicaRequest(extent_id=stream.extent_ids[0])).length > len(
-                encode_block(b"one")
-            )
+            assert first.store.inventory.describe(
+                pb.DescribeReplicaRequest(extent_id=stream.extent_ids[0])
+            ).length > len(encode_block(b"one"))
             seen: list[bytes] = []
 
             async def follow() -> None:

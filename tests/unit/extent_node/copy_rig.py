@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neve.extent_node.copier import Copier
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.methods import EXTENT_NODE_READ_RANGE
@@ -32,7 +32,7 @@ BYTES = b"".join(BLOCKS)
 
 
 class RangeServicer:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Storage) -> None:
         self.store = store
         self.requests: list[pb.ReadRangeRequest] = []
         self.before: Callable[[pb.ReadRangeRequest], None] = lambda request: None
@@ -41,7 +41,7 @@ class RangeServicer:
     async def read_range(self, request: pb.ReadRangeRequest, call: Call) -> pb.ReadRangeReply:
         self.requests.append(request)
         self.before(request)
-        result = await self.store.read_range(request)
+        result = await self.store.reader.read_range(request)
         call.attach(self.spoil(b"".join(bytes(piece) for piece in result.payload)))
         return result.reply
 
@@ -49,7 +49,7 @@ class RangeServicer:
 class Node:
     """A machine with a running store, and its address on the network."""
 
-    def __init__(self, machine: Machine, store: Store, name: str) -> None:
+    def __init__(self, machine: Machine, store: Storage, name: str) -> None:
         self.machine = machine
         self.fs = machine.fs
         self.store = store
@@ -102,7 +102,7 @@ def _formatted() -> Machine:
     return Machine()
 
 
-async def fill(store: Store, blocks: list[bytes]) -> None:
+async def fill(store: Storage, blocks: list[bytes]) -> None:
     await rig.create(store, EXTENT)
     if blocks:
         await rig.append(store, EXTENT, 0, *blocks)

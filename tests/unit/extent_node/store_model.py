@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from neve.extent_node import blocks
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from tests.unit.extent_node import store_rig as rig
@@ -70,7 +70,7 @@ class Model:
 
     # --- requests, noted before and after --------------------------------------------------------------------
 
-    async def create(self, store: Store, extent_id: int, *, disk: int | None = None) -> None:
+    async def create(self, store: Storage, extent_id: int, *, disk: int | None = None) -> None:
         extent = self.extent(extent_id)
         extent.create_sent = True
         made = await rig.create(store, extent_id, disk=disk)
@@ -110,7 +110,7 @@ class Model:
         extent.no_sync_sent |= no_sync
         return rig.segment(extent_id, start, cut, no_sync=no_sync, token=token, committed=committed)
 
-    async def append(self, store: Store, *segments: tuple[pb.Segment, bytes]) -> list[pb.SegmentResult]:
+    async def append(self, store: Storage, *segments: tuple[pb.Segment, bytes]) -> list[pb.SegmentResult]:
         results = await rig.append_all(store, *segments)
         for (sent, body), result in zip(segments, results, strict=True):
             if not result.HasField("error") and body:
@@ -126,7 +126,7 @@ class Model:
         if not sent.no_sync:
             extent.sync_end = max(extent.sync_end, end)
 
-    async def raise_token(self, store: Store, extent_id: int, token: int) -> pb.LengthAnswer:
+    async def raise_token(self, store: Storage, extent_id: int, token: int) -> pb.LengthAnswer:
         extent = self.extent(extent_id)
         extent.token_sent = max(extent.token_sent, token)
         answer = await rig.raise_token(store, extent_id, token)
@@ -135,7 +135,7 @@ class Model:
             extent.token = max(extent.token, token)
         return answer
 
-    async def fence(self, store: Store, extent_id: int) -> pb.LengthAnswer:
+    async def fence(self, store: Storage, extent_id: int) -> pb.LengthAnswer:
         extent = self.extent(extent_id)
         extent.fence_sent = True
         answer = await rig.fence(store, extent_id)
@@ -151,7 +151,7 @@ class Model:
             extent.sync_end = max(extent.sync_end, answer.length)
             extent.any_end = max(extent.any_end, answer.length)
 
-    async def seal(self, store: Store, extent_id: int, length: int) -> pb.SealExtentReply:
+    async def seal(self, store: Storage, extent_id: int, length: int) -> pb.SealExtentReply:
         extent = self.extent(extent_id)
         assert extent.seal_sent in (None, length), "a seal is decided once"
         extent.seal_sent = length
@@ -165,7 +165,7 @@ class Model:
         extent.fenced = True
         return reply
 
-    async def delete(self, store: Store, extent_id: int) -> None:
+    async def delete(self, store: Storage, extent_id: int) -> None:
         extent = self.extent(extent_id)
         extent.delete_sent = True
         await rig.delete(store, extent_id)
@@ -173,13 +173,13 @@ class Model:
 
     # --- after a restart -------------------------------------------------------------------------------------
 
-    async def check(self, store: Store, files: Files, ending: Ending) -> None:
+    async def check(self, store: Storage, files: Files, ending: Ending) -> None:
         """Everything answered is there; G1 to G3 hold."""
         await store.verified()
         for extent in self.extents.values():
             await self._check_extent(store, files, extent, ending)
 
-    async def _check_extent(self, store: Store, files: Files, extent: ExtentModel, ending: Ending) -> None:
+    async def _check_extent(self, store: Storage, files: Files, extent: ExtentModel, ending: Ending) -> None:
         try:
             info = rig.describe(store, extent.extent_id)
         except errors.ReplicaDeleted:
@@ -235,7 +235,7 @@ class Model:
         # In "random", bytes that nobody was told of may have come out as anything but a cut (rule 13).
         return extent.no_sync_sent or (ending == "random" and extent.sent_end > extent.sync_end)
 
-    async def repeat(self, store: Store) -> None:
+    async def repeat(self, store: Storage) -> None:
         """Whoever got no answer asks again, in exactly the same words; what is answered now is promised."""
         for extent in self.extents.values():
             if extent.delete_sent:
@@ -257,7 +257,7 @@ class Model:
 
     # --- going on --------------------------------------------------------------------------------------------
 
-    async def finish(self, store: Store) -> None:
+    async def finish(self, store: Storage) -> None:
         """The writer sends everything again, the manager seals: nothing that was promised may stand in the way."""
         for extent in self.extents.values():
             if extent.delete_sent or not extent.create_sent:
@@ -272,7 +272,7 @@ class Model:
                 length = answer.length if answer.kind == Kind.LENGTH else answer.valid_length
             await self._seal_and_read(store, extent, length)
 
-    async def create_if_absent(self, store: Store, extent: ExtentModel) -> None:
+    async def create_if_absent(self, store: Storage, extent: ExtentModel) -> None:
         if not extent.incarnation:
             try:
                 await self.create(store, extent.extent_id)
@@ -280,14 +280,14 @@ class Model:
                 made = rig.describe(store, extent.extent_id).replica
                 extent.incarnation, extent.disk_uuid = made.incarnation, made.disk_uuid
 
-    async def _resend(self, store: Store, extent: ExtentModel) -> None:
+    async def _resend(self, store: Storage, extent: ExtentModel) -> None:
         token = max(extent.token_sent, 1)
         for start, end in itertools.pairwise(extent.boundaries):
             if end <= extent.sent_end:
                 (result,) = await self.append(store, self.segment(extent.extent_id, start, end, token=token))
                 assert not result.HasField("error"), errors.from_message(result.error)
 
-    async def _seal_and_read(self, store: Store, extent: ExtentModel, length: int) -> None:
+    async def _seal_and_read(self, store: Storage, extent: ExtentModel, length: int) -> None:
         reply = await self.seal(store, extent.extent_id, length)
         if not reply.confirmed:
             assert reply.length < length, reply
@@ -298,7 +298,7 @@ class Model:
         assert await rig.read_bytes(store, extent.extent_id, **wanted) == extent.sequence[:length]
 
 
-def _folder(store: Store, info: pb.ReplicaInfo) -> str:
+def _folder(store: Storage, info: pb.ReplicaInfo) -> str:
     for number in range(8):
         if rig.disk_uuid(number) == info.replica.disk_uuid:
             return f"/disk{number}/extents"

@@ -16,11 +16,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from neve.extent_node import store_append, store_control
 from neve.extent_node.blocks import encode_block
 from neve.extent_node.disk import Marks, format_disk
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal_label import format_journal
-from neve.extent_node.store import DiskConfig, ReadResult, Store, StoreConfig
+from neve.extent_node.storage import Storage
+from neve.extent_node.store_config import DiskConfig, StoreConfig
+from neve.extent_node.store_read import ReadResult
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from tests.sim import loop as sim_loop
@@ -75,8 +78,8 @@ def format_all(fs: FileSystem, disks: int = 1, *, segment_bytes: int = SEGMENT_B
         )
 
 
-def make_store(fs: FileSystem, config: StoreConfig, seed: int = 0) -> Store:
-    return Store(config, fs, pool=None, rng=random.Random(seed), wall_clock_ms=lambda: 1_700_000_000_000)
+def make_store(fs: FileSystem, config: StoreConfig, seed: int = 0) -> Storage:
+    return Storage(config, fs, pool=None, rng=random.Random(seed), wall_clock_ms=lambda: 1_700_000_000_000)
 
 
 class Machine:
@@ -97,7 +100,7 @@ class Machine:
         mutex = self.fs._faults._mutex
         return copy.deepcopy(self, {id(mutex): threading.RLock()})
 
-    def run(self, work: Callable[[Store], Coroutine[Any, Any, T]], *, give_up_disks: Sequence[str] = ()) -> T:
+    def run(self, work: Callable[[Storage], Coroutine[Any, Any, T]], *, give_up_disks: Sequence[str] = ()) -> T:
         """One process: start a store, do the work, and end without a word, as a killed process does."""
 
         async def process() -> T:
@@ -126,7 +129,7 @@ class Machine:
         self.fs.rename(f"/away{number}", f"/disk{number}")
         self.fs.fsync_dir("/")
 
-    def restart(self, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    def restart(self, work: Callable[[Storage], Coroutine[Any, Any, T]]) -> T:
         """A new process after the old one was killed."""
         self.fs.crash()
         return self.run(work)
@@ -170,22 +173,22 @@ def segment(
     return message, b"".join(made)
 
 
-def _name_replica(store: Store, message: pb.Segment) -> None:
+def _name_replica(store: Storage, message: pb.Segment) -> None:
     """About every other segment names its replica, as a client's do: so both ways to decide on an append are taken."""
     if message.offset % 2 == 0 and not message.HasField("replica"):
         with contextlib.suppress(errors.NeveError):
             message.replica.CopyFrom(describe(store, message.extent_id).replica)
 
 
-async def append_all(store: Store, *segments: tuple[pb.Segment, bytes]) -> list[pb.SegmentResult]:
+async def append_all(store: Storage, *segments: tuple[pb.Segment, bytes]) -> list[pb.SegmentResult]:
     for message, _ in segments:
         _name_replica(store, message)
     attachment = memoryview(b"".join(body for _, body in segments))
     messages = [message for message, _ in segments]
-    return list((await store.append(messages, attachment)).results)
+    return list((await store_append.append(store.state, messages, attachment, brief=False)).results)
 
 
-async def append(store: Store, extent_id: int, offset: int, *blocks: bytes, **how: Any) -> pb.SegmentResult:
+async def append(store: Storage, extent_id: int, offset: int, *blocks: bytes, **how: Any) -> pb.SegmentResult:
     """One segment; raises its error."""
     (result,) = await append_all(store, segment(extent_id, offset, blocks, **how))
     if result.HasField("error"):
@@ -193,7 +196,7 @@ async def append(store: Store, extent_id: int, offset: int, *blocks: bytes, **ho
     return result
 
 
-async def tell_committed(store: Store, extent_id: int, committed: int, *, token: int = TOKEN) -> None:
+async def tell_committed(store: Storage, extent_id: int, committed: int, *, token: int = TOKEN) -> None:
     await append(store, extent_id, 0, committed=committed, token=token)
 
 
@@ -201,41 +204,43 @@ async def tell_committed(store: Store, extent_id: int, committed: int, *, token:
 
 
 async def create(
-    store: Store, extent_id: int, *, disk: int | None = None, eversion: int = EVERSION
+    store: Storage, extent_id: int, *, disk: int | None = None, eversion: int = EVERSION
 ) -> common_pb2.Replica:
     request = pb.CreateExtentRequest(extent_id=extent_id, eversion=eversion, extent_bytes_max=EXTENT_BYTES_MAX)
     if disk is not None:
         request.replica.disk_uuid = disk_uuid(disk)
-    return await store.create(request)
+    return await store_control.create(store.state, request)
 
 
-async def raise_token(store: Store, extent_id: int, token: int, *, eversion: int = EVERSION) -> pb.LengthAnswer:
-    return await store.raise_token(pb.RaiseTokenRequest(extent_id=extent_id, eversion=eversion, token=token))
+async def raise_token(store: Storage, extent_id: int, token: int, *, eversion: int = EVERSION) -> pb.LengthAnswer:
+    return await store_control.raise_token(
+        store.state, pb.RaiseTokenRequest(extent_id=extent_id, eversion=eversion, token=token)
+    )
 
 
-async def fence(store: Store, extent_id: int, *, token: int = 0, eversion: int = EVERSION) -> pb.LengthAnswer:
-    return await store.fence(pb.FenceRequest(extent_id=extent_id, eversion=eversion, token=token))
+async def fence(store: Storage, extent_id: int, *, token: int = 0, eversion: int = EVERSION) -> pb.LengthAnswer:
+    return await store_control.fence(store.state, pb.FenceRequest(extent_id=extent_id, eversion=eversion, token=token))
 
 
 async def seal(
-    store: Store, extent_id: int, length: int, *, eversion: int = EVERSION + 1, digest: bytes = b""
+    store: Storage, extent_id: int, length: int, *, eversion: int = EVERSION + 1, digest: bytes = b""
 ) -> pb.SealExtentReply:
     wanted = common_pb2.Seal(length=length, eversion=eversion, digest=digest)
-    return await store.seal(pb.SealExtentRequest(extent_id=extent_id, seal=wanted))
+    return await store_control.seal(store.state, pb.SealExtentRequest(extent_id=extent_id, seal=wanted))
 
 
-async def delete(store: Store, extent_id: int, *, eversion: int = EVERSION + 5) -> bool:
-    return await store.delete(pb.DeleteExtentRequest(extent_id=extent_id, eversion=eversion))
+async def delete(store: Storage, extent_id: int, *, eversion: int = EVERSION + 5) -> bool:
+    return await store_control.delete(store.state, pb.DeleteExtentRequest(extent_id=extent_id, eversion=eversion))
 
 
 # --- the reader ----------------------------------------------------------------------------------------------
 
 
-async def read(store: Store, extent_id: int, offset: int = 0, **how: Any) -> ReadResult:
-    return await store.read(pb.ReadBlockRequest(extent_id=extent_id, offset=offset, **how))
+async def read(store: Storage, extent_id: int, offset: int = 0, **how: Any) -> ReadResult:
+    return await store.reader.read(pb.ReadBlockRequest(extent_id=extent_id, offset=offset, **how))
 
 
-async def read_bytes(store: Store, extent_id: int, offset: int = 0, **how: Any) -> bytes:
+async def read_bytes(store: Storage, extent_id: int, offset: int = 0, **how: Any) -> bytes:
     return b"".join(bytes(piece) for piece in (await read(store, extent_id, offset, **how)).payload)
 
 
@@ -248,5 +253,5 @@ async def error_of(work: Awaitable[Any]) -> type[BaseException] | None:
     return None
 
 
-def describe(store: Store, extent_id: int) -> pb.ReplicaInfo:
-    return store.describe(pb.DescribeReplicaRequest(extent_id=extent_id))
+def describe(store: Storage, extent_id: int) -> pb.ReplicaInfo:
+    return store.inventory.describe(pb.DescribeReplicaRequest(extent_id=extent_id))

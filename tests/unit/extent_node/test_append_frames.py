@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.extent_node.store import Store
+from neve.extent_node import store_append
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_append import PendingAppend
 from neve.proto import extent_node_pb2 as pb
 from tests.unit.extent_node import store_rig as rig
@@ -41,7 +42,7 @@ EXTENTS = (1, 2, 3)
 Frame = list[tuple[int, Step]]  # extent, append
 
 
-async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool, brief: bool = False) -> list[object]:
+async def carry_out_frames(store: Storage, frames: list[Frame], *, together: bool, brief: bool = False) -> list[object]:
     """Outcomes of frames, or of the same segments one after the other. `brief`: and whether a frame's answer was.
 
     What was answered with sync is durable. How far beyond that it is durable is not compared: a sync takes along what
@@ -49,7 +50,7 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool,
     synced_ends = dict.fromkeys(EXTENTS, 0)
     for extent_id in EXTENTS:
         await rig.create(store, extent_id)
-    replicas = store._state.replicas
+    replicas = store.state.replicas
     outcomes: list[object] = []
     for frame_number, frame in enumerate(frames):
         lengths = {extent_id: replicas[extent_id].state.length for extent_id in EXTENTS}
@@ -68,8 +69,7 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool,
         alone = [([message], body) for message, body in zip(segments, bodies, strict=True)]
         groups = [(segments, b"".join(bodies))] if together else alone
         for group, attachment in groups:
-            begun = store.append_now(group, memoryview(attachment), brief=brief)
-            assert begun is not None
+            begun = store_append.begin_append(store.state, group, memoryview(attachment), brief=brief)
             reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
             for index, each in enumerate(group):
                 if not each.no_sync and (reply.all_taken or not reply.results[index].HasField("error")):
@@ -89,7 +89,7 @@ async def carry_out_frames(store: Store, frames: list[Frame], *, together: bool,
         assert synced_ends[extent_id] <= state.durable_end <= state.length
         found.write_deferred()
         outcomes.append(found.read(0, state.length) if state.length else b"")
-    counters = store.counters
+    counters = store.state.counters
     outcomes.append((counters.appends, counters.appended_bytes, counters.append_refusals))
     return outcomes
 
@@ -113,20 +113,19 @@ def test_a_brief_answer_says_what_a_long_one_would(frames: list[Frame]) -> None:
 
 
 def test_nobody_is_answered_in_brief_who_has_not_asked_for_it() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await rig.create(store, 1)
-        replica = store._state.replicas[1]
+        replica = store.state.replicas[1]
         for brief in (False, True):
             for no_sync in (False, True):  # when it is durable, and at once
                 for _ in range(2):  # the first one without sync takes a task
                     message, body = rig.segment(1, replica.state.length, [rig.block_of("x")], no_sync=no_sync)
                     rig._name_replica(store, message)
-                    begun = store.append_now([message], memoryview(body), brief=brief)
-                    assert begun is not None
+                    begun = store_append.begin_append(store.state, [message], memoryview(body), brief=brief)
                     reply = begun if isinstance(begun, pb.AppendBlockReply) else await begun
                     assert (reply.all_taken, len(reply.results)) == ((True, 0) if brief else (False, 1))
         message, body = rig.segment(1, replica.state.length + 9, [rig.block_of("x")])
-        begun = store.append_now([message], memoryview(body), brief=True)
+        begun = store_append.begin_append(store.state, [message], memoryview(body), brief=True)
         assert isinstance(begun, pb.AppendBlockReply)
         assert not begun.all_taken
         assert begun.results[0].HasField("error")
@@ -135,19 +134,19 @@ def test_nobody_is_answered_in_brief_who_has_not_asked_for_it() -> None:
 
 
 def test_a_frame_that_is_given_up_leaves_no_line_and_no_answer() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in EXTENTS:
             await rig.create(store, extent_id)
         await rig.append(store, 1, 0, rig.block_of("first"))
-        held = store._state.replicas[2]
+        held = store.state.replicas[2]
         assert held.lock.try_acquire()  # somebody else's turn, for as long as it takes
         segments, bodies = [], []
-        for extent_id, offset in ((1, store._state.replicas[1].state.length), (2, 0)):
+        for extent_id, offset in ((1, store.state.replicas[1].state.length), (2, 0)):
             message, body = rig.segment(extent_id, offset, [rig.block_of(f"of {extent_id}")])
             rig._name_replica(store, message)
             segments.append(message)
             bodies.append(body)
-        answer = store.append_now(segments, memoryview(b"".join(bodies)))
+        answer = store_append.begin_append(store.state, segments, memoryview(b"".join(bodies)), brief=False)
         assert isinstance(answer, PendingAppend)
         told: list[object] = []
         answer.then(lambda reply, error: told.append((reply, error)))
@@ -163,18 +162,18 @@ def test_a_frame_that_is_given_up_leaves_no_line_and_no_answer() -> None:
 
 
 def test_a_synced_segment_is_answered_by_whoever_finds_it_durable() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await rig.create(store, 1)
         await rig.append(store, 1, 0, rig.block_of("first"))
-        length = store._state.replicas[1].state.length
+        length = store.state.replicas[1].state.length
         message, body = rig.segment(1, length, [rig.block_of("second")])
         rig._name_replica(store, message)
-        answer = store.append_now([message], memoryview(body))
+        answer = store_append.begin_append(store.state, [message], memoryview(body), brief=False)
         assert isinstance(answer, PendingAppend)
         told: list[tuple[object, BaseException | None]] = []
         answer.then(lambda reply, error: told.append((reply, error)))
         assert told == []
-        state = store._state.replicas[1].state
+        state = store.state.replicas[1].state
         while not told:
             assert state.durable_end == length  # not a turn before
             await asyncio.sleep(0.0001)
@@ -188,13 +187,13 @@ def test_a_synced_segment_is_answered_by_whoever_finds_it_durable() -> None:
 
 
 def test_whoever_gives_up_an_answer_leaves_nothing_waiting_and_the_bytes_stay() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await rig.create(store, 1)
         await rig.append(store, 1, 0, rig.block_of("first"))
-        replica = store._state.replicas[1]
+        replica = store.state.replicas[1]
         message, body = rig.segment(1, replica.state.length, [rig.block_of("second")])
         rig._name_replica(store, message)
-        answer = store.append_now([message], memoryview(body))
+        answer = store_append.begin_append(store.state, [message], memoryview(body), brief=False)
         assert isinstance(answer, PendingAppend)
         told: list[object] = []
         answer.then(lambda reply, error: told.append((reply, error)))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from neve.extent_node import attributes, copier
+from neve.extent_node import attributes, copier, store_control
 from neve.extent_node.blocks import encode_block, extent_digest
 from neve.extent_node.copier import Copier
 from neve.extent_node.disk import Marks
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from tests.sim import loop as sim_loop
@@ -75,7 +75,7 @@ def test_a_copy_that_is_done_outlives_a_power_cut() -> None:
     sim_loop.run(process())
     target.fs.power_cut()
 
-    async def look(store: Store) -> None:
+    async def look(store: Storage) -> None:
         assert await read_bytes(store, EXTENT) == BYTES
         assert describe(store, EXTENT).seal.length == len(BYTES)
 
@@ -310,7 +310,7 @@ async def test_sealed_bytes_that_the_others_do_not_have_are_quarantined_before_t
     seen: list[type[BaseException] | None] = []
 
     def look(request: pb.ReadRangeRequest) -> None:
-        missing = EXTENT not in {info.extent_id for info in target.store.list(
+        missing = EXTENT not in {info.extent_id for info in target.store.inventory.list(
             after_extent_id=0, limit=9, unsealed_only=False)[0]}  # fmt: skip
         seen.append(errors.ReplicaMissing if missing else None)
 
@@ -360,7 +360,7 @@ async def test_a_tombstone_refuses_late_orders_and_lets_newer_ones_in() -> None:
     assert await read_bytes(again.store, EXTENT) == BYTES
     # Should it be quarantined, a Create from before the delete still finds the tombstone.
     incarnation = describe(again.store, EXTENT).replica.incarnation
-    assert await again.store.quarantine(EXTENT, incarnation=incarnation, reason="a test")
+    assert await store_control.quarantine(again.store.state, EXTENT, incarnation=incarnation, reason="a test")
     assert await rig.error_of(rig.create(again.store, EXTENT)) is errors.ReplicaDeleted
 
 
@@ -434,7 +434,7 @@ async def test_there_is_one_live_replica_also_over_two_disks() -> None:
     await check_whole(target, status)
     assert status.replica.disk_uuid == rig.disk_uuid(1)
     assert target.fs.stat(PATH) is None
-    assert [disk.extents for disk in target.store.disks()] == [0, 1]
+    assert [disk.extents for disk in target.store.inventory.disks()] == [0, 1]
     # The other disk fails: the extent is copied to the one that is left, though the old file cannot be moved.
     fault = target.fs.fail(errno.EIO, match=lambda operation, path: path.startswith("/disk1"), times=None)
     assert await rig.error_of(rig.create(target.store, 3, disk=1)) is errors.DiskFailed
@@ -445,7 +445,7 @@ async def test_there_is_one_live_replica_also_over_two_disks() -> None:
     # When the disk is back, one of the two is ignored.
     again = await cluster.node(_restarted(target))
     assert await read_bytes(again.store, EXTENT) == BYTES
-    assert sum(disk.extents for disk in again.store.disks()) == 1
+    assert sum(disk.extents for disk in again.store.inventory.disks()) == 1
 
 
 # --- orders --------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ async def test_an_order_is_carried_out_once_and_extents_have_one_task() -> None:
     assert [status.task_id for status in made.statuses()] == [1]
     # Done once is not done for ever: without its replica the task runs again.
     incarnation = made.status(1).replica.incarnation
-    assert await target.store.quarantine(EXTENT, incarnation=incarnation, reason="a test")
+    assert await store_control.quarantine(target.store.state, EXTENT, incarnation=incarnation, reason="a test")
     made.start(request)
     await check_whole(target, await made.wait(1))
     assert made.counters.tasks_started == 2
@@ -569,7 +569,7 @@ async def test_t24_a_copy_may_use_the_reserve_of_a_full_disk() -> None:
     await rig.create(target.store, 3)
     await rig.append(target.store, 3, 0, block_of("much", 60_000))
     await asyncio.sleep(1)
-    assert target.store.disks()[0].state == pb.DiskInfo.READ_ONLY
+    assert target.store.inventory.disks()[0].state == pb.DiskInfo.READ_ONLY
     await check_whole(target, await run_copy(cluster.copier(target), order(source)))
 
 
@@ -655,21 +655,21 @@ async def _stop_after_fsync(ticks: int) -> int:
 # --- the end of the process at every step --------------------------------------------------------------------
 
 
-async def _nothing(store: Store) -> None:
+async def _nothing(store: Storage) -> None:
     pass
 
 
-async def _short(store: Store) -> None:
+async def _short(store: Storage) -> None:
     await fill(store, BLOCKS[:2])
     await rig.seal(store, EXTENT, len(BYTES))
 
 
-async def _sealed(store: Store) -> None:
+async def _sealed(store: Storage) -> None:
     await fill(store, BLOCKS)
     await rig.seal(store, EXTENT, len(BYTES))
 
 
-BEFORE: dict[str, Callable[[Store], Coroutine[Any, Any, None]]] = {
+BEFORE: dict[str, Callable[[Storage], Coroutine[Any, Any, None]]] = {
     "nothing": _nothing,
     "short": _short,
     "damaged": _sealed,
@@ -746,9 +746,9 @@ def _end(machine: Machine, ending: str) -> None:
 
 
 def _check_after(machine: Machine, before: str, *, was_done: bool) -> None:
-    async def look(store: Store) -> None:
+    async def look(store: Storage) -> None:
         assert machine.fs.list_dir("/disk0/tmp") == []
-        infos, _ = store.list(after_extent_id=0, limit=10, unsealed_only=False)
+        infos, _ = store.inventory.list(after_extent_id=0, limit=10, unsealed_only=False)
         if not infos:
             assert not was_done
             assert before != "good"

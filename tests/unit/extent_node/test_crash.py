@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import pytest
 
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from tests.sim.disk import SimFileSystem, SimulatedCrash
 from tests.unit.extent_node.store_model import Ending, Model
 from tests.unit.extent_node.store_rig import Machine, append_all, block_of, tell_committed
 
-Scenario = Callable[[Store, Model], Awaitable[None]]
+Scenario = Callable[[Storage, Model], Awaitable[None]]
 
 # Power cuts with random results after each step. More of them by NEVE_CRASH_SEEDS=20 find rarer coincidences.
 RANDOM_SEEDS = int(os.environ.get("NEVE_CRASH_SEEDS", "1"))
@@ -43,27 +43,27 @@ def _blocks(text: str, *sizes: int) -> list[bytes]:
 # --- scenarios -----------------------------------------------------------------------------------------------
 
 
-async def create_extents(store: Store, model: Model) -> None:
+async def create_extents(store: Storage, model: Model) -> None:
     await model.create(store, 1, disk=0)
     await model.create(store, 2, disk=1)
 
 
-async def append_in_place(store: Store, model: Model) -> None:
+async def append_in_place(store: Storage, model: Model) -> None:
     await model.create(store, 1)
     for number in range(3):
         await model.append(store, model.next_segment(1, *_blocks(f"p{number}", 90, 200)))
 
 
-async def append_journaled(store: Store, model: Model) -> None:
+async def append_journaled(store: Storage, model: Model) -> None:
     for extent_id in (1, 2, 3):
         await model.create(store, extent_id, disk=extent_id % 2)
     for number in range(3):
         segments = [model.next_segment(extent_id, *_blocks(f"j{number}", 60, 150)) for extent_id in (1, 2, 3)]
         await model.append(store, *segments)
-    assert store.counters.journal_entries >= 6
+    assert store.state.counters.journal_entries >= 6
 
 
-async def append_without_sync(store: Store, model: Model) -> None:
+async def append_without_sync(store: Storage, model: Model) -> None:
     await model.create(store, 1)
     await model.create(store, 2)
     for number in range(3):
@@ -74,7 +74,7 @@ async def append_without_sync(store: Store, model: Model) -> None:
     await model.append(store, model.next_segment(1, *_blocks("u", 90), no_sync=True))
 
 
-async def raise_and_fence(store: Store, model: Model) -> None:
+async def raise_and_fence(store: Storage, model: Model) -> None:
     await model.create(store, 1)
     await model.append(store, model.next_segment(1, *_blocks("a", 100), no_sync=True))
     await model.raise_token(store, 1, 20)
@@ -84,7 +84,7 @@ async def raise_and_fence(store: Store, model: Model) -> None:
     await model.fence(store, 2)
 
 
-async def seal_with_a_cut(store: Store, model: Model) -> None:
+async def seal_with_a_cut(store: Storage, model: Model) -> None:
     await model.create(store, 1)
     await model.create(store, 2)
     await model.append(store, model.next_segment(1, *_blocks("w", 70, 80, 90)), model.next_segment(2, *_blocks("x", 9)))
@@ -96,7 +96,7 @@ async def seal_with_a_cut(store: Store, model: Model) -> None:
     await model.seal(store, 2, len(model.extent(2).sequence))
 
 
-async def delete_extents(store: Store, model: Model) -> None:
+async def delete_extents(store: Storage, model: Model) -> None:
     for extent_id in (1, 2):
         await model.create(store, extent_id)
     await model.append(store, model.next_segment(1, *_blocks("d", 80)), model.next_segment(2, *_blocks("e", 80)))
@@ -107,17 +107,17 @@ async def delete_extents(store: Store, model: Model) -> None:
     await model.delete(store, 3)
 
 
-async def turn_the_journal(store: Store, model: Model) -> None:
+async def turn_the_journal(store: Storage, model: Model) -> None:
     """More than the ring holds: segments are filled, freed and used again, and one is added."""
     for extent_id in (1, 2, 3):
         await model.create(store, extent_id, disk=extent_id % 2)
     for number in range(9):
         segments = [model.next_segment(extent_id, *_blocks(f"r{number}", 1500)) for extent_id in (1, 2, 3)]
         await model.append(store, *segments)
-    assert store.counters.segments_recycled > 0
+    assert store.state.counters.segments_recycled > 0
 
 
-async def stop_cleanly(store: Store, model: Model) -> None:
+async def stop_cleanly(store: Storage, model: Model) -> None:
     await append_journaled(store, model)
     await model.append(store, model.next_segment(1, *_blocks("n", 90), no_sync=True))
     await store.stop(clean=True)
@@ -126,7 +126,7 @@ async def stop_cleanly(store: Store, model: Model) -> None:
         extent.no_sync_sent = False
 
 
-async def many_at_once(store: Store, model: Model) -> None:
+async def many_at_once(store: Storage, model: Model) -> None:
     """What a busy node does, in one go."""
     for extent_id in (1, 2, 3, 4):
         await model.create(store, extent_id, disk=extent_id % 2)
@@ -171,7 +171,7 @@ CASES = {
 def _run_until(machine: Machine, scenario: Scenario, model: Model) -> bool:
     """Whether it came to its end."""
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await scenario(store, model)
 
     try:
@@ -189,14 +189,14 @@ def _end(fs: SimFileSystem, ending: Ending) -> None:
 
 
 def _recover(machine: Machine, model: Model, ending: Ending) -> None:
-    async def check(store: Store) -> None:
+    async def check(store: Storage) -> None:
         await model.check(store, machine.fs, ending)
 
-    async def check_and_repeat(store: Store) -> None:
+    async def check_and_repeat(store: Storage) -> None:
         await model.check(store, machine.fs, ending)
         await model.repeat(store)
 
-    async def check_and_finish(store: Store) -> None:
+    async def check_and_finish(store: Storage) -> None:
         await model.check(store, machine.fs, ending)
         await model.finish(store)
 
@@ -216,7 +216,7 @@ def _steps(name: str, fresh: Machine) -> range:
     scenario = CASES[name].scenario
     trial, started = fresh.clone(), fresh.fs.steps
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         nonlocal started
         if name != "create":
             started = trial.fs.steps
@@ -268,7 +268,7 @@ def test_t27_a_crash_at_every_step_of_the_start_after_a_crash_forgets_nothing(na
     fresh.fs.rng.seed(name)
     _end(fresh.fs, first_ending)
 
-    async def start_only(store: Store) -> None:
+    async def start_only(store: Storage) -> None:
         await store.verified()
 
     trial = fresh.clone()

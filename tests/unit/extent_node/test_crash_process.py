@@ -30,7 +30,7 @@ import pytest
 import uvloop
 
 from neve.extent_node.fs import Buffer, FileSystem, RealFileSystem
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from tests.unit.extent_node import store_rig as rig
 from tests.unit.extent_node.store_model import Model
 from tests.unit.extent_node.test_crash import CASES
@@ -113,13 +113,13 @@ class RealFiles:
         return Path(self.root + path).read_bytes()
 
 
-def process(root: str, disks: int, fs: FileSystem, work: Callable[[Store], Coroutine[Any, Any, None]]) -> None:
+def process(root: str, disks: int, fs: FileSystem, work: Callable[[Storage], Coroutine[Any, Any, None]]) -> None:
     """One life of a store."""
 
     async def life() -> None:
         with ThreadPoolExecutor(4) as pool:
             config = rig.config_for(disks, root=root)
-            store = Store(config, fs, pool=pool, rng=random.SystemRandom(), wall_clock_ms=lambda: 1_700_000_000_000)
+            store = Storage(config, fs, pool=pool, rng=random.SystemRandom(), wall_clock_ms=lambda: 1_700_000_000_000)
             await store.start()
             await work(store)
             await store.stop(clean=False)
@@ -163,7 +163,7 @@ def one_death(name: str, root: str, step: int) -> int:
         plain = Model()
         plain.extents = model.extents
 
-        async def check(store: Store) -> None:
+        async def check(store: Storage) -> None:
             await plain.check(store, RealFiles(root), "kill")
             await plain.finish(store)
             await plain.check(store, RealFiles(root), "kill")

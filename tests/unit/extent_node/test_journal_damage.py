@@ -20,7 +20,7 @@ from neve.extent_node.journal_format import (
     encode_records,
     walk_records,
 )
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from tests.unit.extent_node.store_rig import Machine, append, append_all, block_of, create, raise_token, segment
 
@@ -120,13 +120,13 @@ def acknowledged() -> tuple[Machine, list[Record]]:
     """Three extents whose second blocks are in the last group of the journal, and nowhere else after a power cut."""
     machine = Machine(journal_extents_min=1, checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> bytes:
+    async def work(store: Storage) -> bytes:
         for extent_id in EXTENTS:
             await create(store, extent_id)
             await append(store, extent_id, 0, FIRST)
         segments = [segment(extent_id, len(FIRST), [SECOND]) for extent_id in EXTENTS]
         assert [result.end for result in await append_all(store, *segments)] == [END] * 3
-        return store._state.journal.uuid_bytes
+        return store.state.journal.uuid_bytes
 
     seed = crc_seed(machine.run(work))
     machine.fs.power_cut()
@@ -142,7 +142,7 @@ def test_a_bit_flipped_in_the_last_group_doubts_its_replica_and_hides_no_other(e
     machine = made.clone()
     machine.fs.flip("/journal/0000.seg", records[extent_id - 1].position + byte, 2)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         await store.verified()
         for other in EXTENTS:
             answer = await raise_token(store, other, 11)
@@ -162,7 +162,7 @@ def test_damage_of_which_nobody_can_tell_whose_it_is_doubts_all_open_replicas() 
         machine.fs.flip("/journal/0000.seg", records[1].position + byte, 2)
     assert records[1].position // 512 == records[2].position // 512
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         await store.verified()
         for other in EXTENTS:
             answer = await raise_token(store, other, 11)

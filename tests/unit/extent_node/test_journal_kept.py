@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from neve.extent_node.journal_label import read_journal_label, slot_path
-from neve.extent_node.store import DiskConfig, Store
+from neve.extent_node.storage import Storage
+from neve.extent_node.store_config import DiskConfig
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import DiskFailed, DiskFull
 from tests.sim import disk_nodes
@@ -36,14 +37,14 @@ A, B = block_of("a", 100), block_of("b", 300)
 END = len(A + B)
 
 
-async def fill_two(store: Store) -> None:
+async def fill_two(store: Storage) -> None:
     """Extent 1 on disk 0, extent 2 on disk 1; all of both is durable by the journal only."""
     await create(store, 1, disk=0)
     await create(store, 2, disk=1)
     for offset, block in ((0, A), (len(A), B)):
         results = await append_all(store, segment(1, offset, [block]), segment(2, offset, [block]))
         assert [result.end for result in results] == [offset + len(block)] * 2
-    assert store.counters.journal_entries == 4
+    assert store.state.counters.journal_entries == 4
 
 
 def filled(**changes: Any) -> Machine:
@@ -57,7 +58,7 @@ def kept_disks(machine: Machine) -> set[int]:
     return {disk for kept in label.kept for disk in kept.disks}
 
 
-async def fill_the_journal(store: Store, *, rounds: int = 60) -> None:
+async def fill_the_journal(store: Storage, *, rounds: int = 60) -> None:
     """More than all segments hold, on disk 0."""
     for extent_id in (11, 12):
         await create(store, extent_id, disk=0)
@@ -68,16 +69,16 @@ async def fill_the_journal(store: Store, *, rounds: int = 60) -> None:
         assert not any(result.HasField("error") for result in results)
 
 
-async def fill_two_at_once(store: Store) -> None:
+async def fill_two_at_once(store: Storage) -> None:
     """The same by one record each."""
     await create(store, 1, disk=0)
     await create(store, 2, disk=1)
     results = await append_all(store, segment(1, 0, [A, B]), segment(2, 0, [A, B]))
     assert [result.end for result in results] == [END, END]
-    assert store.counters.journal_entries == 2
+    assert store.state.counters.journal_entries == 2
 
 
-async def both_are_whole(store: Store) -> None:
+async def both_are_whole(store: Storage) -> None:
     await store.verified()
     for extent_id in (1, 2):
         answer = await raise_token(store, extent_id, 99)
@@ -89,19 +90,19 @@ def test_t32_a_node_starts_without_a_disk_and_brings_back_what_the_journal_had_f
     machine.fs.power_cut()
     machine.take_disk_away(1)
 
-    async def without(store: Store) -> None:
+    async def without(store: Storage) -> None:
         assert (await raise_token(store, 1, 98)).length == END
         assert (await raise_token(store, 2, 98)).kind == Kind.NEVER_EXISTED
-        (refused,) = [info for info in store.disks() if info.state == pb.DiskInfo.OFFLINE]
+        (refused,) = [info for info in store.inventory.disks() if info.state == pb.DiskInfo.OFFLINE]
         assert refused.disk_uuid == disk_uuid(1)
         assert "wiped" in refused.reason
         await fill_the_journal(store)
-        assert store.counters.segments_recycled > 0  # the ring turns on without the segments that are kept
+        assert store.state.counters.segments_recycled > 0  # the ring turns on without the segments that are kept
 
     machine.run(without)
     machine.fs.power_cut()
 
-    async def clean_stop(store: Store) -> None:
+    async def clean_stop(store: Storage) -> None:
         await store.verified()
         await store.stop(clean=True)
 
@@ -122,7 +123,7 @@ def test_a_disk_that_fails_for_a_moment_while_it_is_read_loses_nothing(code: int
         code, match=lambda operation, path: path.startswith("/disk1/boot.json") and operation == "open", times=None
     )
 
-    async def without(store: Store) -> None:
+    async def without(store: Storage) -> None:
         await store.verified()
         assert (await raise_token(store, 2, 98)).kind == Kind.NEVER_EXISTED
 
@@ -139,7 +140,7 @@ def test_t24_records_that_a_full_disk_has_no_room_for_wait_and_the_replica_answe
         errno.ENOSPC, match=lambda operation, path: operation == "pwrite" and "/disk1/extents" in path, times=None
     )
 
-    async def while_full(store: Store) -> None:
+    async def while_full(store: Storage) -> None:
         await store.verified()
         assert (await raise_token(store, 1, 98)).length == END
         assert await error_of(raise_token(store, 2, 98)) is DiskFull
@@ -163,7 +164,7 @@ def test_a_disk_that_fails_while_its_records_are_replayed_goes_offline_and_they_
         errno.EIO, match=lambda called, path: called == operation and "/disk1/extents" in path, times=None
     )
 
-    async def while_broken(store: Store) -> None:
+    async def while_broken(store: Storage) -> None:
         await store.verified()
         assert (await raise_token(store, 1, 98)).length == END
         assert await error_of(fence(store, 2)) is DiskFailed
@@ -172,7 +173,7 @@ def test_a_disk_that_fails_while_its_records_are_replayed_goes_offline_and_they_
     fault.clear()
     machine.fs.power_cut()
 
-    async def back(store: Store) -> None:
+    async def back(store: Storage) -> None:
         await store.verified()
         answer = await raise_token(store, 2, 99)  # it went offline, so that its length proves nothing (rule 12)
         assert (answer.kind, answer.valid_length) == (Kind.DOUBTFUL, END)
@@ -185,19 +186,19 @@ def test_a_disk_that_fails_while_its_records_are_replayed_goes_offline_and_they_
 def test_a_disk_that_fails_under_the_node_leaves_its_records_and_the_journal_goes_on() -> None:
     machine = Machine(2, journal_extents_min=1)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         machine.fs.fail(errno.EIO, match=lambda operation, path: operation == "fdatasync" and "/disk1/" in path)
         await asyncio.sleep(6)  # the checkpointer meets it
         assert await error_of(fence(store, 2)) is DiskFailed
         await fill_the_journal(store)
-        assert store.counters.segments_recycled > 0
+        assert store.state.counters.segments_recycled > 0
 
     machine.run(work)
     assert len(kept_disks(machine)) == 1
     machine.fs.power_cut()
 
-    async def back(store: Store) -> None:
+    async def back(store: Storage) -> None:
         await store.verified()
         answer = await raise_token(store, 2, 99)
         assert (answer.kind, answer.valid_length) == (Kind.DOUBTFUL, END)
@@ -212,14 +213,14 @@ def test_when_all_segments_are_kept_appends_are_synced_in_place() -> None:
     machine = Machine(2, journal_extents_min=1, journal_segments_max=1, segment_bytes=12 << 10)
     block = block_of("x", 3000)
 
-    async def fill(store: Store, disk: int) -> None:
+    async def fill(store: Storage, disk: int) -> None:
         for extent_id in (2 * disk, 2 * disk + 1):
             await create(store, extent_id, disk=disk)
         for number in range(2):
             pair = [segment(extent_id, number * len(block), [block]) for extent_id in (2 * disk, 2 * disk + 1)]
             assert [result.end for result in await append_all(store, *pair)] == [(number + 1) * len(block)] * 2
 
-    async def nothing(store: Store) -> None:
+    async def nothing(store: Storage) -> None:
         await store.verified()
 
     machine.run(lambda store: fill(store, 1))
@@ -228,10 +229,10 @@ def test_when_all_segments_are_kept_appends_are_synced_in_place() -> None:
     machine.run(nothing)
     machine.fs.power_cut()
 
-    async def crowded(store: Store) -> None:
+    async def crowded(store: Storage) -> None:
         await fill(store, 0)
-        assert store.counters.journal_entries == 0
-        assert store.counters.in_place_syncs > 0
+        assert store.state.counters.journal_entries == 0
+        assert store.state.counters.in_place_syncs > 0
 
     machine.run(crowded)
     label = read_journal_label(machine.fs, JOURNAL)
@@ -239,7 +240,7 @@ def test_when_all_segments_are_kept_appends_are_synced_in_place() -> None:
     machine.fs.power_cut()
     machine.bring_disk_back(1)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         await store.verified()
         for extent_id in range(4):
             answer = await raise_token(store, extent_id, 99)
@@ -254,7 +255,7 @@ def test_records_are_given_up_by_the_operators_word_and_the_disk_is_doubted_if_i
     machine.fs.power_cut()
     machine.take_disk_away(1)
 
-    async def nothing(store: Store) -> None:
+    async def nothing(store: Storage) -> None:
         await store.verified()
 
     machine.run(nothing)
@@ -265,7 +266,7 @@ def test_records_are_given_up_by_the_operators_word_and_the_disk_is_doubted_if_i
     machine.fs.crash()
     machine.bring_disk_back(1)
 
-    async def back(store: Store) -> None:
+    async def back(store: Storage) -> None:
         await store.verified()
         assert (await raise_token(store, 1, 99)).length == END
         assert (await raise_token(store, 2, 99)).kind == Kind.DOUBTFUL
@@ -279,7 +280,7 @@ def test_a_kept_segment_that_lost_records_makes_that_disks_replicas_doubtful_and
     machine.fs.power_cut()
     machine.take_disk_away(1)
 
-    async def nothing(store: Store) -> None:
+    async def nothing(store: Storage) -> None:
         await store.verified()
 
     machine.run(nothing)
@@ -291,7 +292,7 @@ def test_a_kept_segment_that_lost_records_makes_that_disks_replicas_doubtful_and
         machine.fs.flip(slot_path(JOURNAL, kept.slot), kept.end_position - 20, 3)
     machine.bring_disk_back(1)
 
-    async def back(store: Store) -> None:
+    async def back(store: Storage) -> None:
         await store.verified()
         assert (await raise_token(store, 1, 99)).length == END
         assert (await raise_token(store, 2, 99)).kind == Kind.DOUBTFUL
@@ -310,19 +311,19 @@ def test_t24_a_replica_without_room_for_its_second_record_keeps_the_first_ones_s
     large = [block_of("first", 20_000), block_of("second", 20_000)]  # a segment each
     machine = Machine(1, journal_extents_min=1, checkpoint_interval_s=3600.0)
 
-    async def fill(store: Store) -> None:
+    async def fill(store: Storage) -> None:
         for daemon in store._daemons:
             daemon.cancel()  # the checkpointer, which would sync the first record's bytes in place
         await create(store, 1)
         await append(store, 1, 0, large[0])
         await append(store, 1, len(large[0]), large[1])
-        assert store.counters.journal_entries == 2
+        assert store.state.counters.journal_entries == 2
 
-    async def stalls(store: Store) -> None:
+    async def stalls(store: Storage) -> None:
         await store.verified()
         assert await error_of(fence(store, 1)) is DiskFull
 
-    async def has_room(store: Store) -> pb.LengthAnswer:
+    async def has_room(store: Storage) -> pb.LengthAnswer:
         await store.verified()
         return await fence(store, 1)
 
@@ -347,7 +348,7 @@ def test_a_hole_in_the_journal_makes_a_refused_disk_doubtful_also_if_only_its_fo
         machine.fs.flip(slot_path(JOURNAL, 0), at + byte, 3)
     fault = machine.fs.fail(errno.EIO, match=lambda _, path: path.startswith("/disk1/boot"), times=None)
 
-    async def answer(store: Store, extent_id: int) -> pb.LengthAnswer.Kind:
+    async def answer(store: Storage, extent_id: int) -> pb.LengthAnswer.Kind:
         await store.verified()
         return (await fence(store, extent_id)).kind
 

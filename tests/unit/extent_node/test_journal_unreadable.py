@@ -15,7 +15,7 @@ import pytest
 from neve.extent_node.journal_format import FIRST_POSITION, crc_seed, find_records
 from neve.extent_node.journal_label import JournalRefused, read_journal_label, slot_path
 from neve.extent_node.journal_read import PAGE_BYTES, SegmentBytes, read_segment
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from tests.sim.disk import SimFileSystem, SimulatedCrash
 from tests.unit.extent_node.store_rig import (
@@ -43,21 +43,21 @@ def filled(**changes: Any) -> Machine:
     """Three extents whose bytes are durable by the journal only, over several pages of its first segment."""
     machine = Machine(journal_extents_min=1, checkpoint_interval_s=3600.0, **changes)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in EXTENTS:
             await create(store, extent_id)
         offset = 0
         for block in BLOCKS:
             await append_all(store, *(segment(extent_id, offset, [block]) for extent_id in EXTENTS))
             offset += len(block)
-        assert store.counters.in_place_syncs == 0
+        assert store.state.counters.in_place_syncs == 0
 
     machine.run(work)
     machine.fs.power_cut()
     return machine
 
 
-async def answers(store: Store) -> list[tuple[pb.LengthAnswer.Kind, int]]:
+async def answers(store: Storage) -> list[tuple[pb.LengthAnswer.Kind, int]]:
     found = [await raise_token(store, extent_id, TOKEN + 1) for extent_id in EXTENTS]
     return [(answer.kind, answer.length) for answer in found]
 
@@ -89,7 +89,7 @@ def test_records_around_a_bad_page_are_replayed_all_the_same() -> None:
     machine = filled()
     machine.fs.spoil(slot_path(JOURNAL, 0), FIRST_POSITION + PAGE_BYTES)
 
-    async def valid_lengths(store: Store) -> list[int]:
+    async def valid_lengths(store: Storage) -> list[int]:
         await store.verified()
         return [(await fence(store, extent_id)).valid_length for extent_id in EXTENTS]
 
@@ -142,7 +142,7 @@ def test_a_bad_slot_is_not_used_again_and_the_ring_grows_instead() -> None:
     machine.fs.spoil(slot_path(JOURNAL, 0), FIRST_POSITION)
     before = machine.fs.content(slot_path(JOURNAL, 0))
 
-    async def work(store: Store) -> int:
+    async def work(store: Storage) -> int:
         for extent_id in EXTENTS:
             await seal(store, extent_id, 0)
         for extent_id in (5, 6):
@@ -152,8 +152,8 @@ def test_a_bad_slot_is_not_used_again_and_the_ring_grows_instead() -> None:
             block = block_of("more", 1000)
             await append_all(store, *(segment(extent_id, offset, [block]) for extent_id in (5, 6)))
             offset += len(block)
-        assert store.counters.journal_entries > 60
-        assert store.journal_failed == ""
+        assert store.state.counters.journal_entries > 60
+        assert store.state.journal.failed == ""
         return offset
 
     machine.config = replace(machine.config, checkpoint_interval_s=0.01)
@@ -162,7 +162,7 @@ def test_a_bad_slot_is_not_used_again_and_the_ring_grows_instead() -> None:
     assert read_journal_label(machine.fs, JOURNAL).bad_slots == (0,)
     machine.fs.power_cut()
 
-    async def look(store: Store) -> None:
+    async def look(store: Storage) -> None:
         for extent_id in (5, 6):
             answer = await raise_token(store, extent_id, TOKEN + 1)
             assert (answer.kind, answer.length) == (Kind.LENGTH, end)
@@ -173,7 +173,7 @@ def test_a_bad_slot_is_not_used_again_and_the_ring_grows_instead() -> None:
 def test_after_a_clean_stop_a_bad_page_is_nobodys() -> None:
     machine = filled()
 
-    async def stop(store: Store) -> None:
+    async def stop(store: Storage) -> None:
         await store.verified()
         await store.stop(clean=True)
 
@@ -199,7 +199,7 @@ def test_a_slot_that_cannot_be_made_ready_is_left_out_and_its_number_given_to_an
 def test_a_kept_segment_with_a_bad_page_costs_the_disk_that_it_is_kept_for_and_no_other() -> None:
     machine = Machine(2, journal_extents_min=1, checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id, disk=extent_id - 1)
         offset = 0
@@ -207,7 +207,7 @@ def test_a_kept_segment_with_a_bad_page_costs_the_disk_that_it_is_kept_for_and_n
             await append_all(store, *(segment(extent_id, offset, [block]) for extent_id in (1, 2)))
             offset += len(block)
 
-    async def kind_of(store: Store, extent_id: int) -> pb.LengthAnswer.Kind:
+    async def kind_of(store: Storage, extent_id: int) -> pb.LengthAnswer.Kind:
         return (await raise_token(store, extent_id, TOKEN + 1)).kind
 
     machine.run(work)
@@ -250,7 +250,7 @@ def turned(seed: int, ending: Literal["lose_all", "random"]) -> tuple[Machine, d
     acknowledged = dict.fromkeys(range(1, 6), 0)
     rng = random.Random(seed)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in acknowledged:
             await create(store, extent_id)
         for _ in range(40):
@@ -261,7 +261,7 @@ def turned(seed: int, ending: Literal["lose_all", "random"]) -> tuple[Machine, d
             for extent_id, result in zip(chosen, results, strict=True):
                 acknowledged[extent_id] = result.end
             await asyncio.sleep(rng.choice((0, 0, 0.03)))
-        assert store.counters.segments_recycled > 1
+        assert store.state.counters.segments_recycled > 1
         machine.fs.stop_at(machine.fs.steps + rng.randint(1, 6), "torn")
         await append_all(
             store, *(segment(extent_id, end, [block_of("y", 900)]) for extent_id, end in acknowledged.items())
@@ -281,7 +281,7 @@ def test_whichever_page_goes_bad_no_replica_answers_less_than_it_has_acknowledge
     whole, acknowledged = turned(seed, ending)
     label = read_journal_label(whole.fs, JOURNAL)
 
-    async def look(store: Store) -> dict[int, tuple[pb.LengthAnswer.Kind, int]]:
+    async def look(store: Storage) -> dict[int, tuple[pb.LengthAnswer.Kind, int]]:
         found = {extent_id: await raise_token(store, extent_id, TOKEN + 1) for extent_id in acknowledged}
         return {extent_id: (answer.kind, answer.length) for extent_id, answer in found.items()}
 

@@ -16,7 +16,7 @@ import pytest
 from neve.extent_node import kernel_sync as module
 from neve.extent_node.fs import RealFileSystem
 from neve.extent_node.kernel_sync import KernelSync, OnDone, kernel_sync_or_none
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.threads import Threads
 from neve.proto.errors import DiskFailed, NeveError
 from tests.unit.extent_node import store_rig as rig
@@ -151,12 +151,12 @@ async def test_none_is_made_where_none_is_wanted_or_known(monkeypatch: pytest.Mo
 
 
 @contextlib.asynccontextmanager
-async def store_with(folder: Path, kernel: KernelSync) -> AsyncIterator[Store]:
+async def store_with(folder: Path, kernel: KernelSync) -> AsyncIterator[Storage]:
     fs, root, threads = RealFileSystem(), str(folder), Threads(2, name="test")
     for name in ("disk0", "journal"):
         (folder / name).mkdir()
     rig.format_all(fs, root=root)
-    store = Store(
+    store = Storage(
         rig.config_for(root=root),
         fs,
         pool=threads,
@@ -184,7 +184,7 @@ async def test_appends_are_answered_when_the_kernel_has_synced_them(tmp_path: Pa
             result = await rig.append(store, 1, offset, block)
             offset += len(block)
             assert result.end == offset
-            assert store._state.replicas[1].state.durable_end == offset
+            assert store.state.replicas[1].state.durable_end == offset
         assert kernel.begun == 5
 
 
@@ -193,8 +193,8 @@ async def test_t23_a_sync_that_fails_in_the_kernel_is_answered_with_its_error_an
         block = rig.block_of("lost")
         with pytest.raises(DiskFailed, match="Input/output error"):
             await rig.append(store, 1, 0, block)
-        assert store.counters.sync_failures == 1
-        state = store._state.replicas[1].state
+        assert store.state.counters.sync_failures == 1
+        state = store.state.replicas[1].state
         assert state.durable_end == 0
         assert state.read_only is not None
         with pytest.raises(NeveError):  # nobody is acknowledged by trying again
@@ -207,10 +207,10 @@ async def test_a_thread_syncs_what_the_kernel_does_not_take(tmp_path: Path) -> N
         block = rig.block_of("by a thread")
         assert (await rig.append(store, 1, 0, block)).end == len(block)
         assert kernel.begun == 1
-        assert store._state.replicas[1].state.durable_end == len(block)
+        assert store.state.replicas[1].state.durable_end == len(block)
 
 
-async def begun_on_two(store: Store) -> list[tuple[int, int, bytes]]:
+async def begun_on_two(store: Storage) -> list[tuple[int, int, bytes]]:
     """A second extent; both have a token and a block. Extent, offset and block of what is appended to each next."""
     await rig.create(store, 2)
     await rig.raise_token(store, 2, rig.TOKEN)
@@ -226,12 +226,12 @@ async def test_a_round_of_the_journal_is_synced_by_the_kernel(tmp_path: Path) ->
     kernel = made(Watched)
     async with store_with(tmp_path, kernel) as store:
         appends = await begun_on_two(store)
-        rounds, begun = store.counters.journal_rounds, kernel.begun
+        rounds, begun = store.state.counters.journal_rounds, kernel.begun
         results = await rig.append_all(store, *(rig.segment(extent, at, [block]) for extent, at, block in appends))
-        assert (store.counters.journal_rounds - rounds, kernel.begun - begun) == (1, 1)
+        assert (store.state.counters.journal_rounds - rounds, kernel.begun - begun) == (1, 1)
         for (extent_id, offset, block), result in zip(appends, results, strict=True):
             assert result.end == offset + len(block)
-            assert store._state.replicas[extent_id].state.durable_end == result.end
+            assert store.state.replicas[extent_id].state.durable_end == result.end
 
 
 async def test_t23_a_round_whose_sync_fails_in_the_kernel_acknowledges_nobody(tmp_path: Path) -> None:
@@ -242,6 +242,6 @@ async def test_t23_a_round_whose_sync_fails_in_the_kernel_acknowledges_nobody(tm
         results = await rig.append_all(store, *(rig.segment(extent, at, [block]) for extent, at, block in appends))
         kernel.failing = False
         assert [result.error.code for result in results] == [DiskFailed.code] * 2
-        assert store.journal_failed
+        assert store.state.journal.failed
         for extent_id, offset, block in appends:  # the files themselves are as good as before
             assert (await rig.append(store, extent_id, offset, block)).end == offset + len(block)

@@ -14,7 +14,7 @@ import pytest
 from neve.extent_node import mounts
 from neve.extent_node.disk import BOOT
 from neve.extent_node.fs import RealFileSystem
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import DiskFailed
 from tests.unit.extent_node.store_rig import Machine, append, block_of, create, error_of, raise_token
@@ -24,7 +24,7 @@ Kind = pb.LengthAnswer
 A, B, C = block_of("a", 50), block_of("b", 50), block_of("c", 50)
 
 
-async def fill(store: Store) -> None:
+async def fill(store: Storage) -> None:
     """Three blocks, of which only the first two are surely durable: `unsynced` is set with the second one."""
     await create(store, 1, disk=0)
     await append(store, 1, 0, A)
@@ -32,7 +32,7 @@ async def fill(store: Store) -> None:
     await append(store, 1, len(A + B), C, no_sync=True)
 
 
-async def look(store: Store) -> tuple[Kind.Kind, int]:
+async def look(store: Storage) -> tuple[Kind.Kind, int]:
     await store.verified()
     answer = await raise_token(store, 1, 11)
     return answer.kind, answer.length or answer.valid_length
@@ -56,7 +56,7 @@ def test_a_restart_without_a_new_mount_doubts_nothing() -> None:
 def test_a_new_mount_after_a_clean_stop_doubts_nothing() -> None:
     machine = Machine()
 
-    async def stop(store: Store) -> None:
+    async def stop(store: Storage) -> None:
         await fill(store)
         await store.stop(clean=True)
 
@@ -83,7 +83,7 @@ def test_a_device_that_fails_with_disk_and_journal_on_it_is_doubted_when_it_is_b
     """Nothing can be written down when it happens. It comes back by being mounted anew."""
     machine = Machine()
 
-    async def dies(store: Store) -> None:
+    async def dies(store: Storage) -> None:
         await fill(store)
         machine.fs.fail(errno.EIO, match=lambda operation, path: operation != "close", times=None)
         assert await error_of(append(store, 1, len(A + B + C), C)) is DiskFailed
@@ -101,7 +101,7 @@ def test_a_failure_that_the_journals_label_cannot_take_is_told_by_a_disk_or_late
     machine = Machine(2)
     on_boot_labels = "nothing" if not heals else BOOT
 
-    async def dies(store: Store) -> None:
+    async def dies(store: Storage) -> None:
         await fill(store)
         full = machine.fs.fail(
             errno.ENOSPC,

@@ -8,7 +8,7 @@ from typing import Any
 
 from neve.extent_node.disk import DiskState, Marks
 from neve.extent_node.fs import Usage
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from tests.sim.disk_nodes import File
 from tests.unit.extent_node.store_rig import EXTENT_BYTES_MAX, Machine, append, block_of, create
 
@@ -30,10 +30,10 @@ def reserved_bytes(machine: Machine) -> int:
     return file.allocated_bytes
 
 
-async def write(store: Store, machine: Machine, *, to_bytes: int, pause_s: float) -> list[int]:
+async def write(store: Storage, machine: Machine, *, to_bytes: int, pause_s: float) -> list[int]:
     """Append up to this length; how much was reserved ahead of each append's end when it was answered."""
     ahead = []
-    for offset in range(store._state.replicas[1].state.length, to_bytes, KIB):
+    for offset in range(store.state.replicas[1].state.length, to_bytes, KIB):
         await append(store, 1, offset, BLOCK)
         await asyncio.sleep(pause_s)
         ahead.append(reserved_bytes(machine) - offset - KIB)
@@ -43,7 +43,7 @@ async def write(store: Store, machine: Machine, *, to_bytes: int, pause_s: float
 def test_a_writer_that_takes_its_time_has_half_a_step_to_one_and_a_half_ahead_of_it() -> None:
     machine = machine_with()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         ahead = await write(store, machine, to_bytes=256 * KIB, pause_s=0.5)
         assert min(ahead) >= STEP_BYTES // 2
@@ -55,7 +55,7 @@ def test_a_writer_that_takes_its_time_has_half_a_step_to_one_and_a_half_ahead_of
 def test_a_writer_in_haste_gets_larger_steps_and_smaller_ones_when_it_slows_down() -> None:
     machine = machine_with()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         ahead = await write(store, machine, to_bytes=256 * KIB, pause_s=0.001)
         assert STEP_BYTES_MAX <= max(ahead) <= STEP_BYTES_MAX * 3 // 2
@@ -69,7 +69,7 @@ def test_a_writer_in_haste_gets_larger_steps_and_smaller_ones_when_it_slows_down
 def test_no_more_is_reserved_than_an_extent_can_have() -> None:
     machine = machine_with()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await write(store, machine, to_bytes=EXTENT_BYTES_MAX, pause_s=0.001)
         assert reserved_bytes(machine) == EXTENT_BYTES_MAX
@@ -80,7 +80,7 @@ def test_no_more_is_reserved_than_an_extent_can_have() -> None:
 def test_nothing_is_reserved_if_it_is_switched_off() -> None:
     machine = machine_with(preallocate_bytes=0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         assert set(await write(store, machine, to_bytes=64 * KIB, pause_s=0.001)) == {0}
 
@@ -90,11 +90,11 @@ def test_nothing_is_reserved_if_it_is_switched_off() -> None:
 def test_after_a_restart_it_is_reserved_ahead_again() -> None:
     machine = machine_with()
 
-    async def first(store: Store) -> None:
+    async def first(store: Storage) -> None:
         await create(store, 1)
         await write(store, machine, to_bytes=3 * KIB, pause_s=0.001)
 
-    async def second(store: Store) -> None:
+    async def second(store: Storage) -> None:
         (ahead,) = await write(store, machine, to_bytes=4 * KIB, pause_s=0.001)
         assert ahead >= STEP_BYTES // 2
 
@@ -105,17 +105,17 @@ def test_after_a_restart_it_is_reserved_ahead_again() -> None:
 def test_a_large_step_that_does_not_fit_is_a_small_one_and_the_disk_stays_writable() -> None:
     machine = machine_with()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
-        disk = store._state.replicas[1].disk
+        disk = store.state.replicas[1].disk
         await write(store, machine, to_bytes=64 * KIB, pause_s=0.001)
-        assert store._state.replicas[1].allocation_bytes > STEP_BYTES
+        assert store.state.replicas[1].allocation_bytes > STEP_BYTES
         end = reserved_bytes(machine)
         machine.fs.fill("/disk0", leave_bytes=2 * STEP_BYTES)
         await write(store, machine, to_bytes=end + STEP_BYTES // 2, pause_s=0.001)
         assert disk.state is DiskState.WRITABLE
         assert reserved_bytes(machine) <= end + 2 * STEP_BYTES
-        assert store._state.replicas[1].reserved_bytes <= reserved_bytes(machine)
+        assert store.state.replicas[1].reserved_bytes <= reserved_bytes(machine)
         assert machine.fs.usage("/disk0").free_bytes > 0  # others find some, too
 
     machine.run(work)
@@ -126,9 +126,9 @@ def test_steps_stay_small_on_a_disk_that_they_would_bring_to_its_mark() -> None:
     machine.fs.fill("/disk0", leave_bytes=STEP_BYTES_MAX)
     machine.fs.set_capacity("/disk0", 8 * STEP_BYTES_MAX)  # an eighth is not to be used
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
-        replica = store._state.replicas[1]
+        replica = store.state.replicas[1]
         replica.disk.note_usage(Usage(capacity_bytes=8 * STEP_BYTES_MAX, free_bytes=STEP_BYTES_MAX))
         ahead = await write(store, machine, to_bytes=64 * KIB, pause_s=0.001)
         assert max(ahead) <= STEP_BYTES * 3 // 2

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from neve.extent_node import attributes, store_audit
+from neve.extent_node import attributes, store_audit, store_control
 from neve.extent_node.attributes import Seal
 from neve.extent_node.blocks import encode_block
 from neve.extent_node.scrubber import Scrubber
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.stream_manager_pb2 import BadReplica
@@ -135,7 +135,7 @@ async def test_a_file_that_is_gone_is_told_and_answered_as_damaged() -> None:
     assert (await made.scrubber.scrub_all()).bad == 1
     assert [told.offset for told in made.told] == [0]
     assert describe(made.node.store, EXTENT).kind == pb.LengthAnswer.DAMAGED
-    assert made.node.store.disks()[0].state == pb.DiskInfo.WRITABLE  # one file is not the disk
+    assert made.node.store.inventory.disks()[0].state == pb.DiskInfo.WRITABLE  # one file is not the disk
     await made.scrubber.scrub_all()
     assert len(made.told) == 1
 
@@ -205,13 +205,13 @@ async def test_a_read_error_quarantines_nothing() -> None:
     fs.fail(errno.EIO, match=lambda operation, path: operation == "pread" and path == PATH, times=2)
     result = await made.scrubber.scrub_all()
     assert (result.bad, result.read_errors, result.bytes_read) == (0, 0, len(BYTES))
-    assert made.node.store.disks()[0].state == pb.DiskInfo.WRITABLE
+    assert made.node.store.inventory.disks()[0].state == pb.DiskInfo.WRITABLE
     # One that stays is the disk's matter.
     fault = fs.fail(errno.EIO, match=lambda operation, path: operation == "pread" and path == PATH, times=None)
     result = await made.scrubber.scrub_all()
     assert (result.bad, result.read_errors) == (0, 1)
     assert made.told == []
-    assert made.node.store.disks()[0].state == pb.DiskInfo.OFFLINE
+    assert made.node.store.inventory.disks()[0].state == pb.DiskInfo.OFFLINE
     fault.clear()
     assert made.node.files("quarantine") == []
     assert fs.content(PATH) == BYTES
@@ -279,7 +279,7 @@ async def _rounds(scrubber: Scrubber) -> None:
         await asyncio.sleep(0.003)
 
 
-async def _live(store: Store, extent_id: int, rng: random.Random) -> None:
+async def _live(store: Storage, extent_id: int, rng: random.Random) -> None:
     """The life of an extent and of those that come after it."""
     for number in range(6):
         name = extent_id + 256 * number
@@ -319,7 +319,9 @@ async def test_a_change_in_the_middle_of_a_look_is_no_finding(race: str, monkeyp
             "delete": partial(rig.delete, node.store, EXTENT),
             "seal": partial(rig.seal, node.store, EXTENT, len(BLOCKS[0])),
             "copy": partial(node.store.copies.install, draft, request),
-            "quarantine": partial(node.store.quarantine, EXTENT, incarnation=incarnation, reason="a test"),
+            "quarantine": partial(
+                store_control.quarantine, node.store.state, EXTENT, incarnation=incarnation, reason="a test"
+            ),
         }
         changing = asyncio.create_task(_change(changes[race], wait_ticks=max(0, ticks)))
         for _ in range(-ticks):
@@ -334,7 +336,7 @@ async def test_a_change_in_the_middle_of_a_look_is_no_finding(race: str, monkeyp
     assert skipped > 0  # the steps hit
 
 
-def describe_kind(store: Store) -> pb.LengthAnswer.Kind | None:
+def describe_kind(store: Storage) -> pb.LengthAnswer.Kind | None:
     try:
         return describe(store, EXTENT).kind
     except (errors.ReplicaMissing, errors.ReplicaDeleted):

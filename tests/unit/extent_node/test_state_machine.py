@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from tests.sim.disk import SimulatedCrash
@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(self.machine._until_stopped(work))
 
-    def _start(self) -> Store:
+    def _start(self) -> Storage:
         self.machine.processes += 1
         store = rig.make_store(self.machine.fs, self.machine.config, seed=self.machine.processes)
         self.do(store.start())
@@ -480,10 +480,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def states_are_valid(self) -> None:
-        for found in self.store._state.replicas.values():
+        for found in self.store.state.replicas.values():
             found.state.validate()
-        total = sum(found.dirty_bytes for found in self.store._state.replicas.values())
-        assert self.tainted or self.store.dirty_bytes == total
+        total = sum(found.dirty_bytes for found in self.store.state.replicas.values())
+        assert self.tainted or self.store.state.dirty.bytes_now == total
 
 
 StoreMachine.TestCase.settings = settings(

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from neve.extent_node import store_append
 from neve.extent_node.replica import NO_FD, Replica
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_checkpoint import purge_trash
 from neve.extent_node.store_read import Reader
 from neve.proto import common_pb2
@@ -47,7 +48,7 @@ A, B, C = block_of("a", 100), block_of("b", 300), block_of("c", 50)
 
 
 def test_an_append_is_read_back_up_to_committed_and_not_beyond() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         assert (await append(store, 1, 0, A, B)).end == len(A + B)
         assert (await read(store, 1)).blocks == 0
@@ -61,7 +62,7 @@ def test_an_append_is_read_back_up_to_committed_and_not_beyond() -> None:
 
 
 def test_segments_of_one_call_are_answered_each_on_its_own_and_in_order() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await create(store, 2)
         results = await append_all(
@@ -82,18 +83,18 @@ def test_segments_of_one_call_are_answered_each_on_its_own_and_in_order() -> Non
 
 
 def test_a_call_whose_sizes_do_not_add_up_writes_nothing() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         message, body = segment(1, 0, [A])
         with pytest.raises(InvalidArgument):
-            await store.append([message], memoryview(body + b"x"))
+            await store_append.append(store.state, [message], memoryview(body + b"x"), brief=False)
         assert describe(store, 1).length == 0
 
     Machine().run(work)
 
 
 def test_t02_a_late_duplicate_append_is_recognised_and_cuts_nothing() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await append(store, 1, len(A), B)
@@ -108,7 +109,7 @@ def test_t02_a_late_duplicate_append_is_recognised_and_cuts_nothing() -> None:
 
 
 def test_other_bytes_at_an_offset_are_a_conflict_and_change_nothing() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         assert await error_of(append(store, 1, 0, block_of("z", 100))) is Conflict
@@ -120,7 +121,7 @@ def test_other_bytes_at_an_offset_are_a_conflict_and_change_nothing() -> None:
 
 
 def test_an_overlap_that_is_equal_appends_the_rest() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         assert (await append(store, 1, 0, A, B, C)).end == len(A + B + C)
@@ -130,7 +131,7 @@ def test_an_overlap_that_is_equal_appends_the_rest() -> None:
 
 
 def test_raise_answers_the_durable_length_and_stops_older_owners() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A, no_sync=True)
         answer = await raise_token(store, 1, TOKEN + 5)
@@ -142,7 +143,7 @@ def test_raise_answers_the_durable_length_and_stops_older_owners() -> None:
 
 
 def test_t01_what_is_not_here_is_not_length_zero() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         assert (await fence(store, 1)).kind == pb.LengthAnswer.NEVER_EXISTED
         await create(store, 1)
         assert (await fence(store, 1)).kind == pb.LengthAnswer.LENGTH
@@ -155,11 +156,11 @@ def test_t01_what_is_not_here_is_not_length_zero() -> None:
 def test_t01_a_removed_file_is_never_existed_after_a_restart() -> None:
     machine = Machine()
 
-    async def fill(store: Store) -> None:
+    async def fill(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
 
-    async def look(store: Store) -> pb.LengthAnswer:
+    async def look(store: Storage) -> pb.LengthAnswer:
         return await fence(store, 1)
 
     machine.run(fill)
@@ -171,7 +172,7 @@ def test_t01_a_removed_file_is_never_existed_after_a_restart() -> None:
 def test_t06_a_seal_at_length_zero_is_a_seal() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         assert not describe(store, 1).HasField("seal")
         assert (await fence(store, 1)).length == 0
@@ -185,7 +186,7 @@ def test_t06_a_seal_at_length_zero_is_a_seal() -> None:
 
     machine.run(work)
 
-    async def again(store: Store) -> None:
+    async def again(store: Storage) -> None:
         assert describe(store, 1).HasField("seal")
         assert (await seal(store, 1, 0)).confirmed
 
@@ -195,7 +196,7 @@ def test_t06_a_seal_at_length_zero_is_a_seal() -> None:
 def test_a_seal_cuts_verifies_and_is_the_same_however_often_it_comes() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> bytes:
+    async def work(store: Storage) -> bytes:
         await create(store, 1)
         await append(store, 1, 0, A, B, C)
         await fence(store, 1)
@@ -211,7 +212,7 @@ def test_a_seal_cuts_verifies_and_is_the_same_however_often_it_comes() -> None:
     digest = machine.run(work)
     assert len(machine.fs.content("/disk0/extents/01/0000000000000001.ext")) == len(A + B)
 
-    async def again(store: Store) -> None:
+    async def again(store: Storage) -> None:
         reply = await seal(store, 1, len(A + B), digest=digest)
         assert reply.confirmed
         assert await read_bytes(store, 1) == A + B
@@ -220,7 +221,7 @@ def test_a_seal_cuts_verifies_and_is_the_same_however_often_it_comes() -> None:
 
 
 def test_a_replica_shorter_than_the_seal_says_how_much_it_has_and_takes_no_more() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         reply = await seal(store, 1, len(A + B))
@@ -233,7 +234,7 @@ def test_a_replica_shorter_than_the_seal_says_how_much_it_has_and_takes_no_more(
 def test_a_digest_that_is_not_the_first_ones_sends_the_replica_to_quarantine() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         assert await error_of(seal(store, 1, len(A), digest=bytes(32))) is not None
@@ -246,7 +247,7 @@ def test_a_digest_that_is_not_the_first_ones_sends_the_replica_to_quarantine() -
 def test_a_deleted_replica_leaves_a_tombstone_that_a_late_create_cannot_pass() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         assert await delete(store, 1)
@@ -258,7 +259,7 @@ def test_a_deleted_replica_leaves_a_tombstone_that_a_late_create_cannot_pass() -
     machine.run(work)
     assert len(machine.fs.list_dir("/disk0/trash")) == 1
 
-    async def again(store: Store) -> None:
+    async def again(store: Storage) -> None:
         assert await error_of(create(store, 1)) is ReplicaDeleted
         assert await error_of(append(store, 1, 0, A)) is ReplicaDeleted
 
@@ -266,8 +267,8 @@ def test_a_deleted_replica_leaves_a_tombstone_that_a_late_create_cannot_pass() -
 
 
 def test_an_old_tombstone_that_goes_leaves_a_younger_one() -> None:
-    async def work(store: Store) -> None:
-        state = store._state
+    async def work(store: Storage) -> None:
+        state = store.state
         day_ms, begin_ms = 24 * 3600 * 1000, state.wall_clock_ms()
         (disk,) = state.disks.values()
 
@@ -288,7 +289,7 @@ def test_an_old_tombstone_that_goes_leaves_a_younger_one() -> None:
 
 
 def test_create_again_answers_the_same_incarnation_while_the_replica_is_empty() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         first = await create(store, 1)
         assert await create(store, 1) == first
         await append(store, 1, 0, A)
@@ -298,10 +299,10 @@ def test_create_again_answers_the_same_incarnation_while_the_replica_is_empty() 
 
 
 def test_creates_of_one_extent_at_once_make_one_replica() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         made = await asyncio.gather(*(create(store, 1) for _ in range(5)))
         assert len({replica.incarnation for replica in made}) == 1
-        assert store.counters.creates == 1
+        assert store.state.counters.creates == 1
 
     Machine().run(work)
 
@@ -309,21 +310,21 @@ def test_creates_of_one_extent_at_once_make_one_replica() -> None:
 def test_several_extents_are_made_durable_by_one_sync_of_the_journal() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in range(1, 9):
             await create(store, extent_id)
             await raise_token(store, extent_id, TOKEN)  # a new token has a sync of its own
-        before = store.counters.in_place_syncs
+        before = store.state.counters.in_place_syncs
         await append_all(store, *(segment(extent_id, 0, [A]) for extent_id in range(1, 9)))
-        assert store.counters.journal_rounds == 1
-        assert store.counters.journal_entries == 8
-        assert store.counters.in_place_syncs == before
+        assert store.state.counters.journal_rounds == 1
+        assert store.state.counters.journal_entries == 8
+        assert store.state.counters.in_place_syncs == before
 
     machine.run(work)
     machine.fs.power_cut()
 
-    async def after(store: Store) -> None:
-        assert store.counters.replayed_records == 8
+    async def after(store: Storage) -> None:
+        assert store.state.counters.replayed_records == 8
         for extent_id in range(1, 9):
             answer = await fence(store, extent_id)
             assert (answer.kind, answer.length) == (pb.LengthAnswer.LENGTH, len(A))
@@ -334,11 +335,11 @@ def test_several_extents_are_made_durable_by_one_sync_of_the_journal() -> None:
 
 
 def test_one_extent_alone_is_synced_in_place() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
-        assert store.counters.journal_rounds == 0
-        assert store.counters.in_place_syncs == 1
+        assert store.state.counters.journal_rounds == 0
+        assert store.state.counters.in_place_syncs == 1
 
     Machine().run(work)
 
@@ -346,22 +347,22 @@ def test_one_extent_alone_is_synced_in_place() -> None:
 def test_an_extent_with_unsynced_bytes_below_is_not_journaled() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await create(store, 2)
         await append(store, 1, 0, A, no_sync=True)
         await append(store, 1, len(A), B, no_sync=True)
         await append(store, 2, 0, A)
-        before = store.counters.in_place_syncs
+        before = store.state.counters.in_place_syncs
         await append_all(store, segment(1, len(A + B), [C]), segment(2, len(A), [B]))
-        assert store.counters.journal_entries == 1  # of extent 2
-        assert store.counters.in_place_syncs == before + 1
+        assert store.state.counters.journal_entries == 1  # of extent 2
+        assert store.state.counters.in_place_syncs == before + 1
 
     machine.run(work)
 
 
 def test_a_follower_gets_what_is_committed_while_it_waits_and_nothing_when_time_is_over() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         waiting = asyncio.ensure_future(read_bytes(store, 1, follow=True, wait_ms=60_000))
@@ -377,7 +378,7 @@ def test_a_follower_gets_what_is_committed_while_it_waits_and_nothing_when_time_
 
 
 def test_a_follower_is_told_when_the_extent_is_sealed() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         waiting = asyncio.ensure_future(read(store, 1, follow=True, wait_ms=60_000))
@@ -391,7 +392,7 @@ def test_a_follower_is_told_when_the_extent_is_sealed() -> None:
 
 
 def test_a_block_larger_than_the_size_asked_for_comes_whole() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, B, A)
         await tell_committed(store, 1, len(B + A))
@@ -415,9 +416,9 @@ def test_an_extent_sealed_while_a_large_block_is_read_is_answered_and_leaves_no_
             await seal(store_of[0], 1, len(B + A))
         return data
 
-    store_of: list[Store] = []
+    store_of: list[Storage] = []
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         store_of.append(store)
         await create(store, 1)
         await append(store, 1, 0, B, A)
@@ -425,7 +426,7 @@ def test_an_extent_sealed_while_a_large_block_is_read_is_answered_and_leaves_no_
         monkeypatch.setattr(Reader, "_pread", pread_then_seal)
         assert await read_bytes(store, 1, max_bytes=20) == B
         assert describe(store, 1).HasField("seal")
-        assert store._state.replicas[1].fd == NO_FD
+        assert store.state.replicas[1].fd == NO_FD
 
     Machine().run(work)
 
@@ -433,7 +434,7 @@ def test_an_extent_sealed_while_a_large_block_is_read_is_answered_and_leaves_no_
 def test_a_clean_stop_leaves_nothing_to_verify_to_replay_or_to_doubt() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id)
         await append_all(store, segment(1, 0, [A]), segment(2, 0, [A], no_sync=True))
@@ -442,10 +443,10 @@ def test_a_clean_stop_leaves_nothing_to_verify_to_replay_or_to_doubt() -> None:
     machine.run(work)
     machine.fs.power_cut()
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         await store.verified()
-        assert store.counters.replicas_verified == 0
-        assert store.counters.replayed_records == 0
+        assert store.state.counters.replicas_verified == 0
+        assert store.state.counters.replayed_records == 0
         for extent_id in (1, 2):
             assert (await raise_token(store, extent_id, 99)).length == len(A)
 
@@ -453,15 +454,15 @@ def test_a_clean_stop_leaves_nothing_to_verify_to_replay_or_to_doubt() -> None:
 
 
 def test_the_list_is_in_order_of_ids_and_pages() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (5, 3, 9, 256):
             await create(store, extent_id)
         await seal(store, 3, 0)
-        first, more = store.list(after_extent_id=0, limit=2, unsealed_only=False)
+        first, more = store.inventory.list(after_extent_id=0, limit=2, unsealed_only=False)
         assert ([info.extent_id for info in first], more) == ([3, 5], True)
-        rest, more = store.list(after_extent_id=5, limit=10, unsealed_only=False)
+        rest, more = store.inventory.list(after_extent_id=5, limit=10, unsealed_only=False)
         assert ([info.extent_id for info in rest], more) == ([9, 256], False)
-        unsealed, _ = store.list(after_extent_id=0, limit=10, unsealed_only=True)
+        unsealed, _ = store.inventory.list(after_extent_id=0, limit=10, unsealed_only=True)
         assert [info.extent_id for info in unsealed] == [5, 9, 256]
 
     Machine().run(work)
@@ -471,7 +472,7 @@ def test_a_read_that_need_not_wait_is_answered_as_one_that_may() -> None:
     sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
     starts = [sum(map(len, sent[:number])) for number in range(len(sent) + 1)]
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, *sent)
         wants = [
@@ -481,17 +482,17 @@ def test_a_read_that_need_not_wait_is_answered_as_one_that_may() -> None:
             for max_bytes in (0, 1, 500)
         ]
         await tell_committed(store, 1, starts[-1])
-        assert store.read_now(wants[0]) is None  # it is open
+        assert store.reader.read_now(wants[0]) is None  # it is open
         await seal(store, 1, starts[-1])
-        assert store.read_now(wants[0]) is None  # it is not mapped, and its pages were not touched
-        assert (await store.read(wants[0])).blocks == len(sent)
+        assert store.reader.read_now(wants[0]) is None  # it is not mapped, and its pages were not touched
+        assert (await store.reader.read(wants[0])).blocks == len(sent)
         answered = 0
         for request in wants:
             if request.offset == 1:
-                for answer in (store.read(request), _now(store, request)):
+                for answer in (store.reader.read(request), _now(store, request)):
                     assert await error_of(answer) is InvalidArgument
                 continue
-            now, then = store.read_now(request), await store.read(request)
+            now, then = store.reader.read_now(request), await store.reader.read(request)
             answered += now is not None
             assert now == then or (now is None and request.offset == starts[-1])
         assert answered == len(sent) * 9
@@ -503,7 +504,7 @@ def test_a_reader_of_a_sealed_extent_is_told_where_its_next_answer_will_end() ->
     sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
     length = sum(map(len, sent))
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, *sent)
         await tell_committed(store, 1, length)
@@ -524,11 +525,11 @@ def test_a_reader_of_a_sealed_extent_is_told_where_its_next_answer_will_end() ->
 
 
 def test_no_answer_is_foretold_that_damage_will_not_let_through() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A, B, C)
         await seal(store, 1, len(A + B + C))
-        store._state.replicas[1].state.note_damaged(len(A + B) + 1)
+        store.state.replicas[1].state.note_damaged(len(A + B) + 1)
         answer = await read(store, 1, max_blocks=1, next_max_bytes=1000)
         assert (answer.end, answer.next_end) == (len(A), len(A + B))
         answer = await read(store, 1, len(A), max_blocks=1, next_max_bytes=1000)
@@ -537,21 +538,21 @@ def test_no_answer_is_foretold_that_damage_will_not_let_through() -> None:
     Machine().run(work)
 
 
-async def _now(store: Store, request: pb.ReadBlockRequest) -> None:
-    store.read_now(request)
+async def _now(store: Storage, request: pb.ReadBlockRequest) -> None:
+    store.reader.read_now(request)
 
 
 def test_dirty_bytes_are_those_that_were_written_and_not_synced() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id)
             await append(store, extent_id, 0, A, no_sync=True)
             await append(store, extent_id, len(A), B, no_sync=True)
-        assert store.dirty_bytes == 2 * len(B)  # marking it as unsynced made the first one durable with it
+        assert store.state.dirty.bytes_now == 2 * len(B)  # marking it as unsynced made the first one durable with it
         await append(store, 1, len(A + B), C)
-        assert store.dirty_bytes == len(B)
+        assert store.state.dirty.bytes_now == len(B)
         await delete(store, 2)
-        assert store.dirty_bytes == 0
+        assert store.state.dirty.bytes_now == 0
 
     Machine().run(work)
 
@@ -560,11 +561,11 @@ def test_the_index_of_a_sealed_extent_is_told_in_slices_that_meet_and_in_pages()
     sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
     starts = [sum(map(len, sent[:number])) for number in range(len(sent) + 1)]
 
-    async def told(store: Store, start: int, end: int, max_blocks: int = 0) -> list[tuple[int, int]]:
+    async def told(store: Storage, start: int, end: int, max_blocks: int = 0) -> list[tuple[int, int]]:
         """Offsets and sizes of the blocks that begin in [start, end), page by page."""
         found: list[tuple[int, int]] = []
         while True:
-            result = await store.read_index(
+            result = await store.reader.read_index(
                 pb.ReadIndexRequest(extent_id=1, start=start, end=end, max_blocks=max_blocks)
             )
             payload, count = b"".join(map(bytes, result.payload)), result.reply.blocks
@@ -578,12 +579,12 @@ def test_the_index_of_a_sealed_extent_is_told_in_slices_that_meet_and_in_pages()
                 return found
             start = offset
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, *sent)
         await tell_committed(store, 1, starts[-1])
         request = pb.ReadIndexRequest(extent_id=1)
-        assert await error_of(store.read_index(request)) is ReplicaMissing  # it is open
+        assert await error_of(store.reader.read_index(request)) is ReplicaMissing  # it is open
         await seal(store, 1, starts[-1])
         everything = list(zip(starts[:-1], map(len, sent), strict=True))
         assert await told(store, 0, 0) == everything
@@ -591,6 +592,6 @@ def test_the_index_of_a_sealed_extent_is_told_in_slices_that_meet_and_in_pages()
         for cut in (1, starts[3], starts[3] + 1, starts[20] - 1, starts[-1] - 1, starts[-1], starts[-1] + 9):
             assert await told(store, 0, cut) + await told(store, cut, starts[-1] + 9) == everything
         request = pb.ReadIndexRequest(extent_id=1, replica=common_pb2.Replica(node_id=99))
-        assert await error_of(store.read_index(request)) is WrongReplica
+        assert await error_of(store.reader.read_index(request)) is WrongReplica
 
     Machine().run(work)

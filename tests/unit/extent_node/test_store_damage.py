@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from neve.extent_node import attributes, blocks
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import NeveError, ReplicaDamaged
 from tests.unit.extent_node.store_rig import (
@@ -44,7 +44,7 @@ def machine_with_extent(*, sealed: bool) -> Machine:
 def _made_once(sealed: bool) -> Machine:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, *BLOCKS)
         if sealed:
@@ -62,7 +62,7 @@ def cut(machine: Machine, length: int) -> None:
     machine.fs.crash()
 
 
-async def answered(store: Store) -> bytes:
+async def answered(store: Storage) -> bytes:
     """What a reader who checks CRCs, as all do, takes as data; b"" if it is refused or does not pass."""
     try:
         data = await read_bytes(store, 1)
@@ -77,7 +77,7 @@ def test_t28_an_open_extent_cut_at_any_byte_ends_with_its_last_whole_block(lengt
     cut(machine, length)
     last_whole = max(end for end in ENDS if end <= length)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         answer = await raise_token(store, 1, TOKEN)
         assert (answer.kind, answer.length) == (Kind.LENGTH, last_whole)
         await tell_committed(store, 1, len(WHOLE))
@@ -95,7 +95,7 @@ def test_t28_a_sealed_extent_cut_at_any_byte_is_damaged_and_says_from_where(leng
     machine = machine_with_extent(sealed=True)
     cut(machine, length)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         answer = await fence(store, 1)
         assert (answer.kind, answer.valid_length) == (Kind.DAMAGED, length)
         assert await error_of(read(store, 1)) is ReplicaDamaged
@@ -112,7 +112,7 @@ def test_a_bit_flipped_in_an_open_extent_makes_it_doubtful_and_is_never_answered
     machine.fs.flip(PATH, byte, byte % 8)
     below = max(end for end in ENDS if end <= byte)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         answer = await raise_token(store, 1, TOKEN)
         assert answer.kind == Kind.DOUBTFUL
         assert answer.valid_length == below
@@ -128,7 +128,7 @@ def test_a_bit_flipped_in_an_open_extent_makes_it_doubtful_and_is_never_answered
 def test_a_bit_flipped_while_the_extent_is_open_is_found_by_the_seal(byte: int) -> None:
     machine = machine_with_extent(sealed=False)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await store.verified()
         machine.fs.flip(PATH, byte, byte % 8)
         reply = await seal(store, 1, len(WHOLE))
@@ -147,7 +147,7 @@ def test_a_bit_flipped_in_a_sealed_extent_does_not_pass_for_data(byte: int, with
     if not with_index:
         machine.fs.unlink(INDEX)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert await answered(store) == b""
         if not with_index:  # whoever rebuilds it goes over all bytes
             assert await error_of(read(store, 1)) is ReplicaDamaged
@@ -162,7 +162,7 @@ def test_a_bit_flipped_anywhere_in_the_index_only_makes_it_be_rebuilt() -> None:
     for byte in range(0, size_bytes, 2):
         machine.fs.flip(INDEX, byte, byte % 8)
 
-        async def after(store: Store) -> None:
+        async def after(store: Storage) -> None:
             assert await answered(store) == WHOLE
             assert await read_bytes(store, 1, ENDS[2], max_blocks=1) == BLOCKS[2]
 
@@ -179,7 +179,7 @@ def test_a_bit_flipped_in_any_attribute_makes_the_replica_absent_and_keeps_its_b
         file = machine.fs._tree.file(PATH)
         file.xattrs[name] = value[:byte] + bytes([value[byte] ^ 1 << byte % 8]) + value[byte + 1 :]
 
-        async def after(store: Store) -> None:
+        async def after(store: Storage) -> None:
             assert (await fence(store, 1)).kind == Kind.DAMAGED
             assert await error_of(read(store, 1)) is ReplicaDamaged
             assert await answered(store) == b""
@@ -193,11 +193,11 @@ def test_a_bit_flipped_in_any_attribute_makes_the_replica_absent_and_keeps_its_b
 def test_a_broken_mark_of_doubt_does_not_pass_for_none(name: str) -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, BLOCKS[0], no_sync=True)
 
-    async def look(store: Store) -> pb.LengthAnswer:
+    async def look(store: Storage) -> pb.LengthAnswer:
         return await fence(store, 1)
 
     machine.run(work)

@@ -13,7 +13,7 @@ from neve.extent_node.attributes import SEAL, Meta
 from neve.extent_node.disk import Disk
 from neve.extent_node.journal_label import JournalRefused, format_journal, slot_path
 from neve.extent_node.replica import make_replica
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_checkpoint import free_segments
 from neve.extent_node.store_start import NoUsableDisk
 from neve.proto import extent_node_pb2 as pb
@@ -65,20 +65,20 @@ def on(operation: str, fragment: str) -> Callable[[str, str], bool]:
     return lambda called, path: called == operation and fragment in path
 
 
-async def fill_two(store: Store) -> None:
+async def fill_two(store: Storage) -> None:
     """Extents 1 and 2, on disks 0 and 1 if there are two, each with A in place and B in the journal."""
-    disks = len(store.disks())
+    disks = len(store.inventory.disks())
     for extent_id in (1, 2):
         await create(store, extent_id, disk=(extent_id - 1) % disks)
         await append(store, extent_id, 0, A)
     await append_all(store, segment(1, len(A), [B]), segment(2, len(A), [B]))
-    assert store.counters.journal_entries == 2
+    assert store.state.counters.journal_entries == 2
 
 
 def test_a_seal_whose_last_attribute_cannot_be_removed_keeps_no_descriptor() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await fence(store, 1, token=TOKEN)
@@ -90,7 +90,7 @@ def test_a_seal_whose_last_attribute_cannot_be_removed_keeps_no_descriptor() -> 
     machine.restart(check_sealed)
 
 
-async def check_sealed(store: Store) -> None:
+async def check_sealed(store: Storage) -> None:
     assert describe(store, 1).seal.length == len(A)
     assert await read_bytes(store, 1) == A
 
@@ -101,12 +101,12 @@ async def check_sealed(store: Store) -> None:
 def test_t12_a_fence_survives_a_power_cut_and_the_old_writer_is_refused() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         assert (await fence(store, 1)).fenced
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert await error_of(append(store, 1, len(A), B)) is ExtentFenced
         assert await error_of(append(store, 1, len(A), B, token=TOKEN + 9)) is ExtentFenced
         assert (await fence(store, 1)).length == len(A)
@@ -119,13 +119,13 @@ def test_t12_a_fence_survives_a_power_cut_and_the_old_writer_is_refused() -> Non
 def test_a_power_cut_makes_unsynced_replicas_doubtful_and_no_restart_forgets_it() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
         await append(store, 1, len(A), B, no_sync=True)
 
-    async def look(store: Store) -> list[pb.LengthAnswer]:
+    async def look(store: Storage) -> list[pb.LengthAnswer]:
         assert await error_of(append(store, 1, len(A), B)) is ReplicaDoubtful
         return [await raise_token(store, extent_id, TOKEN) for extent_id in (1, 2)]
 
@@ -137,7 +137,7 @@ def test_a_power_cut_makes_unsynced_replicas_doubtful_and_no_restart_forgets_it(
         assert (second.kind, second.length) == (Kind.LENGTH, len(A))
         ending()
 
-    async def settle(store: Store) -> None:
+    async def settle(store: Storage) -> None:
         assert (await seal(store, 1, len(A))).confirmed
         assert await read_bytes(store, 1) == A
 
@@ -150,13 +150,13 @@ def test_attributes_that_are_durable_before_the_data_promise_nothing(what: str) 
     not be gone before the bytes that it warns of are there, nor a seal be there without them."""
     fresh = Machine()
 
-    async def prepared(store: Store) -> None:
+    async def prepared(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await append(store, 1, len(A), B, no_sync=True)  # synced with the mark, which is set for it
         await append(store, 1, len(A + B), C, no_sync=True)
 
-    async def change(store: Store) -> None:
+    async def change(store: Storage) -> None:
         await prepared(store)
         first.append(fresh_copy.fs.steps + 1)
         await (fence(store, 1) if what == "fence" else seal(store, 1, len(A + B + C)))
@@ -174,7 +174,7 @@ def test_attributes_that_are_durable_before_the_data_promise_nothing(what: str) 
             machine.run(change)
         machine.fs.power_cut("attributes")
 
-        async def look(store: Store) -> None:
+        async def look(store: Storage) -> None:
             await store.verified()
             info = describe(store, 1)
             if info.kind == Kind.LENGTH:
@@ -189,7 +189,7 @@ def test_a_stop_before_every_replica_was_looked_at_is_not_clean() -> None:
     """A torn block at the end: who believes the file's size without looking answers half a block as a length."""
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         machine.fs.stop_at(machine.fs.steps + 1, "torn")
@@ -199,13 +199,13 @@ def test_a_stop_before_every_replica_was_looked_at_is_not_clean() -> None:
         machine.run(work)
     machine.fs.crash()
 
-    async def stop_at_once(store: Store) -> None:
+    async def stop_at_once(store: Storage) -> None:
         await store.stop(clean=True)
 
     machine.run(stop_at_once)
     machine.fs.crash()
 
-    async def look(store: Store) -> None:
+    async def look(store: Storage) -> None:
         answer = await raise_token(store, 1, 99)
         assert (answer.kind, answer.length) == (Kind.LENGTH, len(A))
 
@@ -215,12 +215,12 @@ def test_a_stop_before_every_replica_was_looked_at_is_not_clean() -> None:
 def test_a_kill_makes_nothing_doubtful() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         for number in range(3):
             await append(store, 1, number * len(A), A, no_sync=True)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await raise_token(store, 1, 99)).length == 3 * len(A)
 
     machine.run(work)
@@ -231,7 +231,7 @@ def killed_before_its_seal_was_synced() -> Machine:
     """Extent 1 has all its bytes, and a seal that only the page cache knows."""
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
 
@@ -252,7 +252,7 @@ def killed_before_its_seal_was_synced() -> Machine:
 def test_a_seal_that_a_killed_process_left_unsynced_is_made_durable_by_the_next_one() -> None:
     machine = killed_before_its_seal_was_synced()
 
-    async def look(store: Store) -> bool:
+    async def look(store: Storage) -> bool:
         await store.verified()
         return describe(store, 1).HasField("seal")
 
@@ -266,13 +266,13 @@ def test_a_stop_before_the_verifier_came_to_a_seal_is_not_clean() -> None:
     """A seal that a killed process set and did not sync is not durable because the next process stopped in order."""
     machine = killed_before_its_seal_was_synced()
 
-    async def stop_at_once(store: Store) -> None:
+    async def stop_at_once(store: Storage) -> None:
         await store.stop(clean=True)
 
-    async def confirm(store: Store) -> bool:
+    async def confirm(store: Storage) -> bool:
         return (await seal(store, 1, len(A))).confirmed
 
-    async def look(store: Store) -> bool:
+    async def look(store: Storage) -> bool:
         return describe(store, 1).HasField("seal")
 
     machine.restart(stop_at_once)
@@ -284,16 +284,16 @@ def test_a_stop_before_the_verifier_came_to_a_seal_is_not_clean() -> None:
 def test_a_sync_that_ends_after_its_replica_was_deleted_leaves_no_dirty_bytes_behind() -> None:
     machine = Machine(journal_extents_min=1000, checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A, no_sync=True)
         await append(store, 1, len(A), A, no_sync=True)  # the first one was synced with its attribute
-        found = store._state.replicas[1]
-        assert store.dirty_bytes > 0
+        found = store.state.replicas[1]
+        assert store.state.dirty.bytes_now > 0
         await delete(store, 1)
-        assert store.dirty_bytes == 0
-        store._state.dirty.update(found)  # as at the end of a sync that was under way
-        assert store.dirty_bytes == 0
+        assert store.state.dirty.bytes_now == 0
+        store.state.dirty.update(found)  # as at the end of a sync that was under way
+        assert store.state.dirty.bytes_now == 0
 
     machine.run(work)
 
@@ -304,19 +304,19 @@ def test_a_sync_that_ends_after_its_replica_was_deleted_leaves_no_dirty_bytes_be
 def test_t23_an_append_whose_sync_failed_is_not_acknowledged_now_or_later() -> None:
     machine = Machine(2)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         machine.fs.fail(errno.EIO, match=on("fdatasync", f"{1:016x}"))
         assert await error_of(append(store, 1, len(A + B), C)) is DiskFailed
         for _ in range(3):  # the second fdatasync would succeed, and prove nothing
             assert await error_of(append(store, 1, len(A + B), C)) in (ReplicaReadOnly, DiskFailed, ReplicaDoubtful)
         assert await error_of(fence(store, 1)) is not None
-        states = {info.disk_uuid: info.state for info in store.disks()}
+        states = {info.disk_uuid: info.state for info in store.inventory.disks()}
         assert states == {disk_uuid(0): pb.DiskInfo.OFFLINE, disk_uuid(1): pb.DiskInfo.WRITABLE}
         assert (await append(store, 2, len(A + B), C)).end == len(A + B + C)  # the other disk lives on
         await asyncio.sleep(1)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await raise_token(store, 1, 99)).kind == Kind.DOUBTFUL
         assert (await raise_token(store, 2, 99)).length == len(A + B + C)
 
@@ -329,7 +329,7 @@ def test_t23_an_append_whose_sync_failed_is_not_acknowledged_now_or_later() -> N
 def test_t23_a_failed_sync_for_lack_of_room_stops_that_file_only() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         machine.fs.fail(errno.ENOSPC, match=on("fdatasync", f"{1:016x}"))
         assert await error_of(append(store, 1, len(A + B), C)) is ReplicaReadOnly
@@ -337,7 +337,7 @@ def test_t23_a_failed_sync_for_lack_of_room_stops_that_file_only() -> None:
         assert await error_of(append(store, 1, len(A + B), C)) is not None
         assert (await append(store, 2, len(A + B), C)).end == len(A + B + C)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await raise_token(store, 1, 99)).kind == Kind.DOUBTFUL
         assert (await raise_token(store, 2, 99)).kind == Kind.LENGTH
 
@@ -348,18 +348,18 @@ def test_t23_a_failed_sync_for_lack_of_room_stops_that_file_only() -> None:
 def test_t23_a_failed_sync_of_the_journal_fails_its_appends_and_what_it_held_goes_in_place() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         machine.fs.fail(errno.EIO, match=on("fdatasync", ".seg"))
         results = await append_all(store, segment(1, len(A + B), [C]), segment(2, len(A + B), [C]))
         assert [result.error.code for result in results] == [DiskFailed.code, DiskFailed.code]
-        assert store.journal_failed
+        assert store.state.journal.failed
         # Sent again, they are durable by the extents' own files, which nothing is wrong with.
         results = await append_all(store, segment(1, len(A + B), [C]), segment(2, len(A + B), [C]))
         assert [result.error.code for result in results] == [0, 0]
-        assert store.counters.journal_rounds == 2
+        assert store.state.counters.journal_rounds == 2
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         for extent_id in (1, 2):
             assert (await raise_token(store, extent_id, 99)).length == len(A + B + C)
 
@@ -372,7 +372,7 @@ def test_t23_journaled_bytes_whose_own_sync_failed_unseen_are_written_again_by_t
     """The kernel reported the error to nobody who could write it down: the process was killed at that moment."""
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
 
     machine.run(work)
@@ -381,7 +381,7 @@ def test_t23_journaled_bytes_whose_own_sync_failed_unseen_are_written_again_by_t
     with pytest.raises(OSError, match="Input"):
         machine.fs.fdatasync(descriptor)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await raise_token(store, 1, 99)).length == len(A + B)
 
     machine.restart(after)
@@ -395,7 +395,7 @@ def test_t23_journaled_bytes_whose_own_sync_failed_unseen_are_written_again_by_t
 def test_t24_a_full_disk_refuses_appends_keeps_what_is_acknowledged_and_recovers() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         machine.fs.short_write_chance = 1.0  # a part is written, then there is no room
@@ -427,7 +427,7 @@ def _after_first_write() -> Callable[[str, str], bool]:
 def test_t24_what_a_failed_write_left_and_cannot_be_removed_stops_the_replica() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         machine.fs.short_write_chance = 1.0
@@ -438,7 +438,7 @@ def test_t24_what_a_failed_write_left_and_cannot_be_removed_stops_the_replica() 
         await asyncio.sleep(6)
         assert await error_of(append(store, 1, len(A), B)) is ReplicaReadOnly
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await append(store, 1, len(A), B)).end == len(A + B)
 
     machine.run(work)
@@ -449,7 +449,7 @@ def test_t24_what_a_failed_write_left_and_cannot_be_removed_stops_the_replica() 
 def test_t24_a_seal_finishes_on_a_full_disk_and_its_index_is_made_later() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A, B)
         machine.fs.fail(errno.ENOSPC, match=on("pwrite", ".idx"), times=1)
@@ -464,7 +464,7 @@ def test_t24_a_seal_finishes_on_a_full_disk_and_its_index_is_made_later() -> Non
 def test_t24_without_room_for_another_segment_appends_are_synced_in_place() -> None:
     machine = Machine(segment_bytes=8 << 10)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         machine.fs.fail(errno.ENOSPC, match=lambda op, path: op == "open" and "0002.seg" in path, times=None)
         for extent_id in (1, 2):
             await create(store, extent_id)
@@ -473,7 +473,7 @@ def test_t24_without_room_for_another_segment_appends_are_synced_in_place() -> N
             offset = number * len(big)
             results = await append_all(store, segment(1, offset, [big]), segment(2, offset, [big]))
             assert [result.error.code for result in results] == [0, 0]
-        assert store.counters.journal_full > 0
+        assert store.state.counters.journal_full > 0
 
     machine.run(work)
 
@@ -484,27 +484,27 @@ def test_t24_without_room_for_another_segment_appends_are_synced_in_place() -> N
 def test_t25_the_checkpoint_of_one_disk_does_not_drop_what_another_one_needs() -> None:
     machine = Machine(2, segment_bytes=8 << 10, journal_segments_max=2)
 
-    async def work(store: Store) -> int:
+    async def work(store: Storage) -> int:
         await fill_two(store)
-        shared = store._state
+        shared = store.state
         length = len(A + B)
         for daemon in store._daemons:
             daemon.cancel()  # nobody syncs disk 1
-        while store.counters.journal_full == 0:
+        while store.state.counters.journal_full == 0:
             big = block_of("x", 900)
             results = await append_all(store, segment(1, length, [big]), segment(2, length, [big]))
             assert [result.error.code for result in results] == [0, 0]
             length += len(big)
             assert await shared.committer.sync_in_place(shared.replicas[1])  # disk 0 is always up to date
-            if store.counters.journal_full == 0:  # then, and only then, both were synced in place
+            if store.state.counters.journal_full == 0:  # then, and only then, both were synced in place
                 await free_segments(shared)
-                assert store.counters.segments_recycled == 0
+                assert store.state.counters.segments_recycled == 0
         return length
 
     length = machine.run(work)
     machine.fs.power_cut()
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         for extent_id in (1, 2):
             assert (await raise_token(store, extent_id, 99)).length == length
 
@@ -514,7 +514,7 @@ def test_t25_the_checkpoint_of_one_disk_does_not_drop_what_another_one_needs() -
 def test_t26_the_replay_adds_nothing_to_a_sealed_a_deleted_or_a_new_replica() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2, 3):
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
@@ -531,8 +531,8 @@ def test_t26_the_replay_adds_nothing_to_a_sealed_a_deleted_or_a_new_replica() ->
     make_replica(disk, meta, preallocate_bytes=0)
     machine.fs.crash()
 
-    async def after(store: Store) -> None:
-        assert store.counters.skipped_records == 3
+    async def after(store: Storage) -> None:
+        assert store.state.counters.skipped_records == 3
         assert await read_bytes(store, 1) == A
         assert (await fence(store, 2)).kind == Kind.DELETED
         assert (await fence(store, 3)).length == 0
@@ -550,7 +550,7 @@ def test_t26_a_gap_below_a_record_is_not_jumped_over() -> None:
     machine.fs.truncate(descriptor, 0)  # bytes that were durable are gone
     machine.fs.fsync(descriptor)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         answer = await raise_token(store, 1, 99)
         assert (answer.kind, answer.valid_length) == (Kind.DOUBTFUL, 0)
         assert (await raise_token(store, 2, 99)).length == len(A + B)
@@ -568,7 +568,7 @@ def test_other_valid_bytes_than_the_journals_are_damage_and_stay() -> None:
     machine.fs.pwrite(descriptor, [other], len(A))
     machine.fs.fsync(descriptor)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await raise_token(store, 1, 99)).kind == Kind.DOUBTFUL
 
     machine.restart(after)
@@ -584,7 +584,7 @@ def test_bytes_that_a_power_cut_left_as_zeros_are_healed_from_the_journal() -> N
     machine.fs.fsync(descriptor)
     machine.fs.crash()
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         answer = await raise_token(store, 1, 99)
         assert (answer.kind, answer.valid_length) == (Kind.DOUBTFUL, len(A + B))  # zeros above are damage (rule 13)
         assert (await seal(store, 1, len(A + B))).confirmed
@@ -599,7 +599,7 @@ def test_bytes_that_a_power_cut_left_as_zeros_are_healed_from_the_journal() -> N
 def test_a_hole_in_the_journal_makes_open_replicas_doubtful_and_sealed_ones_not() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 3)
         await seal(store, 3, 0)
         await fill_two(store)
@@ -609,7 +609,7 @@ def test_a_hole_in_the_journal_makes_open_replicas_doubtful_and_sealed_ones_not(
     machine.fs.power_cut()
     machine.fs.flip(slot_path(JOURNAL, 0), 4096 + 90, 2)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         for extent_id in (1, 2):
             assert (await raise_token(store, extent_id, 99)).kind == Kind.DOUBTFUL
         assert (await raise_token(store, 3, 99)).kind == Kind.LENGTH
@@ -618,7 +618,7 @@ def test_a_hole_in_the_journal_makes_open_replicas_doubtful_and_sealed_ones_not(
 
     machine.run(after)
 
-    async def later(store: Store) -> None:  # the hole is dealt with: what was made since is not touched by it
+    async def later(store: Storage) -> None:  # the hole is dealt with: what was made since is not touched by it
         assert (await raise_token(store, 4, 99)).kind == Kind.LENGTH
         assert (await raise_token(store, 1, 99)).kind == Kind.DOUBTFUL
 
@@ -629,7 +629,7 @@ def test_a_hole_in_the_journal_makes_open_replicas_doubtful_and_sealed_ones_not(
 def test_a_lost_journal_is_refused_and_a_new_one_leaves_doubt_unless_the_stop_was_clean(clean: bool) -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         if clean:
             await store.stop(clean=True)
@@ -649,7 +649,7 @@ def test_a_lost_journal_is_refused_and_a_new_one_leaves_doubt_unless_the_stop_wa
         segment_bytes=32 << 10,
     )
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         for extent_id in (1, 2):
             answer = await raise_token(store, extent_id, 99)
             assert answer.kind == (Kind.LENGTH if clean else Kind.DOUBTFUL)
@@ -665,7 +665,7 @@ def test_a_lost_journal_is_refused_and_a_new_one_leaves_doubt_unless_the_stop_wa
 def test_a_disk_that_fails_goes_offline_and_the_node_lives_on() -> None:
     machine = Machine(2)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         machine.fs.fail(errno.EIO, match=on("pwrite", f"{1:016x}"))
         assert await error_of(append(store, 1, len(A + B), C)) is DiskFailed
@@ -682,7 +682,7 @@ def test_a_disk_that_fails_goes_offline_and_the_node_lives_on() -> None:
             results = await append_all(store, segment(2, offset, [big]), segment(10, other, [big]))
             assert [result.error.code for result in results] == [0, 0]
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await raise_token(store, 1, 99)).kind == Kind.DOUBTFUL
         assert (await raise_token(store, 10, 99)).kind == Kind.LENGTH
 
@@ -705,7 +705,7 @@ def test_t32_a_file_of_another_extent_or_another_disk_is_no_replica() -> None:
     machine.fs.rename(path_of(1), path_of(5))
     machine.fs.rename(path_of(2, disk=1), path_of(2))
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await fence(store, 1)).kind == Kind.NEVER_EXISTED
         for extent_id in (2, 5):  # a file with that name was here, and nobody knows what it was
             assert (await fence(store, extent_id)).kind == Kind.DAMAGED
@@ -718,7 +718,7 @@ def test_t32_a_file_of_another_extent_or_another_disk_is_no_replica() -> None:
 def test_a_read_error_is_not_answered_as_data() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await seal(store, 1, len(A))
@@ -731,7 +731,7 @@ def test_a_read_error_is_not_answered_as_data() -> None:
 def test_a_range_that_a_transport_could_not_read_is_looked_at_again_and_not_answered_as_data() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await seal(store, 1, len(A))
@@ -758,7 +758,7 @@ def test_a_range_is_read_from_the_disk_first_unless_it_is_in_memory(
 
     monkeypatch.setattr(machine.fs, "is_resident", is_resident)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A, B)
         await seal(store, 1, len(A + B))
@@ -777,7 +777,7 @@ def test_the_descriptor_of_a_range_is_given_out_only_while_its_file_is_open(monk
     machine = Machine(sealed_files_max=1)
     monkeypatch.setattr(machine.fs, "kernel_fd", lambda fd: fd)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
@@ -801,7 +801,7 @@ def test_the_descriptor_of_a_range_is_given_out_only_while_its_file_is_open(monk
 def test_appends_wait_while_too_many_bytes_are_dirty_and_all_of_them_come_through() -> None:
     machine = Machine(dirty_bytes_soft=2_000, dirty_bytes_hard=4_000)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         big = block_of("x", 1000)
         for extent_id in range(1, 5):
             await create(store, extent_id)
@@ -812,11 +812,11 @@ def test_appends_wait_while_too_many_bytes_are_dirty_and_all_of_them_come_throug
                 tasks.append(asyncio.ensure_future(append_all(store, (message, body))))
         peak = 0
         while not all(task.done() for task in tasks):
-            peak = max(peak, store.dirty_bytes)
+            peak = max(peak, store.state.dirty.bytes_now)
             await asyncio.sleep(0.0001)  # 0 would let no time pass, and threads need some
         assert [result.error.code for task in tasks for result in task.result()] == [0] * 80
         assert peak < 4_000 + 80 * len(big)
-        assert store.counters.checkpoint_syncs > 0
+        assert store.state.counters.checkpoint_syncs > 0
 
     machine.run(work)
 
@@ -824,7 +824,7 @@ def test_appends_wait_while_too_many_bytes_are_dirty_and_all_of_them_come_throug
 def test_requests_beyond_the_bound_for_one_replica_are_refused_before_anything_is_done() -> None:
     machine = Machine(append_waiters_max=5, followers_max=2)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         tasks = [asyncio.ensure_future(append(store, 1, n * len(A), A, no_sync=True)) for n in range(20)]
         done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -843,7 +843,7 @@ def test_requests_beyond_the_bound_for_one_replica_are_refused_before_anything_i
 def test_sealed_extents_beyond_the_bound_are_closed_and_opened_again() -> None:
     machine = Machine(sealed_files_max=2)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in range(1, 6):
             await create(store, extent_id)
             await append(store, extent_id, 0, A, block_of(str(extent_id)))
@@ -851,13 +851,13 @@ def test_sealed_extents_beyond_the_bound_are_closed_and_opened_again() -> None:
         for _ in range(2):
             for extent_id in range(1, 6):
                 assert await read_bytes(store, extent_id) == A + block_of(str(extent_id))
-                assert len(store._files) <= 2
+                assert len(store.state.sealed_files) <= 2
 
     machine.run(work)
 
 
 def test_an_append_whose_caller_gives_up_is_finished_and_blocks_nobody() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         task = asyncio.ensure_future(append(store, 1, 0, A))
         await asyncio.sleep(0)
@@ -872,7 +872,7 @@ def test_an_append_whose_caller_gives_up_is_finished_and_blocks_nobody() -> None
 def test_pipelined_appends_of_one_writer_keep_their_order_whatever_each_needs() -> None:
     """The first needs a token made durable, some are no_sync, some come again: none overtakes another."""
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         made = [block_of(f"{number}", 50 + number) for number in range(40)]
         tasks, offset = [], 0
@@ -892,11 +892,11 @@ def test_pipelined_appends_of_one_writer_keep_their_order_whatever_each_needs() 
 
 
 def test_a_replica_that_is_deleted_while_others_wait_for_it_is_missing_to_them() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         deleting = asyncio.ensure_future(delete(store, 1))
-        while not store._state.replicas[1].lock.held:
+        while not store.state.replicas[1].lock.held:
             await asyncio.sleep(0)
         late = [append(store, 1, len(A), B), seal(store, 1, len(A)), append(store, 1, 0, A, no_sync=True)]
         assert await asyncio.gather(*(error_of(work) for work in late)) == [ReplicaMissing] * 3
@@ -908,7 +908,7 @@ def test_a_replica_that_is_deleted_while_others_wait_for_it_is_missing_to_them()
 def test_a_removed_file_is_damage_of_that_replica_and_not_of_the_disk() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
@@ -926,15 +926,15 @@ def test_a_stop_that_cannot_write_a_label_ends_all_the_same_and_other_disks_are_
 ) -> None:
     machine = Machine(2)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await fill_two(store)
         fault = machine.fs.fail(errno.EIO, match=on("pwrite", label), times=None)
         await store.stop()
         fault.clear()
-        boots = [disk.last_boot() for disk in store._state.disks.values()]
+        boots = [disk.last_boot() for disk in store.state.disks.values()]
         assert [boot is not None and boot.clean for boot in boots] == clean
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         for extent_id in (1, 2):
             assert (await raise_token(store, extent_id, TOKEN)).length == len(A + B)
 

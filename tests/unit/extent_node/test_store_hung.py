@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from neve.extent_node import store_replay
+from neve.extent_node import store_append, store_replay
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
 from neve.extent_node.servicer import AUDITS_MAX, LIST_LIMIT_MAX, LIST_REPLICA_BYTES, ExtentNodeServicer
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_append import PendingAppend
 from neve.extent_node.store_dirty import DirtyBytes
 from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
@@ -49,8 +49,8 @@ A, B, C = block_of("a", 100), block_of("b", 300), block_of("c", 50)
 class Hanging:
     """Calls in threads do not come back before they are let go."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store._state
+    def __init__(self, store: Storage) -> None:
+        self._store = store.state
         self._held: list[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
         self._run = self._store.run
         self._store.run = self._hold  # type: ignore[method-assign]
@@ -87,17 +87,17 @@ async def given_up(work: Any) -> None:
 def test_retries_that_were_given_up_wait_nowhere_while_a_sync_hangs() -> None:
     machine = Machine(checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         hanging = Hanging(store)
         first = asyncio.ensure_future(append(store, 1, len(A), B))
         await asyncio.sleep(0.01)
-        found = store._state.replicas[1]
+        found = store.state.replicas[1]
         for _ in range(20):  # the overlap is compared in a thread, which hangs as well: they wait for their turn
             await given_up(append(store, 1, len(A), B))
         assert found.lock.waiting <= 1
-        assert len(store._state._tasks) < 10
+        assert len(store.state._tasks) < 10
         assert found.commit is not None
         assert len(found.commit.waits) == 1
         await hanging.let_go()
@@ -112,13 +112,13 @@ def test_retries_that_were_given_up_wait_nowhere_while_a_sync_hangs() -> None:
 def test_new_appends_that_were_given_up_stay_and_are_durable_with_the_next() -> None:
     machine = Machine(checkpoint_interval_s=3600.0, journal_extents_min=1 << 30)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         hanging = Hanging(store)
         for offset in (len(A), len(A + B)):
             await given_up(append(store, 1, offset, B))
-        found = store._state.replicas[1]
+        found = store.state.replicas[1]
         assert found.commit is not None
         assert found.commit.waits == []
         assert found.commit.pieces_bytes == 0
@@ -127,7 +127,7 @@ def test_new_appends_that_were_given_up_stay_and_are_durable_with_the_next() -> 
         await hanging.let_go()
         assert (await last).end == len(A + B + B + C)
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         assert (await fence(store, 1)).length == len(A + B + B + C)
 
     machine.run(work)
@@ -138,7 +138,7 @@ def test_new_appends_that_were_given_up_stay_and_are_durable_with_the_next() -> 
 def test_bytes_that_are_too_many_for_the_journal_are_not_kept_for_it() -> None:
     machine = Machine(checkpoint_interval_s=3600.0, in_place_bytes_min=1000, journal_extents_min=1 << 30)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, B)
         hanging = Hanging(store)
@@ -146,7 +146,7 @@ def test_bytes_that_are_too_many_for_the_journal_are_not_kept_for_it() -> None:
         for number in range(1, 10):
             waiting.append(asyncio.ensure_future(append(store, 1, number * len(B), B)))
             await asyncio.sleep(0.01)
-            found = store._state.replicas[1]
+            found = store.state.replicas[1]
             assert found.commit is not None
             assert found.commit.pieces_bytes < 1000
         await hanging.let_go()
@@ -158,7 +158,7 @@ def test_bytes_that_are_too_many_for_the_journal_are_not_kept_for_it() -> None:
 def test_an_append_that_was_given_up_before_its_turn_is_not_carried_out_and_the_next_one_is_in_order() -> None:
     machine = Machine(checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         hanging = Hanging(store)
@@ -177,7 +177,7 @@ def test_an_append_that_was_given_up_before_its_turn_is_not_carried_out_and_the_
 def test_orders_that_pile_up_behind_a_hanging_disk_are_refused_above_a_bound() -> None:
     machine = Machine(orders_max=5, checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         hanging = Hanging(store)
         for _ in range(5):
@@ -194,11 +194,11 @@ def test_orders_that_pile_up_behind_a_hanging_disk_are_refused_above_a_bound() -
 def test_reads_are_refused_when_too_much_waits_for_a_thread() -> None:
     machine = Machine(backlog_max=3)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await tell_committed(store, 1, len(A))
-        threads = store._state._pool = Threads(1, name="test")
+        threads = store.state._pool = Threads(1, name="test")
         threads.unfinished = 3
         assert await error_of(read_bytes(store, 1)) is Overloaded
         threads.unfinished = 2
@@ -250,7 +250,7 @@ async def test_calls_that_are_given_up_all_at_once_are_not_gone_through_for_each
 def test_a_sync_that_is_about_to_begin_when_its_replica_is_deleted_is_no_fault_of_the_disk(turns: int) -> None:
     machine = Machine(checkpoint_interval_s=3600.0, journal_extents_min=1 << 30)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         hanging = Hanging(store)
@@ -270,8 +270,8 @@ def test_a_sync_that_is_about_to_begin_when_its_replica_is_deleted_is_no_fault_o
         moved.set_result(None)
         assert await deleted
         await asyncio.gather(*appended, return_exceptions=True)
-        assert [disk.state for disk in store.disks()] == [pb.DiskInfo.WRITABLE]
-        assert store.counters.sync_failures == 0
+        assert [disk.state for disk in store.inventory.disks()] == [pb.DiskInfo.WRITABLE]
+        assert store.state.counters.sync_failures == 0
 
     machine.run(work)
 
@@ -281,7 +281,7 @@ def test_a_sync_that_ends_after_its_disk_failed_leaves_no_bytes_that_others_wait
         2, checkpoint_interval_s=3600.0, journal_extents_min=1 << 30, dirty_bytes_soft=100, dirty_bytes_hard=200
     )
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1, disk=0)
         await create(store, 2, disk=1)
         await append(store, 1, 0, A)
@@ -292,12 +292,12 @@ def test_a_sync_that_ends_after_its_disk_failed_leaves_no_bytes_that_others_wait
             await asyncio.sleep(0.01)
         synced = await hanging.done("sync_data")
         await hanging.let_go()
-        found = store._state.replicas[1]
-        store._state.disk_error(found.disk, 1, OSError(errno.EIO, "another file of it"))
+        found = store.state.replicas[1]
+        store.state.disk_error(found.disk, 1, OSError(errno.EIO, "another file of it"))
         await asyncio.sleep(0.01)
         synced.set_result(None)
         await asyncio.gather(*appended, return_exceptions=True)
-        assert store.dirty_bytes == 0
+        assert store.state.dirty.bytes_now == 0
         async with asyncio.timeout(60):
             assert (await append(store, 2, 0, A)).end == len(A)
 
@@ -358,7 +358,7 @@ async def test_one_who_gives_up_waiting_for_room_holds_up_nobody() -> None:
 def test_appends_that_wait_for_room_are_carried_out_in_the_order_of_coming() -> None:
     machine = Machine(dirty_bytes_soft=0, dirty_bytes_hard=600)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         waiting = []
@@ -378,7 +378,7 @@ def test_appends_that_wait_for_room_are_carried_out_in_the_order_of_coming() -> 
 def journaled(extents: int) -> Machine:
     machine = Machine(journal_extents_min=1, checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in range(1, extents + 1):
             await create(store, extent_id)
         for offset in (0, len(A)):
@@ -389,9 +389,9 @@ def journaled(extents: int) -> Machine:
     return machine
 
 
-async def lengths(store: Store) -> list[int]:
-    assert [disk.state for disk in store.disks()] == [pb.DiskInfo.WRITABLE]
-    return [(await fence(store, extent_id)).length for extent_id in sorted(store._state.replicas)]
+async def lengths(store: Storage) -> list[int]:
+    assert [disk.state for disk in store.inventory.disks()] == [pb.DiskInfo.WRITABLE]
+    return [(await fence(store, extent_id)).length for extent_id in sorted(store.state.replicas)]
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
@@ -429,15 +429,15 @@ def test_a_replay_that_is_short_of_descriptors_is_no_fault_of_the_disk() -> None
 def test_finishing_a_delete_short_of_descriptors_is_no_fault_of_the_disk() -> None:
     machine = Machine(2)
 
-    async def make(store: Store) -> None:
+    async def make(store: Storage) -> None:
         await create(store, 1, disk=0)
         await store.stop()
 
-    async def remove(store: Store) -> None:
+    async def remove(store: Storage) -> None:
         await delete(store, 1)  # its tombstone is on the other disk
 
-    async def states(store: Store) -> list[int]:
-        return [disk.state for disk in store.disks()]
+    async def states(store: Storage) -> list[int]:
+        return [disk.state for disk in store.inventory.disks()]
 
     machine.run(make)
     machine.take_disk_away(0)
@@ -465,8 +465,8 @@ def test_a_replay_opens_few_files_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
     machine.fs.fail(errno.EIO, match=count, times=None)
 
-    async def start_only(store: Store) -> None:
-        assert store.counters.replayed_records == 24
+    async def start_only(store: Storage) -> None:
+        assert store.state.counters.replayed_records == 24
 
     machine.run(start_only)
     assert 1 <= most <= 4
@@ -489,14 +489,14 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 # --- what others ask for at once -----------------------------------------------------------------------------
 
 
-def servicer_of(store: Store) -> ExtentNodeServicer:
+def servicer_of(store: Storage) -> ExtentNodeServicer:
     return ExtentNodeServicer(store, cast(Any, None), cast(Any, None), cluster="c", node_id=1, read_bytes_max=1 << 20)
 
 
 def test_audits_by_order_are_bounded() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         servicer, request = servicer_of(store), pb.AuditReplicaRequest(extent_id=1)
@@ -514,7 +514,7 @@ def test_audits_by_order_are_bounded() -> None:
 def test_room_for_a_large_index_is_taken_before_it_is_made() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A, B)
         await seal(store, 1, len(A + B))
@@ -535,7 +535,7 @@ def test_room_for_a_large_index_is_taken_before_it_is_made() -> None:
 def test_room_for_a_long_list_is_taken_before_it_is_made_and_is_enough() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1 << 63)
         await append(store, 1 << 63, 0, A)
         await seal(store, 1 << 63, len(A))
@@ -566,7 +566,7 @@ def test_room_for_a_long_list_is_taken_before_it_is_made_and_is_enough() -> None
 def test_t01_an_error_for_a_replica_that_is_not_here_has_no_length() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         missing, wrong = await append_all(store, segment(9, 0, [A]), segment(1, 50, [A]))
         assert missing.error.code == ReplicaMissing.code
@@ -581,39 +581,38 @@ def test_t01_an_error_for_a_replica_that_is_not_here_has_no_length() -> None:
 def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
 
         def now(message: pb.Segment, body: bytes) -> pb.AppendBlockReply | None:
             """The answer, unless it comes later."""
-            begun = store.append_now([message], memoryview(body))
-            assert begun is not None
+            begun = store_append.begin_append(store.state, [message], memoryview(body), brief=False)
             return begun if isinstance(begun, pb.AppendBlockReply) else None
 
         async def later(message: pb.Segment, body: bytes) -> pb.SegmentResult:
-            begun = store.append_now([message], memoryview(body))
+            begun = store_append.begin_append(store.state, [message], memoryview(body), brief=False)
             assert isinstance(begun, PendingAppend)
             (result,) = (await begun).results
             return result
 
         # A higher token, and `unsynced`: both are fsynced first.
         assert (await later(*segment(1, 0, [A], no_sync=True))).end == len(A)
-        assert store._state.replicas[1].state.unsynced
+        assert store.state.replicas[1].state.unsynced
         end, length = len(A), len(A + B)
         assert (await later(*segment(1, 0, [A], no_sync=True))).end == len(A)  # a retry is compared
         for refused in (segment(9, 0, [A], no_sync=True), segment(1, end + 1, [B], no_sync=True)):
             reply = now(*refused)
             assert reply is not None
             assert reply.results[0].HasField("error")
-        assert store.append_now([], memoryview(b"")) == pb.AppendBlockReply()
+        assert store_append.begin_append(store.state, [], memoryview(b""), brief=False) == pb.AppendBlockReply()
         message, body = segment(1, end, [B], no_sync=True)
         with pytest.raises(InvalidArgument):
             now(message, body + b"x")
-        assert store._state.replicas[1].state.length == len(A)
+        assert store.state.replicas[1].state.length == len(A)
         reply = now(message, body)
         assert reply is not None
         assert [(result.end, result.length) for result in reply.results] == [(length, length)]
-        assert store.counters.appends == 2
+        assert store.state.counters.appends == 2
         told = now(*segment(1, 0, [], committed=length, no_sync=True))
         assert told is not None
         assert await read_bytes(store, 1) == A + B
@@ -621,7 +620,8 @@ def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
         failed = now(*segment(1, length, [C], no_sync=True))
         assert failed is not None
         assert failed.results[0].error.code == DiskFailed.code
-        store._state.stopping = True
-        assert store.append_now([message], memoryview(body)) is None
+        store.state.stopping = True
+        request = pb.AppendBlockRequest(segments=[message])
+        assert servicer_of(store).append_block_now(request, memoryview(body)) is None
 
     machine.run(work)

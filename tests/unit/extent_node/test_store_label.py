@@ -13,7 +13,7 @@ import pytest
 from neve.extent_node.disk import BOOT
 from neve.extent_node.fs import RealFileSystem
 from neve.extent_node.journal_label import LABEL as JOURNAL_LABEL
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_label import ASIDE_SUFFIX, LabelDamaged, read_label, write_label
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import ReplicaDoubtful
@@ -173,14 +173,14 @@ def fill_up(machine: Machine) -> None:
 def test_t24_a_node_starts_on_disks_that_are_full_to_the_last_byte(ending: str) -> None:
     machine = Machine(journal_extents_min=1, checkpoint_interval_s=3600.0)
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         for extent_id in (1, 2):
             await create(store, extent_id)
             await append(store, extent_id, 0, A)
         await append_all(store, segment(1, len(A), [B]), segment(2, len(A), [B]))
 
-    async def after(store: Store) -> None:
-        assert store.disks()[0].state != pb.DiskInfo.OFFLINE
+    async def after(store: Storage) -> None:
+        assert store.inventory.disks()[0].state != pb.DiskInfo.OFFLINE
         for extent_id in (1, 2):
             if ending == "crash":
                 assert (await fence(store, extent_id)).length == len(A + B)
@@ -198,7 +198,7 @@ def test_t24_a_node_starts_on_disks_that_are_full_to_the_last_byte(ending: str) 
     for folder in ("/disk0", JOURNAL):
         machine.fs.set_capacity(folder, 1 << 30)
 
-    async def in_the_end(store: Store) -> None:
+    async def in_the_end(store: Storage) -> None:
         for extent_id in (1, 2):
             await raise_token(store, extent_id, TOKEN)
             if ending == "power_cut":
@@ -211,12 +211,12 @@ def test_t24_a_node_starts_on_disks_that_are_full_to_the_last_byte(ending: str) 
 def test_a_doubt_that_finds_no_room_is_doubted_by_every_later_start() -> None:
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, A)
         await append(store, 1, len(A), B, no_sync=True)
 
-    async def look(store: Store) -> None:
+    async def look(store: Storage) -> None:
         assert (await raise_token(store, 1, TOKEN)).kind == Kind.DOUBTFUL
         assert await error_of(append(store, 1, len(A + B), B)) is ReplicaDoubtful
 

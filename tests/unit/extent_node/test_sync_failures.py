@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from neve.extent_node.servicer import ExtentNodeServicer
-from neve.extent_node.store import Store
+from neve.extent_node.storage import Storage
 from neve.extent_node.store_checkpoint import free_segments
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import InvalidArgument, NeveError
@@ -49,7 +49,7 @@ def test_t23_a_length_is_not_answered_over_a_sync_that_failed_meanwhile(order: s
     """An append's fdatasync fails while Raise or Fence wait to fsync the same file."""
     machine = Machine()
 
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         await create(store, 1)
         first = await append(store, 1, 0, block_of("durable", 100))
         machine.fs.fail(errno.EIO, match=sync_of_an_extent, times=1)
@@ -94,7 +94,7 @@ def test_t23_a_stop_does_not_say_clean_over_a_sync_that_fails_while_it_stops() -
     async def until_stopped() -> int:
         nonlocal armed
         with ThreadPoolExecutor(4) as pool:
-            store = Store(config, fs, pool=pool, rng=random.Random(1), wall_clock_ms=lambda: 1)
+            store = Storage(config, fs, pool=pool, rng=random.Random(1), wall_clock_ms=lambda: 1)
             await store.start()
             await create(store, 1)
             acknowledged = (await append(store, 1, 0, block_of("by the journal", 100))).end
@@ -128,8 +128,8 @@ def test_t23_a_segment_whose_header_may_not_be_durable_ends_the_journal() -> Non
     machine = Machine(1, journal_extents_min=1, in_place_bytes_min=1 << 20, checkpoint_interval_s=1e9)
     ends = dict.fromkeys((1, 2, 3), 0)
 
-    async def work(store: Store) -> None:
-        state = store._state
+    async def work(store: Storage) -> None:
+        state = store.state
         journal = state.journal
         for extent_id in ends:
             await create(store, extent_id)
@@ -154,7 +154,7 @@ def test_t23_a_segment_whose_header_may_not_be_durable_ends_the_journal() -> Non
     machine.run(work)
     machine.fs.power_cut("lose_all")
 
-    async def after(store: Store) -> None:
+    async def after(store: Storage) -> None:
         await store.verified()
         for extent_id, end in ends.items():
             answer = await raise_token(store, extent_id, 11)
@@ -164,7 +164,7 @@ def test_t23_a_segment_whose_header_may_not_be_durable_ends_the_journal() -> Non
 
 
 def test_blocks_are_checked_where_the_transport_has_no_checksum() -> None:
-    async def work(store: Store) -> None:
+    async def work(store: Storage) -> None:
         servicer = ExtentNodeServicer(
             store, cast(Any, None), cast(Any, _no_metrics()), cluster="c", node_id=1, read_bytes_max=1 << 20
         )

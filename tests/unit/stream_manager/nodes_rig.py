@@ -247,7 +247,7 @@ class Rig:
     def on_node(self, node_id: int, extent_id: int) -> en.ReplicaInfo | None:
         """What a running node has of an extent."""
         store = self.nodes[node_id].store
-        replicas, _ = store.list(after_extent_id=extent_id - 1, limit=1, unsealed_only=False)
+        replicas, _ = store.inventory.list(after_extent_id=extent_id - 1, limit=1, unsealed_only=False)
         return replicas[0] if replicas and replicas[0].extent_id == extent_id else None
 
     def holders(self, extent_id: int) -> list[int]:

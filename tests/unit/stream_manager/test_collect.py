@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from neve.extent_node import store_control
 from neve.meta.txn import KeyRange
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
@@ -23,7 +24,7 @@ GRACE_S = 120.0  # of the rig
 async def make_orphan(rig: Rig, node_id: int, extent_id: int = ORPHAN) -> en.ReplicaInfo:
     """A file that metadata does not know, as a manager leaves it that dies before it links a new extent."""
     request = en.CreateExtentRequest(extent_id=extent_id, eversion=1, extent_bytes_max=1 << 20)
-    await rig.nodes[node_id].store.create(request)
+    await store_control.create(rig.nodes[node_id].store.state, request)
     info = rig.on_node(node_id, extent_id)
     assert info is not None
     return info
@@ -107,7 +108,7 @@ async def with_extents(rig: Rig, count: int) -> list[en.ReplicaInfo]:
     await start_mute(rig, 1, 2, 3)
     for _ in range(count):
         await rig.sealed_stream()
-    infos, _ = rig.nodes[1].store.list(after_extent_id=0, limit=100, unsealed_only=False)
+    infos, _ = rig.nodes[1].store.inventory.list(after_extent_id=0, limit=100, unsealed_only=False)
     assert len(infos) == count
     return list(infos)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from neve.extent_node import store_control
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
@@ -204,7 +205,7 @@ async def test_t35_a_stale_copy_on_the_target_is_never_done_by_its_existence() -
         await rig.start_nodes(1, 2, 3, 4)
         extent = await rig.sealed_stream(nodes=(1, 2, 3))
         stale = en.CreateExtentRequest(extent_id=extent.extent_id, eversion=1, extent_bytes_max=1 << 20)
-        await rig.nodes[4].store.create(stale)
+        await store_control.create(rig.nodes[4].store.state, stale)
         await declare_dead(rig, 3)
         await rig.wait(6)
         await until_passes(rig, lambda: recovered(rig, extent, 3))
@@ -564,7 +565,7 @@ async def test_a_disk_that_goes_offline_is_recovered_elsewhere_though_its_node_l
     async with Rig() as rig:
         await rig.start_nodes(1, 2, 3, 4)
         extent = await rig.sealed_stream(nodes=(1, 2, 3))
-        (disk,) = rig.nodes[3].store._state.disks.values()
+        (disk,) = rig.nodes[3].store.state.disks.values()
         disk.note_failed("as the test wants it")
         await rig.until(lambda: recovered(rig, extent, 3))
         assert set(rig.extent(extent.extent_id).node_ids) == {1, 2, 4}
