@@ -18,11 +18,12 @@ from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NotFound
 
+EXTENTS_CACHED_MAX = 10_000
+
 
 class Catalog:
-    def __init__(self, link: ManagerLink, *, extents_max: int) -> None:
+    def __init__(self, link: ManagerLink) -> None:
         self._link = link
-        self._extents_max = extents_max
         self._extents: OrderedDict[int, Extent] = OrderedDict()
 
     async def stream(self, stream: int | str, *, with_extents: bool = False) -> Stream:
@@ -70,6 +71,6 @@ class Catalog:
         extent = Extent.of(info)
         self._extents[extent.id] = extent
         self._extents.move_to_end(extent.id)
-        while len(self._extents) > self._extents_max:
+        while len(self._extents) > EXTENTS_CACHED_MAX:
             self._extents.popitem(last=False)
         return extent

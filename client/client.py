@@ -116,7 +116,7 @@ class Client:
             keep_freed_memory(self.options.buffer_bytes_max)
         self._senders = NodeSenders(self._channels, self.options)
         self._history = NodeHistory(loop.time, window_s=self.options.avoid_node_s)
-        self._catalog = Catalog(self._link, extents_max=self.options.extents_cached_max)
+        self._catalog = Catalog(self._link)
         self._extents = ExtentReader(self._channels, self._link, self._catalog, options=self.options, rng=self._rng)
         self._reader = Reader(self._catalog, self._extents, options=self.options)
         self._opened = True

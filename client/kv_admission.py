@@ -1,7 +1,7 @@
 """Room for operations, and the numbers of writes: who may begin, and who has to wait.
 
 Invariants: memory is bounded by `buffer_bytes_max`, and the answers that servers keep for this client by
-            `writes_open_max`: a write waits while the oldest one that is out is so far behind;
+            `WRITES_OPEN_MAX`: a write waits while the oldest one that is out is so far behind;
             whoever was let in gives back exactly what it took, however it ends.
 """
 
@@ -15,6 +15,9 @@ from neve.client.core_kv_routing import CallWindow
 from neve.client.kv_options import KeyValueOptions
 from neve.proto import common_pb2
 from neve.proto.errors import DeadlineExceeded, ShuttingDown
+
+OPERATION_COST_BYTES = 512  # beside key and value: with `buffer_bytes_max` it bounds the number of operations
+WRITES_OPEN_MAX = 16_000  # from the oldest unanswered write to the newest: a partition keeps 16,384 answers
 
 
 class Ticket(NamedTuple):
@@ -39,22 +42,22 @@ class Admission:
     def try_enter(self, size_bytes: int, *, write: bool) -> Ticket | None:
         """At once, if there is room."""
         window = self.window
-        if write and window.span >= self._options.writes_open_max:
+        if write and window.span >= WRITES_OPEN_MAX:
             return None
-        cost_bytes = self._options.operation_cost_bytes + size_bytes
+        cost_bytes = OPERATION_COST_BYTES + size_bytes
         if not self._share.try_take(cost_bytes):
             return None
         return Ticket(cost_bytes, window.begin() if write else 0)
 
     async def enter(self, size_bytes: int, deadline_s: float, *, write: bool) -> Ticket:
         """Wait for room. DeadlineExceeded if there is none in time: nothing was sent then."""
-        cost_bytes = self._options.operation_cost_bytes + size_bytes
+        cost_bytes = OPERATION_COST_BYTES + size_bytes
         begun_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._share.wait_and_take(cost_bytes)
                 try:
-                    while write and self.window.span >= self._options.writes_open_max:
+                    while write and self.window.span >= WRITES_OPEN_MAX:
                         await self._until_window_moves()
                 except BaseException:
                     self._share.give_back(cost_bytes)
@@ -81,7 +84,7 @@ class Admission:
         if ticket.call_id:
             self.window.end(ticket.call_id)
             if self._waiters:
-                self._wake(self._options.writes_open_max - self.window.span)
+                self._wake(WRITES_OPEN_MAX - self.window.span)
 
     def close(self) -> None:
         self._closed = True

@@ -9,8 +9,10 @@ from dataclasses import dataclass, fields
 
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from neve.rpc.removed_settings import ignores_removed
 
 
+@ignores_removed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValueOptions:
     operation_timeout_s: float = 30.0  # all attempts included: above a server's lease and the loading after it
@@ -20,8 +22,6 @@ class KeyValueOptions:
     retry_delay_s_max: float = 1.0
 
     buffer_bytes_max: int = 64 * MIB  # of operations that are not answered yet
-    operation_cost_bytes: int = 512  # beside key and value: with the bound above it bounds their number
-    writes_open_max: int = 16_000  # from the oldest unanswered write to the newest: a partition keeps 16384 answers
 
     # So that several frames are out when many operations are: with one large frame, client and server take turns.
     # 32, 64, 128 and 512 were tried once each, on a loaded machine: 128 was best or second, except for 1,024 readers,

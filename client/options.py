@@ -10,8 +10,10 @@ from dataclasses import dataclass, fields
 from neve.proto.blocks import PAYLOAD_BYTES_MAX
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from neve.rpc.removed_settings import ignores_removed
 
 
+@ignores_removed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
     # --- managers ---
@@ -27,19 +29,13 @@ class ClientOptions:
     buffer_bytes_max: int = 256 * MIB  # the same of all writers of the client
     frame_bytes: int = 2 * MIB  # measured: 1 MiB gave up to a tenth less, 64 KiB half, 4 MiB no more
     frames_in_flight_max: int = 8  # to one node
-    # Extents that one frame carries appends for. With more, nodes wait for the client: 512 streams had 31,100 and
-    # 34,900 appends/s with 256, in turns, and 34,600 and 36,900 with 128; with 64 and 103 it was less again.
-    frame_segments_max: int = 128
     append_timeout_s: float = 2.0  # of one frame
     append_attempts_max: int = 3  # at one replica without any progress, before the stream goes on without its node
     append_retry_delay_s: float = 0.05
     roll_timeout_s: float = 60.0  # to have the next extent: above the time in which dead nodes are found out
     confirm_timeout_s: float = 3600.0  # to have a seal confirmed by all replicas: above the longest recovery
-    rolls_max: int = 8  # one after the other without an acknowledged byte: then the trouble is not a node's
     avoid_node_s: float = 30.0  # a node that failed is not asked for during this time, if there are others
-    prepare_at: float = 0.8  # of an extent's limit: the next one is made ahead
-    committed_idle_s: float = 0.005  # an idle writer tells readers by then how far they may go,
-    committed_again_s: float = 10.0  # and again so often: a node that has restarted has forgotten it
+    committed_idle_s: float = 0.005  # after so long an idle writer notifies the nodes how far readers may go
     block_payload_bytes_max: int = 4 * MIB  # larger records go in several blocks
 
     # --- readers ---
@@ -48,9 +44,7 @@ class ClientOptions:
     read_timeout_s: float = 5.0  # of one attempt at one replica
     read_deadline_s: float = 30.0  # until some replica has answered
     follow_wait_s: float = 5.0  # a replica answers a follower by then, with or without news
-    speculative_delay_s_min: float = 0.005  # before a second replica is asked as well
     cache_bytes_max: int = 32 * MIB  # of blocks that were read one by one
-    extents_cached_max: int = 10_000
     record_bytes_max: int = 1024 * MIB  # of a record in several blocks: readers join it in memory, writers refuse more
 
     keep_freed_memory: bool = True  # of the whole process: memory.py says why

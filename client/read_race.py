@@ -24,6 +24,7 @@ from neve.rpc.service import Begun, Reply
 from neve.rpc.wire.deadlines import Deadlines
 
 REPLY_BYTES = 4096
+SPECULATIVE_DELAY_S_MIN = 0.005  # before a second replica is asked as well
 HEADERS_SHARE = 128  # of what is asked for, one part in so many: the headers of blocks of 1 KiB
 SLOW_BUCKETS_PER_S = 1000  # how finely it is told which of many reads are slow
 SMALL_BYTES_MAX = 64 << 10
@@ -105,7 +106,7 @@ class Race:
         self.future.add_done_callback(self._on_future_done)
         self._ask_next()
         if self._replicas and not self.future.done():
-            delay_s = max(options.speculative_delay_s_min, history.tail_s[plan.size].value)
+            delay_s = max(SPECULATIVE_DELAY_S_MIN, history.tail_s[plan.size].value)
             self._slow_bucket = slow.add(self, self._loop.time() + delay_s)
 
     def _ask_next(self) -> None:

@@ -42,6 +42,9 @@ from neve.proto.errors import (
 log = logging.getLogger(__name__)
 
 REPORT_TIMEOUT_S = 5.0
+ROLLS_MAX = 8  # in a row without an acknowledged byte: then the trouble is not a node's
+PREPARE_AT = 0.8  # of an extent's limit: from here the next extent is prepared
+COMMITTED_AGAIN_S = 10.0  # an idle writer repeats how far readers may go: a node that restarted has forgotten it
 
 # Until these heal, a stream cannot go on; its writer waits for them as long as it waits for an extent.
 _WORTH_WAITING = (NotEnoughNodes, SealUnavailable)
@@ -126,7 +129,7 @@ class WriterTail:
             raise Internal(detail=f"extent {info.extent_id} as the manager tells it cannot be written: {info}")
         self._core.payload_bytes_max = min(options.block_payload_bytes_max, limit_bytes - HEADER_BYTES)
         self._core.open(Tail(info.extent_id, limit_bytes, node_ids), length)
-        self._prepare_above = int(limit_bytes * options.prepare_at)
+        self._prepare_above = int(limit_bytes * PREPARE_AT)
         self._prepared = self._preparing = None
         places = PlaceEncoder()
         in_step: list[InStep] = []
@@ -219,7 +222,7 @@ class WriterTail:
         )
         if verdict is Verdict.REPLACE:
             self._history.failed(lane.node_id)
-        if self._rolls_in_vain >= self._options.rolls_max:
+        if self._rolls_in_vain >= ROLLS_MAX:
             self._on_end(error)
             return
         self._begin_roll()
@@ -282,7 +285,7 @@ class WriterTail:
         self._forget_again()
         when_idle = self._senders.when_idle
         # At full seconds: those of all writers are few timers, and nobody waits for one.
-        self._again = when_idle.add(self, float(int(when_idle.now_s() + self._options.committed_again_s) + 1))
+        self._again = when_idle.add(self, float(int(when_idle.now_s() + COMMITTED_AGAIN_S) + 1))
 
     def _forget_again(self) -> None:
         if self._again:

@@ -29,12 +29,10 @@ class Serving:
     """Table [serving]: how partitions are loaded, held and given up."""
 
     loads_at_once: int = 4  # each reads its log as fast as it can
-    load_retry_s_min: float = 0.05
     load_retry_s_max: float = 2.0
     frozen_ms: int = 5000  # for a split or merge; then the partition is loaded again by what the map says
     hold_s: float = 10.0  # a call for a partition that is being loaded waits for so long
     held_calls_max: int = 20_000  # of all partitions: then calls are refused
-    drain_s: float = 2.0  # appends under way when a partition is given up
     flush_on_stop: bool = False  # makes the next load shorter, and the stop longer
 
     def __post_init__(self) -> None:

@@ -46,7 +46,9 @@ from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import Buffer
 from neve.proto.errors import ConditionFailed, InvalidArgument, NotFound, ShuttingDown
+from neve.rpc.limits import MIB
 
+GET_BYTES_MAX = 32 * MIB  # of one answer
 GET_ATTEMPTS_MAX = 10  # each finds that the value was moved meanwhile
 
 
@@ -134,7 +136,7 @@ class Partition:
             if offset > entry.size_bytes:
                 store.ensure_owner()  # also this tells how large the object is
                 raise InvalidArgument(what="offset", detail=f"{offset} of {entry.size_bytes} bytes")
-            size_bytes = min(length or entry.size_bytes, store.config.get_bytes_max)
+            size_bytes = min(length or entry.size_bytes, GET_BYTES_MAX)
             if admit is not None and (room := admit(min(size_bytes, entry.size_bytes - offset))) is not None:
                 await room
             try:

@@ -24,8 +24,6 @@ class EngineConfig:
     # --- objects ---
     value_threshold_bytes: int = 4 * KIB  # values from here on stay in the log, tables point to them
     part_bytes: int = 1 * MIB  # larger values are cut, so that a range reads no more than it needs
-    get_bytes_max: int = 32 * MIB  # of one answer
-    batch_operations_max: int = 10_000
 
     # --- memtables ---
     memtable_bytes: int = 64 * MIB  # then it is flushed
@@ -36,7 +34,6 @@ class EngineConfig:
     # --- tables ---
     block_bytes: int = 16 * KIB  # before compression
     zstd_level: int = 1  # 3 is 5 % smaller and takes twice as long
-    bloom_bits_per_key: int = 10  # about 1 % of misses read a block in vain
     append_bytes: int = 1 * MIB  # of a table, appended at a time
 
     # --- compaction ---
@@ -51,17 +48,10 @@ class EngineConfig:
     log_garbage_ratio: float = 0.6  # of a log extent: then what lives in it is moved
 
     # --- scans ---
-    scan_keys_max: int = 10_000
-    scan_bytes_max: int = 4 * MIB
     snapshots_max: int = 100
-    snapshot_idle_s: float = 30.0
-    snapshot_age_s: float = 300.0
 
     # --- calls ---
     session_clients_max: int = 10_000
-    session_results_max: int = 16_384  # of one client
-    session_results_total_max: int = 50_000  # each manifest has them all: so many take 50 ms to encode
-    session_idle_s: float = 600.0
     uploads_max: int = 100
     upload_idle_s: float = 600.0
 

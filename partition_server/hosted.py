@@ -39,6 +39,9 @@ from neve.proto.errors import InvalidArgument, NeveError, Overloaded, WrongServe
 
 log = logging.getLogger(__name__)
 
+LOAD_RETRY_S_MIN = 0.05
+DRAIN_S = 2.0  # for appends in flight when a partition is given up
+
 T = TypeVar("T")
 
 
@@ -190,7 +193,7 @@ class Hosted:
 
     async def run(self) -> None:
         serving = self._around.config.serving
-        delay_s = serving.load_retry_s_min
+        delay_s = LOAD_RETRY_S_MIN
         while (region := self._wanted) is not None:
             self._woken.clear()
             loads = self.loads
@@ -206,7 +209,7 @@ class Hosted:
                 log.exception("partition_failed partition_id=%d", self.partition_id)
             self._enter(Phase.LOADING)
             if self.loads > loads:
-                delay_s = serving.load_retry_s_min
+                delay_s = LOAD_RETRY_S_MIN
             elif not self._woken.is_set():
                 await _wait(self._woken, delay_s * self._around.rng.uniform(0.5, 1.0))
                 delay_s = min(2 * delay_s, serving.load_retry_s_max)
@@ -239,9 +242,9 @@ class Hosted:
                 self.partition = self._group = None
                 self._enter(Phase.LOADING)
                 if graceful and around.config.serving.flush_on_stop:
-                    await _in_time(partition.flush(), around.config.serving.drain_s)
+                    await _in_time(partition.flush(), DRAIN_S)
                 if graceful:
-                    await _in_time(_drained(group), around.config.serving.drain_s)
+                    await _in_time(_drained(group), DRAIN_S)
                 await partition.close()
         finally:
             await group.abort()

@@ -20,10 +20,15 @@ from neve.partition_server.table import Table
 from neve.partition_server.values import Pieces, Values
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import InvalidArgument
+from neve.rpc.limits import MIB
 
 _CONTINUATION = struct.Struct("<BQ")  # format, snapshot; then the key to go on at
 _FORMAT = 1
 
+SCAN_KEYS_MAX = 10_000  # in one page
+SCAN_BYTES_MAX = 4 * MIB
+SNAPSHOT_IDLE_S = 30.0
+SNAPSHOT_AGE_S = 300.0
 VALUES_AT_ONCE = 16
 INFO_BYTES = 40  # of an object in the answer beside its key and value, about
 
@@ -69,9 +74,8 @@ class Scans:
         max_bytes: int,
     ) -> ScanPage:
         store = self._store
-        config = store.config
-        limit = min(limit or config.scan_keys_max, config.scan_keys_max)
-        max_bytes = min(max_bytes or config.scan_bytes_max, config.scan_bytes_max)
+        limit = min(limit or SCAN_KEYS_MAX, SCAN_KEYS_MAX)
+        max_bytes = min(max_bytes or SCAN_BYTES_MAX, SCAN_BYTES_MAX)
         start, end = max(start, prefix, store.start), bound(bound(end, behind_prefix(prefix)), store.end)
         snapshot: Snapshot | None = None
         if continuation:
@@ -157,11 +161,10 @@ class Scans:
         self._store.snapshot_applied = max((each.applied for each in self._snapshots.values()), default=0)
 
     def expire(self) -> None:
-        config = self._store.config
         now_s = self._store.loop.time()
         for snapshot in list(self._snapshots.values()):
             idle_s, age_s = now_s - snapshot.used_s, now_s - snapshot.made_s
-            if snapshot.pages == 0 and (idle_s > config.snapshot_idle_s or age_s > config.snapshot_age_s):
+            if snapshot.pages == 0 and (idle_s > SNAPSHOT_IDLE_S or age_s > SNAPSHOT_AGE_S):
                 self._drop(snapshot)
         self._store.memory.spare()
 

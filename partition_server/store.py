@@ -46,6 +46,10 @@ from neve.proto.errors import (
 
 log = logging.getLogger(__name__)
 
+SESSION_RESULTS_MAX = 16_384  # of one client; client/kv_admission.py stays below it
+SESSION_RESULTS_TOTAL_MAX = 50_000  # each manifest has them all: so many take 50 ms to encode
+SESSION_IDLE_S = 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionStreams:
@@ -140,9 +144,9 @@ class Store:
         self.counters = Counters()
         self.sessions = Sessions(
             clients_max=config.session_clients_max,
-            results_max=config.session_results_max,
-            results_total_max=config.session_results_total_max,
-            idle_ms=int(config.session_idle_s * 1000),
+            results_max=SESSION_RESULTS_MAX,
+            results_total_max=SESSION_RESULTS_TOTAL_MAX,
+            idle_ms=int(SESSION_IDLE_S * 1000),
         )
         self.memtables_made = 0
         self.view = View((self.new_memtable(),))

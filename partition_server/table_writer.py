@@ -35,6 +35,7 @@ from neve.partition_server.table_format import (
 from neve.proto import common_pb2
 from neve.proto import partition_records_pb2 as records
 
+BLOOM_BITS_PER_KEY = 10  # about 1 % of the lookups of absent keys read a block
 FILTER_KEYS = 16_384  # of one filter: it takes a millisecond to make
 ENTRY_OVERHEAD_BYTES = 20  # of an entry in a block beside key and value, about
 BLOCK_ENTRIES_MAX = 4_000
@@ -127,7 +128,7 @@ class TableWriter:
 
     def _end_filter(self) -> None:
         hashes = np.concatenate(self._hashes)
-        self._filters.append(make_filter(hashes, self._config.bloom_bits_per_key))
+        self._filters.append(make_filter(hashes, BLOOM_BITS_PER_KEY))
         self._filter_starts.append(len(self._last_keys))
         self._hashes.clear()
         self._hashed = 0

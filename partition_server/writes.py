@@ -47,6 +47,8 @@ from neve.proto.errors import (
 
 log = logging.getLogger(__name__)
 
+BATCH_OPERATIONS_MAX = 10_000
+
 
 class Writes:
     def __init__(self, store: Store, lookups: Lookups) -> None:
@@ -96,8 +98,8 @@ class Writes:
 
     async def batch(self, operations: Sequence[Operation], *, caller: Caller) -> Outcome:
         store = self._store
-        if not 0 < len(operations) <= store.config.batch_operations_max:
-            detail = f"{len(operations)}, at least 1 and at most {store.config.batch_operations_max}"
+        if not 0 < len(operations) <= BATCH_OPERATIONS_MAX:
+            detail = f"{len(operations)}, at least 1 and at most {BATCH_OPERATIONS_MAX}"
             raise InvalidArgument(what="operations", detail=detail)
         for each in operations:
             store.check_key(each.key)

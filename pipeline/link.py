@@ -53,7 +53,7 @@ class Link:
         )
         self.managers = ManagerLink(self._channels, reach.managers, options=CLIENT_OPTIONS, rng=rng)
         self.admin = Admin(self.managers)
-        self.catalog = Catalog(self.managers, extents_max=CLIENT_OPTIONS.extents_cached_max)
+        self.catalog = Catalog(self.managers)
         self.reader = ExtentReader(self._channels, self.managers, self.catalog, options=CLIENT_OPTIONS, rng=rng)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -20,6 +20,18 @@ T = TypeVar("T")
 
 # By package and dataclass, then by field.
 REMOVED: dict[str, dict[str, str]] = {
+    "client.ClientOptions": {
+        "committed_again_s": "fixed at 10 s",
+        "extents_cached_max": "fixed at 10,000",
+        "frame_segments_max": "fixed at 128",
+        "prepare_at": "fixed at 0.8",
+        "rolls_max": "fixed at 8",
+        "speculative_delay_s_min": "fixed at 5 ms",
+    },
+    "client.KeyValueOptions": {
+        "operation_cost_bytes": "fixed at 512",
+        "writes_open_max": "fixed at 16,000",
+    },
     "meta.EtcdConfig": {
         "keepalive_period_s": "fixed at 10 s",
         "keepalive_timeout_s": "fixed at 5 s",
@@ -34,6 +46,19 @@ REMOVED: dict[str, dict[str, str]] = {
         "waiting_max": "fixed at 10,000",
     },
     "partition_manager.Timeouts": {"known_s": "fixed at 10 s"},
+    "partition_server.EngineConfig": {
+        "batch_operations_max": "fixed at 10,000",
+        "bloom_bits_per_key": "fixed at 10",
+        "get_bytes_max": "fixed at 32 MiB",
+        "scan_bytes_max": "fixed at 4 MiB",
+        "scan_keys_max": "fixed at 10,000",
+        "session_idle_s": "fixed at 600 s",
+        "session_results_max": "fixed at 16,384",
+        "session_results_total_max": "fixed at 50,000",
+        "snapshot_age_s": "fixed at 300 s",
+        "snapshot_idle_s": "fixed at 30 s",
+    },
+    "partition_server.Serving": {"drain_s": "fixed at 2 s", "load_retry_s_min": "fixed at 50 ms"},
     "stream_manager.Collecting": {"deletes_max": "fixed at 1,000"},
     "stream_manager.Limits": {
         "replicas_max": "fixed at 7",

@@ -44,7 +44,6 @@ NUMBERS = (
     "Budget.used_bytes",
     "Committer._kick_scheduled",
     "Committer._syncing",
-    "HeardTable.recording",
     "JournalRounds.running",
     "LeaderContext.seals_in_flight",
     "NodeSenders._scheduled",

@@ -22,7 +22,7 @@ LONG_PAST_LEASE_S = (12.0, 20.0)
 SLOW_FACTOR = 1500.0  # some tenths of a second for each answer
 SLOW_S = (4.0, 8.0)
 UNHEARD_S = (2.0, 6.0, 12.0)  # less and more than a freeze
-SKEWS_MS = (-60_000, -5_000, 5_000, 60_000)  # far below what calls are remembered for: session_idle_s
+SKEWS_MS = (-60_000, -5_000, 5_000, 60_000)  # far below what calls are remembered for: SESSION_IDLE_S of the store
 
 
 class PartitionTroubles:

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from neve.client import writer_tail
 from neve.client.types import Position
 from neve.proto.errors import InvalidArgument, ShuttingDown, TooLarge
 from tests.unit.client.rig import Rig, payloads_of, read_all, run
@@ -143,11 +144,14 @@ def test_a_writer_that_appends_in_the_turn_in_which_it_seemed_idle_tells_nothing
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_what_an_idle_writer_had_acknowledged_is_readable_again_after_all_nodes_restarted(closes: bool) -> None:
-    """Nodes forget how far readers may go. The writer tells them again, in its time or at the latest when it closes."""
+def test_what_an_idle_writer_had_acknowledged_is_readable_again_after_all_nodes_restarted(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes forget how far readers may go. The writer repeats it after a while, or at the latest when it closes."""
+    monkeypatch.setattr(writer_tail, "COMMITTED_AGAIN_S", 1000.0 if closes else 5.0)
 
     async def story(rig: Rig) -> None:
-        async with rig.client(committed_again_s=1000.0 if closes else 5.0) as neve, rig.client("reader") as reader:
+        async with rig.client() as neve, rig.client("reader") as reader:
             stream = await neve.create_stream(replicas=3)
             async with neve.writer(stream.id) as writer:
                 await writer.append_many([b"a", b"b"])

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from neve.client import read_race
 from neve.client.catalog import Catalog
 from neve.client.core_reader import SourceHistory
 from neve.client.extent_reader import Chunk, ExtentReader
@@ -263,7 +264,12 @@ class Silent:
 
 
 PLAN = ReadPlan(EXTENT, max_bytes=100, max_blocks=1, next_max_bytes=300)
-OPTIONS = replace(DEFAULT_OPTIONS, speculative_delay_s_min=1000.0)
+
+
+@pytest.fixture
+def no_second_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first replica is asked."""
+    monkeypatch.setattr(read_race, "SPECULATIVE_DELAY_S_MIN", 1000.0)
 
 
 @pytest.mark.parametrize("offset", [0, 127, 128, 70_000, (1 << 31) - 1])
@@ -281,11 +287,12 @@ def test_a_request_says_what_is_asked_for_and_where(offset: int) -> None:
         )
 
 
+@pytest.mark.usefixtures("no_second_replica")
 async def test_an_answer_that_comes_in_one_piece_says_where_it_ends_before_it_is_given() -> None:
     """So that what follows it leaves with the turn that received it."""
     slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
     nodes, heard = Silent(), list[pb.ReadBlockReply]()
-    race = Race(cast(ChannelPool, nodes), [REPLICA], PLAN, 0, SourceHistory(), slow, OPTIONS, heard.append)
+    race = Race(cast(ChannelPool, nodes), [REPLICA], PLAN, 0, SourceHistory(), slow, DEFAULT_OPTIONS, heard.append)
     ((request, on_done),) = nodes.begun
     assert (request.max_bytes, request.next_max_bytes) == (100, 300)
     reply = pb.ReadBlockReply(end=100, readable=1000, sealed=True, blocks=1, next_end=400)
@@ -295,10 +302,13 @@ async def test_an_answer_that_comes_in_one_piece_says_where_it_ends_before_it_is
     slow.close()
 
 
+@pytest.mark.usefixtures("no_second_replica")
 async def test_a_read_that_has_ended_is_not_looked_at_again_for_being_slow() -> None:
     slow: Deadlines[Race] = Deadlines(asyncio.get_running_loop(), Race.on_slow)
     replicas = [REPLICA, replace(REPLICA, node_id=2)]
-    races = [Race(cast(ChannelPool, Silent()), replicas, PLAN, 0, SourceHistory(), slow, OPTIONS) for _ in range(3)]
+    races = [
+        Race(cast(ChannelPool, Silent()), replicas, PLAN, 0, SourceHistory(), slow, DEFAULT_OPTIONS) for _ in range(3)
+    ]
 
     def waiting() -> list[Race]:  # in one bucket or two: time goes on while they are made
         return [race for bucket in slow._buckets.values() for race in bucket]

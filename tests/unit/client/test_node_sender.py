@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from neve.client import frame
 from neve.client.core_batch import Batch, Run
 from neve.client.core_writer import Taken
 from neve.client.frame import Frame, InStep, Sent
@@ -206,10 +207,11 @@ class InParts(Source):
 @pytest.mark.parametrize("hurry", [True, False])
 @pytest.mark.parametrize(("blocks", "frames"), [(3, [3]), (4, [4]), (5, [4, 1]), (9, [4, 4])])
 async def test_an_idle_sender_cuts_the_same_frames_at_once_as_on_the_next_turn(
-    blocks: int, frames: list[int], hurry: bool
+    blocks: int, frames: list[int], hurry: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(frame, "SEGMENTS_MAX", 4)
     wire = Wire()
-    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frames_in_flight_max=2, frame_segments_max=4))
+    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frames_in_flight_max=2))
     source = InParts(senders.to(wire.address))
     source.blocks = blocks
     senders.wake([source], hurry=hurry)
@@ -244,10 +246,11 @@ async def test_what_goes_to_all_nodes_in_step_is_joined_once_and_not_kept() -> N
     assert senders.attachments._attachment == ((), 0)
 
 
-async def test_nodes_get_frames_in_turn(kind: type[Source]) -> None:
+async def test_nodes_get_frames_in_turn(kind: type[Source], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them begin while the rest is framed, instead of one after the other."""
+    monkeypatch.setattr(frame, "SEGMENTS_MAX", 2)
     wire = Wire()
-    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions(frame_segments_max=2))
+    senders = NodeSenders(cast(ChannelPool, wire), ClientOptions())
     sources = [kind(senders.to(f"node:{number % 3}")) for number in range(12)]
     for number, source in enumerate(sources):
         source.blocks = 1 + number % 3  # tells the node
@@ -329,7 +332,7 @@ class Followed(Source):
             self.next.wake()
 
 
-async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn() -> None:
+async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if its sender had it before, and nothing else is sent any more (found by seed 303)."""
     wires = {"up:1": Wire(), "down:1": Refusing()}
 
@@ -337,7 +340,8 @@ async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn() -> 
         def channel(self, address: str) -> Wire:
             return wires[address]
 
-    senders = NodeSenders(cast(ChannelPool, Pool()), ClientOptions(frame_segments_max=1))
+    monkeypatch.setattr(frame, "SEGMENTS_MAX", 1)
+    senders = NodeSenders(cast(ChannelPool, Pool()), ClientOptions())
     up, down = Source(senders.to("up:1")), Followed(senders.to("down:1"))
     down.next = up
     for lane in (up, down):

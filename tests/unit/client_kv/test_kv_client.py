@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from neve.client import kv_admission
 from neve.client.kv_client import KeyValueClient
 from neve.client.kv_types import Delete, Object, Put
 from neve.proto import errors, methods
@@ -149,7 +150,7 @@ def test_what_finds_no_room_waits_and_a_cancelled_operation_gives_its_room_back(
     async def story(rig: Rig) -> None:
         server = rig.cluster.servers[1]
         server.delay_s = 1.0
-        async with rig.client(buffer_bytes_max=4000, operation_cost_bytes=100) as kv:
+        async with rig.client(buffer_bytes_max=4000) as kv:
             puts = [asyncio.ensure_future(kv.put(b"%d" % n, b"x" * 1000)) for n in range(10)]
             await asyncio.sleep(0.5)
             assert sum(len(frame.keys) for frame in server.put_frames) == 0  # they are being held
@@ -163,11 +164,13 @@ def test_what_finds_no_room_waits_and_a_cancelled_operation_gives_its_room_back(
     run(story, servers=1)
 
 
-def test_writes_wait_while_an_old_one_is_out_for_too_many_others() -> None:
+def test_writes_wait_while_an_old_one_is_out_for_too_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_admission, "WRITES_OPEN_MAX", 5)
+
     async def story(rig: Rig) -> None:
         one, two = rig.cluster.servers[1], rig.cluster.servers[2]
         one.delay_s = 1.0
-        async with rig.client(writes_open_max=5) as kv:
+        async with rig.client() as kv:
             old = asyncio.ensure_future(kv.put(b"a", b"1"))  # at the slow server
             await asyncio.sleep(0.1)
             others = [asyncio.ensure_future(kv.put(b"x%d" % n, b"1")) for n in range(20)]

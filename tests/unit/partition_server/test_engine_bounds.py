@@ -14,6 +14,7 @@ from neve.partition_server import log_format
 from neve.partition_server.engine import Info, Operation, Partition, Puts
 from neve.partition_server.engine_config import TTL_MS_MAX
 from neve.partition_server.metrics import ServerMetrics
+from neve.partition_server.scans import SNAPSHOT_IDLE_S
 from neve.partition_server.servicer import REPLY_RESERVED_BYTES_MIN, PartitionServerServicer
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import Internal, InvalidArgument, NotOwner, WrongServer
@@ -229,7 +230,7 @@ async def test_what_snapshots_hold_counts_and_is_given_back_when_memory_is_short
     rest = await partition.scan(continuation=page.continuation)
     assert len(rest.infos) == 622, "in a new snapshot, behind the last key"
     assert not rest.continuation
-    await asyncio.sleep(config.snapshot_idle_s + 5)
+    await asyncio.sleep(SNAPSHOT_IDLE_S + 5)
     assert len(scans) == 0
     assert store.memory.held_bytes == 0
     assert store.memory.used_bytes == seen_bytes()
