@@ -55,6 +55,7 @@ from neve.proto.errors import (
     StreamSealed,
     WrongCluster,
 )
+from neve.proto.stream_policy import StreamPolicy
 from neve.rpc.pool import ChannelPool
 from neve.rpc.tls import TlsFiles
 from neve.rpc.wire.client import WireChannel
@@ -183,20 +184,10 @@ class Client:
         """Make a stream. 0 and "" mean the cluster's defaults; a name, if given, is unique. Streams with the same
         `lock` have one owner together; by default each has its own."""
         self._check_open()
-        if replicas < 0 or extent_bytes_max < 0:
-            raise InvalidArgument(what="replicas" if replicas < 0 else "extent_bytes_max", detail="it is negative")
-        request = sm.CreateStreamRequest(
-            name=name,
-            policy=sm.StreamPolicy(
-                replicas=replicas,
-                no_sync=not sync,
-                extent_bytes_max=extent_bytes_max,
-                placement=placement,
-                strict=strict,
-            ),
-            labels=dict(labels or {}),
-            lock=lock,
+        policy = StreamPolicy(
+            replicas=replicas, sync=sync, extent_bytes_max=extent_bytes_max, placement=placement, strict=strict
         )
+        request = sm.CreateStreamRequest(name=name, policy=policy.message(), labels=dict(labels or {}), lock=lock)
         reply = await self._link.order(methods.STREAM_MANAGER_CREATE_STREAM, request)
         self._catalog.note(reply.tail)
         return self._noted(reply.stream)

@@ -14,6 +14,7 @@ from typing import NamedTuple, overload
 
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.stream_policy import StreamPolicy
 
 
 class Position(NamedTuple):
@@ -165,17 +166,33 @@ class Stream:
     name: str
     extent_ids: tuple[int, ...]
     sealed: bool
-    replicas: int
-    sync: bool
-    extent_bytes_max: int
+    policy: StreamPolicy
     lock: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    placement: str = ""
-    strict: bool = False
     version: int = 0
     created_ms: int = 0
     truncated_before: int = 0  # extents below this id have left the list
     after_hole: tuple[int, ...] = ()  # extents that do not go on a record of the one before them
+
+    @property
+    def replicas(self) -> int:
+        return self.policy.replicas
+
+    @property
+    def sync(self) -> bool:
+        return self.policy.sync
+
+    @property
+    def extent_bytes_max(self) -> int:
+        return self.policy.extent_bytes_max
+
+    @property
+    def placement(self) -> str:
+        return self.policy.placement
+
+    @property
+    def strict(self) -> bool:
+        return self.policy.strict
 
     @property
     def start(self) -> Position | None:
@@ -184,19 +201,14 @@ class Stream:
 
     @classmethod
     def of(cls, info: sm.StreamInfo) -> Stream:
-        policy = info.policy
         return cls(
             id=info.stream_id,
             name=info.name,
             extent_ids=tuple(info.extent_ids),
             sealed=info.sealed,
-            replicas=policy.replicas,
-            sync=not policy.no_sync,
-            extent_bytes_max=policy.extent_bytes_max,
+            policy=StreamPolicy.of(info.policy),
             lock=info.lock,
             labels=dict(info.labels),
-            placement=policy.placement,
-            strict=policy.strict,
             version=info.version,
             created_ms=info.created_ms,
             truncated_before=info.truncated_before,

@@ -48,8 +48,9 @@ class Snapshot:
 
     def stream(self, key: int | str) -> Stream:
         """By id or name."""
-        stream_id = self.state.names.get(key, 0) if isinstance(key, str) else key
-        stream = self.state.streams.get(stream_id)
+        name = self.state.names.get(key) if isinstance(key, str) else None
+        stream_id = name.stream_id if name is not None else key
+        stream = self.state.streams.get(stream_id) if isinstance(stream_id, int) else None
         if stream is None:
             raise NotFound(kind="stream", name=str(key), detail=f"at revision {self.revision}")
         return stream

@@ -29,10 +29,10 @@ from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_seal import check_accepted
 from neve.stream_manager.describe import alloc_reply, extent_info
 from neve.stream_manager.make_extent import link_before_s, make_extent
+from neve.stream_manager.record_kinds import EXTENT, STREAM
 from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import check_list_room, check_owner, stream_named
 from neve.stream_manager.seal_tail import SealOrder, commit_seal, fence_replicas, link_tail, met_conflict, seal_tail
-from neve.stream_manager.state import StateListener
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     link_before_s: float
 
 
-class Allocator(StateListener):
+class Allocator:
     """The flows of one term that remember more than the state: prepared extents, and callers that wait for seals."""
 
     def __init__(self, ctx: LeaderContext) -> None:
@@ -54,7 +54,8 @@ class Allocator(StateListener):
         self._prepared: dict[int, Prepared] = {}  # by stream id
         self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
-        ctx.state.listen(self)
+        ctx.state.listen(EXTENT, self._on_extent)
+        ctx.state.listen(STREAM, self._on_stream)
         ctx.is_prepared = self.is_prepared
 
     def is_prepared(self, extent_id: int) -> bool:
@@ -256,7 +257,7 @@ class Allocator(StateListener):
             if not waiters and self._waiting.get(extent_id) is waiters:
                 del self._waiting[extent_id]
 
-    def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+    def _on_extent(self, old: Extent | None, new: Extent | None) -> None:
         changed = new or old
         assert changed is not None
         waiters = self._waiting.pop(changed.extent_id, None)
@@ -266,7 +267,7 @@ class Allocator(StateListener):
             if not waiter.done():
                 waiter.set_result(None)
 
-    def on_stream(self, old: Stream | None, new: Stream | None) -> None:
+    def _on_stream(self, old: Stream | None, new: Stream | None) -> None:
         changed = new or old
         assert changed is not None
         prepared = self._prepared.get(changed.stream_id)

@@ -29,16 +29,15 @@ def line(entry: Entry) -> str:
     method, principal, peer, client_id, call_id, known, outcome = entry
     if known is None:
         return LINE % (method, principal or "-", peer, client_id, call_id, "-", "-", 0, outcome)
-    _, _, _, streams, extents, node_id = known
     return LINE % (
         method,
         principal or "-",
         peer,
         client_id,
         call_id,
-        ",".join(map(str, streams)),
-        ",".join(map(str, extents)),
-        node_id,
+        ",".join(map(str, known.stream_ids)),
+        ",".join(map(str, known.extent_ids)),
+        known.node_id,
         outcome,
     )
 

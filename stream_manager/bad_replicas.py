@@ -27,6 +27,7 @@ from neve.proto.errors import NeveError, NotLeader, ReplicaError
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_health import NEVER_S
 from neve.stream_manager.core_recovery import retry_delay_s
+from neve.stream_manager.record_kinds import TASK
 from neve.stream_manager.records import Extent, ReplicaAt, shared
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
@@ -178,7 +179,7 @@ class BadReplicas:
             changes.put_extent(now, now._replace(confirmed=shared(left)))
             task = self._ctx.state.tasks.get(extent_id)
             if task is not None and task.lost == replica and task.kind == sm.RecoveryTask.FILL:
-                changes.delete_task(task)  # it may have verified the replica before it went bad
+                changes.delete(TASK, task)  # it may have verified the replica before it went bad
             self._ctx.condemned.note(extent_id, replica.node_id)
             await self._ctx.commit(changes)
 

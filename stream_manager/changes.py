@@ -8,7 +8,7 @@ Invariants: every record that is written is compared, too: by the mod revision o
 
     changes = ctx.changes()
     changes.put_extent(old, new)                 # old: the record it replaces, None if there must be none
-    changes.require_owner(owner)                 # the lock's key has this mod revision (3)
+    changes.require_owner(lock, token)           # the lock's key has this mod revision (protocol rule 3)
     await ctx.commit(changes)
 
 A stream's record is encoded by `finish`, when all is known: it holds the stream's young extents, those that this
@@ -18,37 +18,29 @@ links one more extent gives the one that leaves the window a key of its own, hol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.meta.lock import lock_key
 from neve.meta.txn import ITEM_BYTES
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent, NodeEntry, Quota, Replay, Settings, Stream, StreamCall, Task
+from neve.stream_manager.record_kinds import EXTENT, STREAM, Id, Kind, R, Versioned
+from neve.stream_manager.records import Extent, Stream, StreamCall, check_first_extent
+from neve.stream_manager.replay import replay_bytes, replay_key
 
 if TYPE_CHECKING:
     from neve.stream_manager.state import State
 
 YOUNG_WINDOW = 8  # extents at the end of a list: bounds a stream's record when no replica confirms anything
 
-# Kinds of records. Not an enum: these are compared for every record that is written.
-Kind = Literal["stream", "extent", "node", "task", "name", "quota", "settings"]
-STREAM: Final = "stream"
-EXTENT: Final = "extent"
-NODE: Final = "node"
-TASK: Final = "task"
-NAME: Final = "name"
-QUOTA: Final = "quota"
-SETTINGS: Final = "settings"
 
-Record = Stream | Extent | NodeEntry | Task | Quota | Settings | int
-Versioned = TypeVar("Versioned", NodeEntry, Task, Quota, Settings)
+class Write(NamedTuple):
+    """A record as it will be."""
 
-
-# A record as it will be: its kind, its id, itself (None: deleted), whether it is a young extent. Its mod revision is
-# known when it is committed; a young extent has none.
-Write = tuple[Kind, int | str, Record | None, bool]
+    kind: Kind[Any, Any]
+    ident: int | str
+    record: Versioned | None  # None: deleted
+    has_key: bool = True  # a young extent has none, and so no mod revision
 
 
 class OwnerClaim(NamedTuple):
@@ -90,112 +82,98 @@ class Changes:
         self._young: dict[int, Extent] = {}
         self._released: list[int] = []  # ids of their streams
 
-    # --- records ---------------------------------------------------------------------------------------------
+    # --- records of any kind ---------------------------------------------------------------------------------
+
+    def put(self, kind: Kind[Id, R], old: R | None, new: R) -> None:
+        """`old`: the record that it replaces; None if there must be none."""
+        assert old is None or old.mod_revision > 0, f"{old} was never committed"
+        ident = kind.ident(new)
+        key = kind.key(self.root, ident)
+        self.require(key, 0 if old is None else old.mod_revision)
+        self._set(key, kind.encode(new))
+        self.writes.append(Write(kind, ident, new))
+
+    def delete(self, kind: Kind[Id, R], old: R) -> None:
+        assert old.mod_revision > 0, f"{old} was never committed"
+        ident = kind.ident(old)
+        self.require(kind.key(self.root, ident), old.mod_revision)
+        self.delete_uncompared(kind, ident)
+
+    def delete_uncompared(self, kind: Kind[Id, R], ident: Id) -> None:
+        """Delete a record whose version another compare of this transaction covers, as a stream's covers its name."""
+        self._set(kind.key(self.root, ident), None)
+        self.writes.append(Write(kind, ident, None))
+
+    # --- streams and extents: a young extent stands in its stream's record -----------------------------------
 
     def put_stream(self, old: Stream | None, new: Stream) -> None:
-        key = self.root + r.STREAMS + r.id_text(new.stream_id)
+        key = STREAM.key(self.root, new.stream_id)
         assert old is None or old.mod_revision > 0, f"{old} was never committed"
         self.require(key, 0 if old is None else old.mod_revision)
         self._streams.append((key, new))
-        self.writes.append((STREAM, new.stream_id, new, False))
+        self.writes.append(Write(STREAM, new.stream_id, new))
 
     def put_new_stream(self, stream: Stream, tail: Extent) -> None:
-        """The same for a stream that was just made, with its first extent, which is young."""
-        assert tail.young, f"{tail} has a key"
-        assert stream.extent_ids == (tail.extent_id,), stream
-        key = self.root + r.STREAMS + r.id_text(stream.stream_id)
-        self.require(key, 0)
-        self._set(key, codec.encode_new_stream(stream, tail))
-        self.writes += ((STREAM, stream.stream_id, stream, False), (EXTENT, tail.extent_id, tail, True))
+        """A stream that was just made, with its first extent."""
+        check_first_extent(stream, tail)
+        self.put_stream(None, stream)
+        self.put_young(tail)
 
     def delete_stream(self, old: Stream) -> None:
-        """The call that created it is remembered apart from now on: repeated, it must not create another one."""
-        self._delete(STREAM, old.stream_id, self.root + r.STREAMS + r.id_text(old.stream_id), old.mod_revision)
+        """The call that created it gets a record of its own: repeated, it must not create another stream."""
+        self.delete(STREAM, old)
         if old.made_by is not None:
-            self.put_replay(*old.made_by)
+            self.put_replay(old.made_by)
 
     def require_stream(self, stream: Stream) -> None:
         """The stream is still this version, though it is not written."""
-        self.require(self.root + r.STREAMS + r.id_text(stream.stream_id), stream.mod_revision)
+        self.require(STREAM.key(self.root, stream.stream_id), stream.mod_revision)
 
     def put_young(self, new: Extent) -> None:
         """An extent without a key of its own, with the record of its stream, which must be put, too."""
         assert new.young, f"{new} has a key"
         self._young[new.extent_id] = new
-        self.writes.append((EXTENT, new.extent_id, new, True))
+        self.writes.append(Write(EXTENT, new.extent_id, new, has_key=False))
 
     def put_extent(self, old: Extent | None, new: Extent) -> None:
         """At a key of its own, from now on if `old` is young."""
-        key = self.root + r.EXTENTS + r.id_text(new.extent_id)
+        key = EXTENT.key(self.root, new.extent_id)
         self.require(key, 0 if old is None else old.mod_revision)
-        self._set(key, codec.encode_extent(new))
-        self.writes.append((EXTENT, new.extent_id, new, False))
+        self._set(key, EXTENT.encode(new))
+        self.writes.append(Write(EXTENT, new.extent_id, new))
 
     def release_extent(self, new: Extent) -> None:
         """A young extent gets a key of its own, in a transaction that puts its stream, too: it is compared by that."""
-        key = self.root + r.EXTENTS + r.id_text(new.extent_id)
-        self._set(key, codec.encode_extent(new))
+        self._set(EXTENT.key(self.root, new.extent_id), EXTENT.encode(new))
         self._released.append(new.stream_id)
-        self.writes.append((EXTENT, new.extent_id, new, False))
+        self.writes.append(Write(EXTENT, new.extent_id, new))
 
     def replace_extent(self, old: Extent, new: Extent) -> None:
         """Where it stands: at its key, or, if it is young, in its stream's record, which must be put, too."""
-        if old.mod_revision:
-            self.put_extent(old, new)
-        else:
+        if old.young:
             self.put_young(new)
+        else:
+            self.put_extent(old, new)
 
     def delete_extent(self, old: Extent) -> None:
         """A young one goes with its stream's record, which must be put without it, or deleted."""
         if old.young:
             self.require_extent(old)
-            self.writes.append((EXTENT, old.extent_id, None, False))
+            self.writes.append(Write(EXTENT, old.extent_id, None, has_key=False))
         else:
-            self._delete(EXTENT, old.extent_id, self.root + r.EXTENTS + r.id_text(old.extent_id), old.mod_revision)
+            self.delete(EXTENT, old)
 
     def require_extent(self, extent: Extent) -> None:
-        self.require(self.root + r.EXTENTS + r.id_text(extent.extent_id), extent.mod_revision)
+        self.require(EXTENT.key(self.root, extent.extent_id), extent.mod_revision)
 
     def require_no_extent(self, extent_id: int) -> None:
-        """Before a delete order (24)."""
-        self.require(self.root + r.EXTENTS + r.id_text(extent_id), 0)
+        """Before a delete order (protocol rule 24)."""
+        self.require(EXTENT.key(self.root, extent_id), 0)
 
-    def put_node(self, old: NodeEntry | None, new: NodeEntry) -> None:
-        key = self.root + r.NODES + r.id_text(new.node_id)
-        self._put(NODE, new.node_id, key, codec.encode_node, old, new)
-
-    def put_task(self, old: Task | None, new: Task) -> None:
-        key = self.root + r.TASKS + r.id_text(new.extent_id)
-        self._put(TASK, new.extent_id, key, codec.encode_task, old, new)
-
-    def delete_task(self, old: Task) -> None:
-        self._delete(TASK, old.extent_id, self.root + r.TASKS + r.id_text(old.extent_id), old.mod_revision)
-
-    def put_quota(self, old: Quota | None, new: Quota) -> None:
-        self._put(QUOTA, new.prefix, self.root + r.QUOTAS + new.prefix.encode(), codec.encode_quota, old, new)
-
-    def delete_quota(self, old: Quota) -> None:
-        self._delete(QUOTA, old.prefix, self.root + r.QUOTAS + old.prefix.encode(), old.mod_revision)
-
-    def put_settings(self, old: Settings, new: Settings) -> None:
-        """`old` is the state's; settings that were never stored have mod revision 0."""
-        key = self.root + r.SETTINGS + r.SETTINGS_NAME
-        self._put(SETTINGS, "", key, codec.encode_settings, old if old.mod_revision else None, new)
-
-    def put_name(self, name: str, stream_id: int) -> None:
-        """A new name: nobody else has it."""
-        key = self.root + r.NAMES + name.encode()
-        self.require(key, 0)
-        self._write(NAME, name, key, codec.encode_name(stream_id), stream_id)
-
-    def delete_name(self, name: str) -> None:
-        """Goes with its stream, whose version is compared."""
-        self._write(NAME, name, self.root + r.NAMES + name.encode(), None, None)
-
-    def put_replay(self, client_id: int, call_id: int, replay: Replay) -> None:
+    def put_replay(self, call: StreamCall) -> None:
         """Not compared: within a term a call is executed once at a time, and a new leader has loaded all records."""
-        self._set(replay_key(self.root, client_id, call_id), codec.encode_replay(replay))
-        self.calls.append(StreamCall(client_id, call_id, replay))
+        self._set(replay_key(self.root, call.client_id, call.call_id), replay_bytes(call.replay))
+        self.calls.append(call)
 
     # --- others' keys, and conditions -------------------------------------------------------------------------
 
@@ -228,7 +206,7 @@ class Changes:
         """All is recorded: encode the streams, now that their young extents are known."""
         streams, released = self._streams, self._released
         for key, stream in streams:
-            self._set(key, codec.encode_stream(stream, self._young_of(stream)))
+            self._set(key, r.stream_bytes(stream, self._young_of(stream)))
         if released:
             put = [stream.stream_id for _, stream in streams]
             assert all(stream_id in put for stream_id in released), f"{released} is compared by nothing"
@@ -257,36 +235,10 @@ class Changes:
         return found
 
     def _has_key(self, extent_id: int) -> bool:
-        return self.root + r.EXTENTS + r.id_text(extent_id) in self.values
+        return EXTENT.key(self.root, extent_id) in self.values
 
     # --- inside ----------------------------------------------------------------------------------------------
-
-    def _put(
-        self,
-        kind: Kind,
-        ident: int | str,
-        key: bytes,
-        encode: Callable[[Versioned], bytes],
-        old: Versioned | None,
-        new: Versioned,
-    ) -> None:
-        assert old is None or old.mod_revision > 0, f"{old} was never committed"
-        self.require(key, 0 if old is None else old.mod_revision)
-        self._write(kind, ident, key, encode(new), new)
-
-    def _delete(self, kind: Kind, ident: int | str, key: bytes, mod_revision: int) -> None:
-        assert mod_revision > 0, f"{key!r} was never committed"
-        self.require(key, mod_revision)
-        self._write(kind, ident, key, None, None)
-
-    def _write(self, kind: Kind, ident: int | str, key: bytes, value: bytes | None, record: Record | None) -> None:
-        self._set(key, value)
-        self.writes.append((kind, ident, record, False))
 
     def _set(self, key: bytes, value: bytes | None) -> None:
         assert key not in self.values, f"{key!r} is written twice"
         self.values[key] = value
-
-
-def replay_key(root: bytes, client_id: int, call_id: int) -> bytes:
-    return root + r.REPLAY + r.id_text(client_id) + b"/" + r.id_text(call_id)

@@ -29,6 +29,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, VersionConflict
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_recovery import Trouble, retry_delay_s
+from neve.stream_manager.record_kinds import TASK
 from neve.stream_manager.records import Extent, ReplicaAt
 from neve.stream_manager.replica_reports import Found, Report
 
@@ -225,7 +226,7 @@ class Collector:
                     changes.delete_extent(extent)
                     task = ctx.state.tasks.get(extent.extent_id)
                     if task is not None:
-                        changes.delete_task(task)
+                        changes.delete(TASK, task)
                 if len(proposed) <= AT_A_TIME:  # in parts a repetition is safe by itself: what is gone is not found
                     mutation.record(changes, extent_ids=[extent.extent_id for extent in doomed])
                 await ctx.commit(changes)

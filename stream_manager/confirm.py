@@ -140,7 +140,7 @@ def _believed(
         return None
     extent_id, digest = old.extent_id, old.seal.digest
     if not digest:
-        told = {replica[0]: found for replica, found in confirmed.items()}
+        told = {replica.node_id: found for replica, found in confirmed.items()}
         chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)
         if chosen is None:
             log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(told))

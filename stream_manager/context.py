@@ -63,8 +63,6 @@ class NodeChoice:
 
 # --- a call that changes metadata -----------------------------------------------------------------------------
 
-_new = tuple.__new__  # as in records.py
-
 
 class Mutation:
     """One execution of a call: who asks, and how the call is remembered. `replayed`: it was committed before."""
@@ -102,12 +100,10 @@ class Mutation:
     def stream_call(self, stream_ids: tuple[int, ...], extent_ids: tuple[int, ...] = ()) -> StreamCall | None:
         """The same as a part of the one stream that is written: what to put into its record and into the changes.
         None: nothing is kept."""
-        self.recorded = replay = _new(
-            Replay, (self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids, 0)
-        )
+        self.recorded = Replay(self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids)
         if not (self.client_id or self.call_id) or self.replayed is not None:
             return None
-        return _new(StreamCall, (self.client_id, self.call_id, replay))
+        return StreamCall(self.client_id, self.call_id, self.recorded)
 
     def record(
         self, changes: Changes, *, stream_ids: Sequence[int] = (), extent_ids: Sequence[int] = (), node_id: int = 0
@@ -117,7 +113,7 @@ class Mutation:
             self.method_id, self.request_crc32c, self.wall_ms, tuple(stream_ids), tuple(extent_ids), node_id
         )
         if (self.client_id or self.call_id) and self.replayed is None:
-            changes.put_replay(self.client_id, self.call_id, self.recorded)
+            changes.put_replay(StreamCall(self.client_id, self.call_id, self.recorded))
 
 
 # --- one term -------------------------------------------------------------------------------------------------

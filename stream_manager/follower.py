@@ -8,15 +8,13 @@ from __future__ import annotations
 from neve.meta.follower import Follower
 from neve.meta.store import MetaStore
 from neve.meta.txn import KeyRange
-from neve.stream_manager import records as r
+from neve.stream_manager.record_kinds import KINDS
 from neve.stream_manager.state import State
-
-# What a state is made of. Locks, replay records and the rest of the root are others' business.
-KINDS = (r.EXTENTS, r.NAMES, r.NODES, r.QUOTAS, r.TASKS, r.SETTINGS, r.STREAMS)
 
 
 def kind_ranges(root: bytes) -> list[KeyRange]:
-    return [KeyRange.prefix(root + kind) for kind in KINDS]
+    """Of all keys that a state is made of."""
+    return [KeyRange.prefix(root + prefix) for prefix in KINDS]
 
 
 class StateFollower(Follower[State]):

@@ -216,7 +216,7 @@ class Term:
     def _apply(self, changes: Changes, revision: int) -> None:
         self.state.apply(changes, revision)
         for call in changes.calls:
-            self.replay.add(*call)
+            self.replay.add(call.client_id, call.call_id, call.replay)
         if changes.stream_call is not None:
             self.replay.add_in_stream(changes.stream_call)
 

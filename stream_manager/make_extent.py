@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 
 from neve.proto.errors import NeveError, NotEnoughNodes, NotLeader
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.records import Extent, Policy, ReplicaAt, new_extent
+from neve.stream_manager.records import Extent, ReplicaAt
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,6 @@ TRIES_MAX = 4
 EVERSION_FIRST = 1
 
 _NOBODY: frozenset[int] = frozenset()
-_NOTHING_ELSE = {ReplicaAt}
 
 
 def link_before_s(ctx: LeaderContext) -> float:
@@ -27,7 +27,9 @@ def link_before_s(ctx: LeaderContext) -> float:
     return ctx.clock() + ctx.config.collecting.grace_s / 2
 
 
-async def make_extent(ctx: LeaderContext, policy: Policy, *, stream_id: int, avoid: frozenset[int] = _NOBODY) -> Extent:
+async def make_extent(
+    ctx: LeaderContext, policy: StreamPolicy, *, stream_id: int, avoid: frozenset[int] = _NOBODY
+) -> Extent:
     """`NotEnoughNodes` when no set of nodes could be had."""
     failed: dict[int, NeveError] = {}
     for _ in range(TRIES_MAX):
@@ -43,10 +45,16 @@ async def make_extent(ctx: LeaderContext, policy: Policy, *, stream_id: int, avo
             extent_bytes_max=policy.extent_bytes_max,
             stream_id=stream_id,
         )
-        if {*map(type, made)} == _NOTHING_ELSE:
-            replicas: tuple[ReplicaAt, ...] = tuple(made)  # type: ignore[arg-type] # all of them are
-            return new_extent(extent_id, EVERSION_FIRST, replicas, policy.extent_bytes_max, ctx.wall_ms(), stream_id)
         errors = {c.node_id: m for c, m in zip(choices, made, strict=True) if isinstance(m, NeveError)}
+        if not errors:
+            return Extent(
+                extent_id=extent_id,
+                eversion=EVERSION_FIRST,
+                replicas=tuple([replica for replica in made if isinstance(replica, ReplicaAt)]),
+                extent_bytes_max=policy.extent_bytes_max,
+                created_ms=ctx.wall_ms(),
+                stream_id=stream_id,
+            )
         for node_id, failure in errors.items():
             log.warning("extent_not_made extent_id=%d node_id=%d error=%s", extent_id, node_id, failure)
             if isinstance(failure, NotLeader):  # the node has heard of a later election

@@ -16,10 +16,17 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import ConnectFailed, NeveError
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager.context import NodeChoice
 from neve.stream_manager.fan_out import Asked, fan_out
-from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, ReplicaAt
+from neve.stream_manager.records import (
+    Extent,
+    ExtentSeal,
+    NodeEntry,
+    ReplicaAt,
+    replica_at,
+    replica_message,
+    seal_message,
+)
 
 
 class NodeCalls(ABC):
@@ -131,7 +138,7 @@ class RpcNodeCalls(NodeCalls):
             stream_id=stream_id,
         )
         reply = await self._call(choice.node_id, methods.EXTENT_NODE_CREATE_EXTENT, request)
-        return codec.replica_at(reply.replica)
+        return replica_at(reply.replica)
 
     async def raise_token(
         self, extent: Extent, replica: ReplicaAt, *, token: int, timeout_s: float | None = None
@@ -139,7 +146,7 @@ class RpcNodeCalls(NodeCalls):
         request = en.RaiseTokenRequest(
             leader=self._leader,
             extent_id=extent.extent_id,
-            replica=codec.replica_message(replica),
+            replica=replica_message(replica),
             eversion=extent.eversion,
             token=token,
         )
@@ -151,7 +158,7 @@ class RpcNodeCalls(NodeCalls):
         request = en.FenceRequest(
             leader=self._leader,
             extent_id=extent.extent_id,
-            replica=codec.replica_message(replica),
+            replica=replica_message(replica),
             eversion=extent.eversion,
             token=token,
         )
@@ -161,8 +168,8 @@ class RpcNodeCalls(NodeCalls):
         request = en.SealExtentRequest(
             leader=self._leader,
             extent_id=extent.extent_id,
-            replica=codec.replica_message(replica),
-            seal=codec.seal_message(_seal_of(extent)),
+            replica=replica_message(replica),
+            seal=seal_message(_seal_of(extent)),
         )
         return await self._call(
             replica.node_id, methods.EXTENT_NODE_SEAL_EXTENT, request, timeout_s=self._seal_timeout_s
@@ -183,9 +190,9 @@ class RpcNodeCalls(NodeCalls):
             task_id=task_id,
             extent_id=extent.extent_id,
             replica=common_pb2.Replica(node_id=target.node_id, disk_uuid=target.disk_uuid),
-            seal=codec.seal_message(_seal_of(extent)),
+            seal=seal_message(_seal_of(extent)),
             sources=[
-                en.CopySource(replica=codec.replica_message(source), address=node.wire_address)
+                en.CopySource(replica=replica_message(source), address=node.wire_address)
                 for source in sources
                 if (node := self._node(source.node_id)) is not None
             ],
@@ -199,14 +206,14 @@ class RpcNodeCalls(NodeCalls):
         request = en.DeleteExtentRequest(
             leader=self._leader,
             extent_id=extent_id,
-            replica=codec.replica_message(replica),
+            replica=replica_message(replica),
             eversion=eversion,
         )
         reply = await self._call(replica.node_id, methods.EXTENT_NODE_DELETE_EXTENT, request)
         return reply.deleted
 
     async def describe(self, extent_id: int, replica: ReplicaAt) -> en.ReplicaInfo:
-        request = en.DescribeReplicaRequest(extent_id=extent_id, replica=codec.replica_message(replica))
+        request = en.DescribeReplicaRequest(extent_id=extent_id, replica=replica_message(replica))
         return await self._call(replica.node_id, methods.EXTENT_NODE_DESCRIBE_REPLICA, request)
 
     async def _call(

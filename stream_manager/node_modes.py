@@ -21,6 +21,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotFound, NotLeader
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.core_recovery import sources_for
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import Extent, NodeEntry
 from neve.stream_manager.recovery import Recovery
 
@@ -60,7 +61,7 @@ class NodeModes:
                 mode, reason = sm.NODE_MODE_DRAINING, DECOMMISSION
             new = replace(old, mode=mode, mode_until_ms=until_ms, mode_reason=reason)
             changes = ctx.changes()
-            changes.put_node(old, new)
+            changes.put(NODE, old, new)
             mutation.record(changes, node_id=node_id)
             await ctx.commit(changes)
             log.info("node_mode_set node_id=%d mode=%s by=%s", node_id, sm.NodeMode.Name(mode), mutation.principal)
@@ -90,7 +91,7 @@ class NodeModes:
             ):
                 return  # handed over in recovery's next pass
             changes = ctx.changes()
-            changes.put_node(node, replace(node, mode=sm.NODE_MODE_DECOMMISSIONED))
+            changes.put(NODE, node, replace(node, mode=sm.NODE_MODE_DECOMMISSIONED))
             await ctx.commit(changes)
         log.info("node_decommissioned node_id=%d", node.node_id)
 

@@ -27,6 +27,7 @@ from neve.stream_manager.node_modes import NodeModes
 from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.reconcile import Reconciler
+from neve.stream_manager.record_kinds import SETTINGS
 from neve.stream_manager.records import NodeEntry, Settings
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
@@ -122,7 +123,7 @@ class ClusterNodes:
                 raise InvalidArgument(what="region", detail=f"{REGIONS_MAX} regions are stopped already")
             if mutation.replayed is None and tuple(regions) != old.stopped_regions:
                 changes = ctx.changes()
-                changes.put_settings(old, Settings(stopped_regions=tuple(regions)))
+                changes.put(SETTINGS, old if old.mod_revision else None, Settings(tuple(regions)))
                 mutation.record(changes)
                 await ctx.commit(changes)
                 log.info("placement_set region=%s stopped=%s by=%s", region, request.stopped, mutation.principal)

@@ -17,12 +17,14 @@ from typing import Protocol
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager.context import NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import NEVER_S, Health
 from neve.stream_manager.node_entries import MODE_WORDS
 from neve.stream_manager.placement import Candidate
-from neve.stream_manager.records import NodeEntry, Policy, Settings
-from neve.stream_manager.state import State, StateListener
+from neve.stream_manager.record_kinds import NODE
+from neve.stream_manager.records import NodeEntry, Settings
+from neve.stream_manager.state import State
 
 CANDIDATES_KEPT_S = 0.5  # well below what makes a node suspect
 
@@ -75,7 +77,7 @@ def candidate_of(node: NodeEntry, reported: Reported, judged: Health, stopped_re
     )
 
 
-class Candidates(StateListener):
+class Candidates:
     """All nodes as placement sees them."""
 
     def __init__(
@@ -88,7 +90,7 @@ class Candidates(StateListener):
         self._kept_until_s = NEVER_S
         self._changed: dict[int, None] = {}  # nodes to look at again
         self._settings_seen: Settings | None = None
-        state.listen(self)
+        state.listen(NODE, self._on_node)
 
     def all(self) -> list[Candidate]:
         now_s, state = self._clock(), self._state
@@ -108,13 +110,13 @@ class Candidates(StateListener):
         """A heartbeat or a registration came from this node."""
         self._changed[node_id] = None
 
-    def on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
+    def _on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
         changed = new or old
         assert changed is not None
         self._changed[changed.node_id] = None
 
 
-class Ensembles(StateListener):
+class Ensembles:
     """Nodes for new extents."""
 
     def __init__(
@@ -129,13 +131,13 @@ class Ensembles(StateListener):
         self._choose_anew = choose
         self._clock = clock
         self._default = default  # the name of the policy where a stream names none
-        self._chosen: dict[Policy, list[list[NodeChoice]]] = {}
+        self._chosen: dict[StreamPolicy, list[list[NodeChoice]]] = {}
         self._next = 0
         self._since_s = 0.0
-        state.listen(self)
+        state.listen(NODE, self._on_node)
 
     def choose(
-        self, policy: Policy, *, avoid: frozenset[int] = frozenset(), excluded: frozenset[int] = frozenset()
+        self, policy: StreamPolicy, *, avoid: frozenset[int] = frozenset(), excluded: frozenset[int] = frozenset()
     ) -> list[NodeChoice]:
         """As many different nodes as replicas; `NotEnoughNodes` says why it cannot."""
         if avoid or excluded:
@@ -153,7 +155,7 @@ class Ensembles(StateListener):
         self._next += 1
         return ahead[self._next % ENSEMBLES_AHEAD]
 
-    def _choose(self, policy: Policy, avoid: frozenset[int], excluded: frozenset[int]) -> list[NodeChoice]:
+    def _choose(self, policy: StreamPolicy, avoid: frozenset[int], excluded: frozenset[int]) -> list[NodeChoice]:
         request = PlacementRequest(
             replicas=policy.replicas,
             extent_bytes_max=policy.extent_bytes_max,
@@ -166,5 +168,5 @@ class Ensembles(StateListener):
         assert len({choice.node_id for choice in choices}) == policy.replicas, choices
         return choices
 
-    def on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
+    def _on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
         self._chosen.clear()

@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from neve.proto.errors import QuotaExceeded
+from neve.stream_manager.record_kinds import EXTENT, QUOTA, STREAM
 from neve.stream_manager.records import Extent, Labels, Quota, Stream
-from neve.stream_manager.state import State, StateListener
+from neve.stream_manager.state import State
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ def matches(prefix: str, labels: Labels) -> bool:
     return any(f"{key}={value}".startswith(prefix) for key, value in labels)
 
 
-class QuotaTable(StateListener):
+class QuotaTable:
     """Made for a state that is loaded; follows it from then on."""
 
     def __init__(self, state: State) -> None:
@@ -48,7 +49,9 @@ class QuotaTable(StateListener):
         self._reserved: dict[str, Usage] = {}
         for prefix in state.quotas:
             self._count(prefix)
-        state.listen(self)
+        state.listen(QUOTA, self._on_quota)
+        state.listen(STREAM, self._on_stream)
+        state.listen(EXTENT, self._on_extent)
 
     def usage(self, prefix: str) -> Usage:
         return self._used.get(prefix, Usage())
@@ -96,7 +99,7 @@ class QuotaTable(StateListener):
 
     # --- following the state ---------------------------------------------------------------------------------
 
-    def on_quota(self, old: Quota | None, new: Quota | None) -> None:
+    def _on_quota(self, old: Quota | None, new: Quota | None) -> None:
         if new is None:
             assert old is not None
             self._used.pop(old.prefix, None)
@@ -104,7 +107,7 @@ class QuotaTable(StateListener):
         elif new.prefix not in self._used:
             self._count(new.prefix)
 
-    def on_stream(self, old: Stream | None, new: Stream | None) -> None:
+    def _on_stream(self, old: Stream | None, new: Stream | None) -> None:
         for stream, sign in ((old, -1), (new, 1)):
             if stream is None:
                 continue
@@ -113,7 +116,7 @@ class QuotaTable(StateListener):
                     size_bytes = self.size_bytes(stream.extent_ids)
                     used.add(streams=sign, extents=sign * len(stream.extent_ids), size_bytes=sign * size_bytes)
 
-    def on_extent(self, old: Extent | None, new: Extent | None) -> None:
+    def _on_extent(self, old: Extent | None, new: Extent | None) -> None:
         if not self._used:
             return
         grown = _counted(new) - _counted(old)

@@ -6,6 +6,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.reads import quota_usage
+from neve.stream_manager.record_kinds import QUOTA
 from neve.stream_manager.records import Quota
 from neve.stream_manager.requests import check_name
 
@@ -22,9 +23,9 @@ async def set_quota(ctx: LeaderContext, request: sm.SetQuotaRequest, mutation: M
             new = Quota(prefix, wanted.streams_max, wanted.extents_max, wanted.bytes_max)
             changes = ctx.changes()
             if new.streams_max or new.extents_max or new.bytes_max:
-                changes.put_quota(old, new)
+                changes.put(QUOTA, old, new)
             elif old is not None:
-                changes.delete_quota(old)
+                changes.delete(QUOTA, old)
             mutation.record(changes)
             await ctx.commit(changes)
     return sm.SetQuotaReply(usage=quota_usage(ctx.state, ctx.quotas, prefix))

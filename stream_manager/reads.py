@@ -34,7 +34,7 @@ def has_streams(state: State, request: sm.DescribeStreamsRequest) -> bool:
 def describe_streams(state: State, request: sm.DescribeStreamsRequest) -> sm.DescribeStreamsReply:
     """A stream that was asked for alone and is not there is `NotFound`: the usual mistake deserves its sentence."""
     wanted = list(request.stream_ids)
-    wanted += [state.names[name] for name in request.names if name in state.names]
+    wanted += [state.names[name].stream_id for name in request.names if name in state.names]
     found = [state.streams[stream_id] for stream_id in dict.fromkeys(wanted) if stream_id in state.streams]
     if not found and len(request.stream_ids) + len(request.names) == 1:
         name = request.names[0] if request.names else str(request.stream_ids[0])

@@ -1,23 +1,35 @@
-"""What the manager knows of streams, extents, nodes and tasks: values, and their keys.
+"""The manager's records: streams, extents, nodes, tasks, names, quotas, settings. Values, and for streams and extents
+the fields of their messages.
+
+A new field of a stream or an extent is written here, in the class and in the table of fields below it, and in the
+messages of proto/records.proto and proto/stream_manager.proto. The kinds of records are listed in record_kinds.py.
 
 Invariants: a record is never changed, only replaced; `mod_revision` is its key's in etcd and is not part of the value;
             an open extent has no seal, a sealed one has, also at length 0 (T6);
-            `confirmed` names nodes of `replicas` only, and is empty while the extent is open (20).
+            `confirmed` names nodes of `replicas` only, and is empty while the extent is open (protocol rule 20).
 
 A million extents are held at once: disk uuids, policies and sets of nodes are shared (`shared`), not made for each.
-What is made for every call is a tuple: a frozen dataclass of ten fields takes three times as long to make.
+Records of which each call makes some are tuples: a frozen dataclass of ten fields takes three times as long to make.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Container
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+import struct
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self, TypeVar
 
 from neve.meta import keys
+from neve.proto import common_pb2, field_tables
 from neve.proto import extent_node_pb2 as en
+from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import UnsupportedVersion
+from neve.proto.field_tables import Field
+from neve.proto.fields import sized, varint
+from neve.proto.stream_policy import StreamPolicy, policy_bytes
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -25,7 +37,6 @@ EXTENT_BYTES_LIMIT = 2 << 30  # of any extent: what nodes are made for
 REPLICAS_MAX = 7  # of any extent
 
 T = TypeVar("T")
-_new = tuple.__new__  # a record from a tuple of all its fields: half the time of the class's own constructor
 _SHARED_MAX = 100_000  # distinct small values; far above what a cluster has, and a bound if they are made up
 _shared_values: dict[object, object] = {}
 
@@ -41,16 +52,6 @@ def shared(value: T) -> T:
 
 
 # --- streams --------------------------------------------------------------------------------------------------
-
-
-class Policy(NamedTuple):
-    """What a stream was created with, the cluster's defaults filled in."""
-
-    replicas: int
-    no_sync: bool
-    extent_bytes_max: int
-    placement: str  # empty: the cluster's default, whatever it is by then
-    strict: bool
 
 
 class Replay(NamedTuple):
@@ -78,7 +79,7 @@ class Stream(NamedTuple):
     lock: str
     extent_ids: tuple[int, ...]  # the last one is the tail
     sealed: bool
-    policy: Policy
+    policy: StreamPolicy
     labels: Labels
     version: int  # counts the changes
     created_ms: int
@@ -97,21 +98,12 @@ class Stream(NamedTuple):
         self, extent_ids: tuple[int, ...], *, sealed: bool | None = None, truncated_before: int | None = None
     ) -> Stream:
         """The next version, with another list."""
-        return Stream(
-            self.stream_id,
-            self.name,
-            self.lock,
-            extent_ids,
-            self.sealed if sealed is None else sealed,
-            self.policy,
-            self.labels,
-            self.version + 1,
-            self.created_ms,
-            self.truncated_before if truncated_before is None else truncated_before,
-            0,
-            self.made_by,
-            self.linked_by,
-            self.after_hole,
+        return self._replace(
+            extent_ids=extent_ids,
+            sealed=self.sealed if sealed is None else sealed,
+            version=self.version + 1,
+            truncated_before=self.truncated_before if truncated_before is None else truncated_before,
+            mod_revision=0,
         )
 
     def with_list(
@@ -140,8 +132,17 @@ class Stream(NamedTuple):
         return self._replace(linked_by=call)
 
     def at(self, mod_revision: int) -> Stream:
-        """As committed at this revision. `_replace` takes twice as long."""
-        return _new(Stream, (*self[:10], mod_revision, *self[11:]))
+        """As committed at this revision."""
+        return self._replace(mod_revision=mod_revision)
+
+
+def check_first_extent(stream: Stream, tail: Extent) -> None:
+    """A stream is created together with its first extent, which is young: its record is the stream's.
+
+    This is the one place that demands it. A stream without extents is a proper record otherwise: truncating leaves one.
+    """
+    assert tail.young, f"{tail} has a key"
+    assert stream.extent_ids == (tail.extent_id,), stream
 
 
 # --- extents --------------------------------------------------------------------------------------------------
@@ -178,26 +179,28 @@ class Extent(NamedTuple):
 
     @property
     def node_ids(self) -> tuple[int, ...]:
-        return tuple([replica[0] for replica in self.replicas])
+        return tuple([replica.node_id for replica in self.replicas])
 
     @property
     def all_confirmed(self) -> bool:
-        return self.seal is not None and len(self.confirmed) == len(self.replicas)
+        """Every replica has confirmed the seal. An extent without replicas has no confirmation to count on."""
+        return self.seal is not None and len(self.confirmed) == len(self.replicas) > 0
 
     def sealed_at(self, length: int, *, all_took_part: bool, conflict: bool = False) -> Extent:
-        """As the transaction of rule 19 writes it: nobody has confirmed yet."""
+        """As the transaction of protocol rule 19 writes it: no replica has confirmed yet."""
         assert self.seal is None, self
-        extent_id, eversion, replicas, size, created, stream_id, *_ = self
-        eversion += 1
-        seal = _new(ExtentSeal, (length, eversion, b""))
-        return _new(
-            Extent,
-            (extent_id, eversion, replicas, size, created, stream_id, seal, (), all_took_part, 0, conflict),
+        eversion = self.eversion + 1
+        return self._replace(
+            eversion=eversion,
+            seal=ExtentSeal(length, eversion, b""),
+            all_took_part=all_took_part,
+            mod_revision=0,
+            conflict=conflict,
         )
 
     def at(self, mod_revision: int) -> Extent:
         """As committed at this revision."""
-        return _new(Extent, (*self[:9], mod_revision, self[10]))
+        return self._replace(mod_revision=mod_revision)
 
     @property
     def young(self) -> bool:
@@ -214,24 +217,23 @@ class Extent(NamedTuple):
         assert self.seal is not None, self
         assert self.seal.digest in (b"", digest), self
         before = self.confirmed
-        confirmed = shared(tuple([r[0] for r in self.replicas if r[0] in node_ids or r[0] in before]))
-        seal = _new(ExtentSeal, (self.seal.length, self.seal.eversion, digest))
-        return _new(Extent, (*self[:6], seal, confirmed, *self[8:]))
+        confirmed = shared(tuple([n for n in self.node_ids if n in node_ids or n in before]))
+        return self._replace(seal=self.seal._replace(digest=digest), confirmed=confirmed)
 
 
-def new_extent(
-    extent_id: int,
-    eversion: int,
-    replicas: tuple[ReplicaAt, ...],
-    extent_bytes_max: int,
-    created_ms: int,
-    stream_id: int,
-) -> Extent:
-    """One that was just made: open, and young."""
-    return _new(
-        Extent,
-        (extent_id, eversion, replicas, extent_bytes_max, created_ms, stream_id, None, (), False, 0, False),
-    )
+def check_replicas(extent: Extent) -> None:
+    """An extent has replicas, each on another node. This is the one place that demands it."""
+    assert len(set(extent.node_ids)) == len(extent.replicas) > 0, extent
+
+
+class _Versioned:
+    """A dataclass with the field `mod_revision`."""
+
+    __slots__ = ()
+
+    def at(self, mod_revision: int) -> Self:
+        """As committed at this revision."""
+        return replace(self, mod_revision=mod_revision)  # type: ignore[type-var]
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEntry:
+class NodeEntry(_Versioned):
     """What is kept of a node. Usage, load and the age of its heartbeat are the leader's own, in registry.py."""
 
     node_id: int
@@ -271,11 +273,11 @@ class NodeEntry:
         return self.health == sm.NODE_HEALTH_DEAD
 
 
-# --- tasks, quotas, settings --------------------------------------------------------------------------
+# --- tasks, names, quotas, settings ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Task(_Versioned):
     """A recovery: one for an extent at a time."""
 
     task_id: int
@@ -291,7 +293,16 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class Name(_Versioned):
+    """The stream that a name belongs to."""
+
+    name: str
+    stream_id: int
+    mod_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota(_Versioned):
     """Bounds for streams with a label whose text `key=value` begins with `prefix`; 0: not bounded."""
 
     prefix: str
@@ -302,9 +313,165 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(_Versioned):
+    """The cluster's, of which there is one record."""
+
     stopped_regions: tuple[str, ...] = ()
     mod_revision: int = 0
+
+
+# --- the messages of streams and extents --------------------------------------------------------------------------
+
+PLACES_MAX = 8192
+
+_CALL = struct.Struct("<BQBQBIBIBQBQBQ")  # tag and value of each field of a `StreamCall`: all have fixed sizes
+
+
+def _call_bytes(call: StreamCall) -> bytes:
+    replay = call.replay
+    sealed_id, linked_id = replay.extent_ids or (0, 0)
+    who = (0x09, call.client_id, 0x11, call.call_id, 0x1D, replay.method_id, 0x25, replay.request_crc32c)
+    return _CALL.pack(*who, 0x29, replay.created_ms, 0x31, sealed_id, 0x39, linked_id)
+
+
+def _read_call(field: str, record: pb.StreamRecord) -> StreamCall | None:
+    if not record.HasField(field):
+        return None
+    call: pb.StreamCall = getattr(record, field)
+    extents = (call.sealed_extent_id, call.linked_extent_id) if call.linked_extent_id else ()
+    replay = Replay(call.method_id, call.request_crc32c, call.created_ms, (record.stream_id,), extents)
+    return StreamCall(call.client_id, call.call_id, replay)
+
+
+incarnation_bytes: Callable[[int], bytes] = struct.Struct("<Q").pack
+
+
+@functools.lru_cache(maxsize=PLACES_MAX)
+def place_bytes(node_id: int, disk_uuid: str) -> bytes:
+    """The encoded `Replica` up to the value of its incarnation."""
+    node = b"\x08" + varint(node_id) if node_id else b""
+    disk = b"\x12" + sized(disk_uuid.encode()) if disk_uuid else b""
+    return node + disk + b"\x19"
+
+
+def replica_bytes(replica: ReplicaAt) -> bytes:
+    return place_bytes(replica.node_id, replica.disk_uuid) + incarnation_bytes(replica.incarnation)
+
+
+def replica_message(replica: ReplicaAt) -> common_pb2.Replica:
+    return common_pb2.Replica(node_id=replica.node_id, disk_uuid=replica.disk_uuid, incarnation=replica.incarnation)
+
+
+def replica_at(message: common_pb2.Replica) -> ReplicaAt:
+    return ReplicaAt(message.node_id, shared(message.disk_uuid), message.incarnation)
+
+
+def _seal_bytes(seal: ExtentSeal) -> bytes:
+    head = b"\x08" + varint(seal.length) + b"\x10" + varint(seal.eversion)  # written also where they are 0
+    return head + b"\x1a" + sized(seal.digest) if seal.digest else head
+
+
+def seal_message(seal: ExtentSeal) -> common_pb2.Seal:
+    return common_pb2.Seal(length=seal.length, eversion=seal.eversion, digest=seal.digest)
+
+
+def _read_seal(record: pb.ExtentRecord) -> ExtentSeal | None:
+    seal = record.seal
+    return ExtentSeal(seal.length, seal.eversion, seal.digest) if record.HasField("seal") else None
+
+
+# The fields are written in this order. `stored`: numbers of StreamRecord; `shown`: of StreamInfo.
+STREAM_FIELDS = (
+    Field("stream_id", field_tables.number, stored=2, shown=1),
+    Field("name", field_tables.text, stored=3, shown=2),
+    Field("lock", field_tables.text, stored=4, shown=3),
+    Field(
+        "policy",
+        field_tables.message(policy_bytes),
+        stored=7,
+        shown=6,
+        read=lambda record: shared(StreamPolicy.of(record.policy)),
+    ),
+    Field("created_ms", field_tables.number, stored=10, shown=10),
+    Field(
+        "labels",
+        field_tables.text_pairs,
+        stored=8,
+        shown=7,
+        read=lambda record: shared(tuple([(label.key, label.value) for label in record.labels])),
+    ),
+    Field("made_by", field_tables.message(_call_bytes), stored=13, read=functools.partial(_read_call, "made_by")),
+    Field("version", field_tables.number, stored=9, shown=8),
+    Field("mod_revision", field_tables.number, shown=9),
+    Field("extent_ids", field_tables.growing, stored=5, shown=4, read=lambda record: tuple(record.extent_ids)),
+    Field("sealed", field_tables.flag, stored=6, shown=5),
+    Field("truncated_before", field_tables.number, stored=11, shown=11),
+    Field("young", field_tables.messages(lambda extent: extent_bytes(extent)), stored=12),  # extents without a key
+    Field("linked_by", field_tables.message(_call_bytes), stored=14, read=functools.partial(_read_call, "linked_by")),
+    Field("after_hole", field_tables.packed, stored=15, shown=12, read=lambda record: tuple(record.after_hole)),
+)
+
+# The fields are written in this order. `stored`: numbers of ExtentRecord; `shown`: of ExtentInfo.
+EXTENT_FIELDS = (
+    Field("extent_id", field_tables.number, stored=2, shown=1),
+    Field("extent_bytes_max", field_tables.number, stored=8, shown=5),
+    Field("created_ms", field_tables.number, stored=9, shown=6),
+    Field("stream_id", field_tables.number, stored=10),
+    Field(
+        "replicas",
+        field_tables.messages(replica_bytes),
+        stored=4,
+        read=lambda record: tuple([replica_at(replica) for replica in record.replicas]),
+    ),
+    Field("located", field_tables.messages(bytes), shown=3),  # the replicas with their addresses (describe.py)
+    Field("eversion", field_tables.number, stored=3, shown=2),
+    Field("seal", field_tables.message(_seal_bytes), stored=5, shown=4, read=_read_seal),
+    Field("confirmed", field_tables.packed, stored=6, read=lambda record: shared(tuple(record.confirmed_node_ids))),
+    Field("all_took_part", field_tables.flag, stored=7),
+    Field("mod_revision", field_tables.number, shown=7),
+    Field("conflict", field_tables.flag, stored=11),
+)
+
+STREAM_FORMAT = 2  # since a stream's young extents stand in its record
+EXTENT_FORMAT = 1
+_STREAM_HEAD = b"\x08" + varint(STREAM_FORMAT)
+_EXTENT_HEAD = b"\x08" + varint(EXTENT_FORMAT)
+
+_encode_stream = field_tables.encoder(STREAM_FIELDS, "stored", given="young")
+_encode_extent = field_tables.encoder(EXTENT_FIELDS, "stored")
+_decode_stream = field_tables.decoder(STREAM_FIELDS, given="young")
+_decode_extent = field_tables.decoder(EXTENT_FIELDS)
+
+
+def check_format(what: str, number: int, newest: int) -> None:
+    if number > newest:
+        raise UnsupportedVersion(what=what, version=number, supported_min=1, supported_max=newest)
+
+
+def stream_bytes(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
+    """The stored form. `young`: those of its extents that have no key of their own."""
+    return _STREAM_HEAD + _encode_stream(stream, young)
+
+
+def read_stream(value: bytes, mod_revision: int) -> tuple[Stream, list[Extent]]:
+    """The stream, and those of its extents that had no key of their own when it was written."""
+    record = pb.StreamRecord.FromString(value)
+    check_format("stream record", record.format, STREAM_FORMAT)
+    stream = Stream(**_decode_stream(record), mod_revision=mod_revision)
+    return stream, [_read_extent(extent, 0) for extent in record.young]
+
+
+def extent_bytes(extent: Extent) -> bytes:
+    return _EXTENT_HEAD + _encode_extent(extent)
+
+
+def read_extent(value: bytes, mod_revision: int) -> Extent:
+    return _read_extent(pb.ExtentRecord.FromString(value), mod_revision)
+
+
+def _read_extent(record: pb.ExtentRecord, mod_revision: int) -> Extent:
+    check_format("extent record", record.format, EXTENT_FORMAT)
+    return Extent(**_decode_extent(record), mod_revision=mod_revision)
 
 
 # --- keys -----------------------------------------------------------------------------------------------------
@@ -321,7 +488,7 @@ STREAMS, EXTENTS, NODES, NAMES, TASKS, REPLAY, QUOTAS, SETTINGS, COMMITS, IDS = 
     b"commits/",
     b"ids",
 )
-SETTINGS_NAME = b"cluster"
+SETTINGS_NAME = "cluster"
 
 
 root_of = keys.root_of

@@ -30,7 +30,6 @@ from neve.stream_manager.problems import Problems
 from neve.stream_manager.records import Extent, ReplicaAt, Task
 from neve.stream_manager.registry import Registry
 from neve.stream_manager.slices import Slices
-from neve.stream_manager.state import StateListener
 from neve.stream_manager.task_steps import TaskSteps
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ STATUS_PATIENCE_S = 3.0  # heartbeats on their way may be older than the order
 LIST_LIMIT_MAX = 1_000
 
 
-class Recovery(StateListener):
+class Recovery:
     def __init__(self, ctx: LeaderContext, registry: Registry, problems: Problems) -> None:
         self._ctx = ctx
         self._config = ctx.config.recovery
@@ -57,7 +56,7 @@ class Recovery(StateListener):
         self._scanned_s = -SCAN_INTERVAL_S
         self._scan_was_cut = False
         self._signature: object = None
-        ctx.state.listen(self)
+        ctx.state.listen_replicas(self._on_replicas)
 
     async def run_once(self, now_s: float) -> None:
         """One pass: follow the tasks that there are, then begin others as the bounds allow."""
@@ -119,7 +118,7 @@ class Recovery(StateListener):
             ):
                 self.problems.solved(extent_id)
 
-    def on_replicas(self, old: Extent, new: Extent | None) -> None:
+    def _on_replicas(self, old: Extent, new: Extent | None) -> None:
         """What is known of replicas that are not listed any more is of no use."""
         for replica in old.replicas:
             if new is None or replica not in new.replicas:

@@ -24,6 +24,7 @@ from neve.stream_manager.node_entries import DISKS_MAX, check_registration, entr
 from neve.stream_manager.placement import Candidate, Wish
 from neve.stream_manager.placement_cache import Candidates, candidate_of
 from neve.stream_manager.placement_policies import policy_named
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import Disk, NodeEntry
 from neve.stream_manager.topology import Topology
 
@@ -87,7 +88,7 @@ class Registry:
                 new = replace(new, region=place.region, rack=place.rack)
             if old is None or new != replace(old, mod_revision=new.mod_revision):
                 changes = ctx.changes()
-                changes.put_node(old, new)
+                changes.put(NODE, old, new)
                 mutation.record(changes, node_id=new.node_id)
                 await ctx.commit(changes)
                 log.info(
@@ -263,7 +264,7 @@ class Registry:
             if self._ctx.state.nodes.get(node.node_id) != node:
                 return
             changes = self._ctx.changes()
-            changes.put_node(node, new)
+            changes.put(NODE, node, new)
             await self._ctx.commit(changes)
         if new.health != node.health:
             level = logging.ERROR if new.dead else logging.INFO

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_health import NEVER_S
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.topology import Place, Topology
 
@@ -46,6 +47,6 @@ class Relocation:
             if now is None or now.wire_address != node.wire_address:
                 return
             changes = ctx.changes()
-            changes.put_node(now, replace(now, region=place.region, rack=place.rack))
+            changes.put(NODE, now, replace(now, region=place.region, rack=place.rack))
             await ctx.commit(changes)
         log.info("node_moved node_id=%d place=/%s/%s", node.node_id, place.region, place.rack)

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from neve.meta.txn import KeyRange, KeyValue
+from neve.proto import records_pb2 as pb
 from neve.proto.errors import InvalidArgument
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.changes import replay_key
-from neve.stream_manager.records import Replay, Stream, StreamCall
+from neve.stream_manager.records import Replay, Stream, StreamCall, check_format
 
 log = logging.getLogger(__name__)
+
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,9 @@ class ReplayCache:
 
     def add_in_stream(self, call: StreamCall) -> None:
         """One whose record is a part of the stream that it wrote: it has no key to delete."""
-        client_id, call_id, (method_id, checksum, created_ms, streams, extents, _) = call
-        self._in_streams[client_id, call_id] = (method_id, checksum, created_ms, *streams, *extents)
+        replay = call.replay
+        numbers = (replay.method_id, replay.request_crc32c, replay.created_ms, *replay.stream_ids, *replay.extent_ids)
+        self._in_streams[call.client_id, call.call_id] = numbers
         if len(self._in_streams) > self._records_max:
             del self._in_streams[next(iter(self._in_streams))]
 
@@ -81,7 +83,7 @@ class ReplayCache:
 
     def load(self, kv: KeyValue) -> None:
         client, _, call = kv.key[len(self._root) + len(r.REPLAY) :].partition(b"/")
-        self.add(int(client, 16), int(call, 16), codec.decode_replay(kv.value))
+        self.add(int(client, 16), int(call, 16), read_replay(kv.value))
 
     # --- expiry ----------------------------------------------------------------------------------------------
 
@@ -138,3 +140,35 @@ def _without_gaps(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
         end = number + 1
     if first >= 0:
         yield first, end
+
+
+# --- the stored form ---------------------------------------------------------------------------------------------
+
+
+def replay_key(root: bytes, client_id: int, call_id: int) -> bytes:
+    return root + r.REPLAY + r.id_text(client_id) + b"/" + r.id_text(call_id)
+
+
+def replay_bytes(replay: Replay) -> bytes:
+    return pb.ReplayRecord(
+        format=FORMAT,
+        method_id=replay.method_id,
+        request_crc32c=replay.request_crc32c,
+        created_ms=replay.created_ms,
+        stream_ids=replay.stream_ids,
+        extent_ids=replay.extent_ids,
+        node_id=replay.node_id,
+    ).SerializeToString()
+
+
+def read_replay(value: bytes) -> Replay:
+    record = pb.ReplayRecord.FromString(value)
+    check_format("replay record", record.format, FORMAT)
+    return Replay(
+        method_id=record.method_id,
+        request_crc32c=record.request_crc32c,
+        created_ms=record.created_ms,
+        stream_ids=tuple(record.stream_ids),
+        extent_ids=tuple(record.extent_ids),
+        node_id=record.node_id,
+    )

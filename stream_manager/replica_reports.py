@@ -23,10 +23,9 @@ from typing import NamedTuple
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager.bad_replicas import wrong_with
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.records import ReplicaAt
+from neve.stream_manager.records import ReplicaAt, replica_at
 from neve.stream_manager.state import State
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ class ReplicaReports:
             return  # a page that was sent again
         now.last_id = info.extent_id
         extent = self._ctx.state.extents.get(info.extent_id)
-        replica = codec.replica_at(info.replica)
+        replica = replica_at(info.replica)
         listed = extent.replica_on(node_id) if extent is not None else None
         if extent is None or listed is None:
             if len(now.odd) < ODD_MAX:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NotFound, NotOwner, QuotaExceeded
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX, Extent, Labels, Policy, Stream, shared
+from neve.stream_manager.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX, Extent, Labels, Stream, shared
 from neve.stream_manager.state import State
 
 STREAM_EXTENTS_MAX = 50_000  # one value in etcd holds the list of a stream
@@ -55,16 +56,18 @@ def end_for(tail: Extent, request: sm.SealStreamRequest) -> int | None:
     return request.acknowledged_end if request.extent_id == tail.extent_id else None
 
 
-def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> Policy:
+def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> StreamPolicy:
     """With the cluster's defaults in place of what was not said."""
-    replicas = wanted.replicas or config.defaults.replicas
-    if not 1 <= replicas <= REPLICAS_MAX:
-        raise InvalidArgument(what="policy.replicas", detail=f"{replicas}, at least 1 and at most {REPLICAS_MAX}")
-    size_bytes = wanted.extent_bytes_max or config.defaults.extent_bytes_max
+    defaults = config.defaults
+    policy = StreamPolicy.of(wanted).filled(replicas=defaults.replicas, extent_bytes_max=defaults.extent_bytes_max)
+    if not 1 <= policy.replicas <= REPLICAS_MAX:
+        detail = f"{policy.replicas}, at least 1 and at most {REPLICAS_MAX}"
+        raise InvalidArgument(what="policy.replicas", detail=detail)
+    size_bytes = policy.extent_bytes_max
     if not config.limits.extent_bytes_min <= size_bytes <= EXTENT_BYTES_LIMIT:
         detail = f"{size_bytes}, at least {config.limits.extent_bytes_min} and at most {EXTENT_BYTES_LIMIT} bytes"
         raise InvalidArgument(what="policy.extent_bytes_max", detail=detail)
-    return shared(Policy(replicas, wanted.no_sync, size_bytes, wanted.placement, wanted.strict))
+    return shared(policy)
 
 
 def labels_of(labels: Mapping[str, str]) -> Labels:

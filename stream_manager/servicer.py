@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from neve.meta.txn import KeyRange
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
+from neve.proto.stream_policy import StreamPolicy
 from neve.rpc.limits import MIB
 from neve.rpc.service import Answer, Call, answers
 from neve.stream_manager import open_stream, quota_flows, reads, split_merge, streams
@@ -127,11 +128,11 @@ class StreamManagerServicer:
             managers=self._manager.roster.managers(),
             meta_endpoints=config.advertise_etcd or config.etcd.endpoints,
             meta_root=self._manager.root.decode(),
-            defaults=sm.StreamPolicy(
+            defaults=StreamPolicy(
                 replicas=config.defaults.replicas,
                 extent_bytes_max=config.defaults.extent_bytes_max,
                 placement=config.defaults.placement,
-            ),
+            ).message(),
             block_payload_bytes_max=BLOCK_PAYLOAD_BYTES_MAX,
         )
         if leader is not None:

@@ -15,10 +15,12 @@ from collections.abc import Iterable, Sequence
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, InvalidArgument
+from neve.stream_manager import records as r
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import stream_info
-from neve.stream_manager.records import Stream
+from neve.stream_manager.record_kinds import KINDS, NAME
+from neve.stream_manager.records import Name, Stream
 from neve.stream_manager.requests import (
     STREAM_EXTENTS_MAX,
     check_end_names_extent,
@@ -34,18 +36,7 @@ STREAMS_MAX = 25  # of one request: with names, twins, owners, replay records an
 WRITES_MAX = 20
 
 # Keys of the managers themselves: a caller that could write these could undo every guarantee.
-RESERVED = (
-    b"streams",
-    b"extents",
-    b"nodes",
-    b"names",
-    b"recovery",
-    b"replay",
-    b"quotas",
-    b"settings",
-    b"commits",
-    b"ids",
-)
+RESERVED = {prefix.removesuffix(b"/") for prefix in (*KINDS, r.REPLAY, r.COMMITS, r.IDS)}
 RESERVED_BEGINNINGS = (b"leader", b"locks")
 
 
@@ -84,7 +75,7 @@ async def split_streams(
                 changes.require_owner(copy.owner.lock, copy.owner.token)
                 changes.put_stream(None, _twin(ctx, stream, copy))
                 if copy.new_name:
-                    changes.put_name(copy.new_name, copy.new_stream_id)
+                    changes.put(NAME, None, Name(copy.new_name, copy.new_stream_id))
             _add_writes(changes, request.writes)
             mutation.record(changes, stream_ids=[*ids, *twin_ids])
             await ctx.commit(changes)
@@ -124,7 +115,7 @@ async def merge_streams(
             changes.put_stream(stream, stream.with_list(joined, gone))
             changes.delete_stream(gone)
             if gone.name:
-                changes.delete_name(gone.name)
+                changes.delete_uncompared(NAME, gone.name)
             changes.require_owner(join.owner.lock, join.owner.token)
             changes.require_owner(join.absorbed_owner.lock, join.absorbed_owner.token)
         _add_writes(changes, request.writes)

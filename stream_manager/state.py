@@ -13,40 +13,31 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from typing import Any, cast
 
 from neve.meta.txn import KeyValue
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.changes import (
+from neve.stream_manager.changes import YOUNG_WINDOW, Changes
+from neve.stream_manager.record_kinds import (
     EXTENT,
+    KINDS,
     NAME,
     NODE,
     QUOTA,
     SETTINGS,
     STREAM,
     TASK,
-    YOUNG_WINDOW,
-    Changes,
+    Id,
     Kind,
-    Record,
+    R,
+    Versioned,
 )
-from neve.stream_manager.records import Extent, NodeEntry, Quota, Settings, Stream, Task
+from neve.stream_manager.records import Extent, Settings, Stream, check_replicas
 
 _NO_EXTENTS: dict[int, None] = {}
+_NO_SETTINGS = Settings()
 
-
-class StateListener:
-    """Hears of every record that changes, after the state has it. Override what is of interest; do not raise."""
-
-    def on_stream(self, old: Stream | None, new: Stream | None) -> None: ...
-    def on_extent(self, old: Extent | None, new: Extent | None) -> None: ...
-    def on_replicas(self, old: Extent, new: Extent | None) -> None:
-        """It has other replicas now, or is gone: rare, for those who need not hear of every change of an extent."""
-
-    def on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None: ...
-    def on_task(self, old: Task | None, new: Task | None) -> None: ...
-    def on_quota(self, old: Quota | None, new: Quota | None) -> None: ...
+Listener = Callable[[Any, Any], None]  # gets a record as it was and as it is; None: there is none
 
 
 class State:
@@ -55,17 +46,15 @@ class State:
     def __init__(self, root: bytes) -> None:
         self.root = root
         self.revision = 0
-        self.streams: dict[int, Stream] = {}
-        self.extents: dict[int, Extent] = {}
-        self.nodes: dict[int, NodeEntry] = {}
-        self.nodes_as_of: object = object()  # another one whenever a node has changed
-        self.tasks: dict[int, Task] = {}  # by extent id
-        self.names: dict[str, int] = {}  # stream id by name
-        self.quotas: dict[str, Quota] = {}  # by prefix
-        self.settings = Settings()
-        self.listeners: list[StateListener] = []
-        self._on_extent: list[Callable[[Extent | None, Extent | None], None]] = []  # of the listeners
-        self._on_stream: list[Callable[[Stream | None, Stream | None], None]] = []
+        self._tables: dict[Kind[Any, Any], dict[Any, Any]] = {kind: {} for kind in KINDS.values()}
+        self.streams = self.table(STREAM)
+        self.extents = self.table(EXTENT)
+        self.nodes = self.table(NODE)
+        self.tasks = self.table(TASK)  # by extent id
+        self.names = self.table(NAME)
+        self.quotas = self.table(QUOTA)  # by prefix
+        self._listeners: dict[Kind[Any, Any], list[Listener]] = {kind: [] for kind in KINDS.values()}
+        self._replica_listeners: list[Listener] = []
         # derived; dicts in place of sets, whose order is not the same in every run
         self.open_extents: dict[int, None] = {}
         self.unconfirmed_extents: dict[int, None] = {}  # sealed, but not confirmed by every replica
@@ -77,19 +66,27 @@ class State:
         self._stream_order: list[int] = []
         self._extent_order: list[int] = []
 
-    def listen(self, listener: StateListener) -> None:
-        self.listeners.append(listener)
-        # Most listeners ignore streams and extents, which change most often: those are not called for them.
-        if _overrides(listener, "on_extent"):
-            self._on_extent.append(listener.on_extent)
-        if _overrides(listener, "on_stream"):
-            self._on_stream.append(listener.on_stream)
+    def table(self, kind: Kind[Id, R]) -> dict[Id, R]:
+        """All records of a kind, by id. It is changed here only."""
+        return cast(dict[Id, R], self._tables[kind])
+
+    @property
+    def settings(self) -> Settings:
+        return self.table(SETTINGS).get(r.SETTINGS_NAME, _NO_SETTINGS)
+
+    def listen(self, kind: Kind[Id, R], changed: Callable[[R | None, R | None], None]) -> None:
+        """Call `changed` after each change of a record of this kind. It must not raise."""
+        self._listeners[kind].append(changed)
+
+    def listen_replicas(self, changed: Callable[[Extent, Extent | None], None]) -> None:
+        """Call `changed` when an extent has other replicas, or is gone: rarer than other changes of extents."""
+        self._replica_listeners.append(changed)
 
     def stop_listening(self) -> None:
         """From now on no listener is called."""
-        self.listeners.clear()
-        self._on_extent.clear()
-        self._on_stream.clear()
+        for listeners in self._listeners.values():
+            listeners.clear()
+        self._replica_listeners.clear()
 
     # --- questions -------------------------------------------------------------------------------------------
 
@@ -117,49 +114,28 @@ class State:
 
     def put_key(self, kv: KeyValue) -> None:
         """Take over one key as it stands in etcd. Keys of others (locks, elections, replay) are passed over."""
-        kind, slash, name = kv.key[len(self.root) :].partition(b"/")
-        if not slash:
-            return
-        kind += slash
-        if kind == r.EXTENTS:
-            self._set_extent(int(name, 16), codec.decode_extent(kv.value, kv.mod_revision))
-        elif kind == r.STREAMS:
-            stream, young = codec.decode_stream(kv.value, kv.mod_revision)
+        kind, name = self._kind_of(kv.key)
+        if kind is STREAM:
+            stream, young = r.read_stream(kv.value, kv.mod_revision)
             for extent in young:
                 known = self.extents.get(extent.extent_id)
                 if known is None or known.young:  # a key of its own tells more than its stream's record
                     self._set_extent(extent.extent_id, extent)
-            self._put_stream(int(name, 16), stream)
-        elif kind == r.NODES:
-            self._set_node(int(name, 16), codec.decode_node(kv.value, kv.mod_revision))
-        elif kind == r.TASKS:
-            self._set_task(int(name, 16), codec.decode_task(kv.value, kv.mod_revision))
-        elif kind == r.NAMES:
-            self.names[name.decode()] = codec.decode_name(kv.value)
-        elif kind == r.QUOTAS:
-            self._set_quota(name.decode(), codec.decode_quota(kv.value, kv.mod_revision))
-        elif kind == r.SETTINGS and name == r.SETTINGS_NAME:
-            self.settings = codec.decode_settings(kv.value, kv.mod_revision)
+            self._put_stream(STREAM.parse_ident(name), stream)
+        elif kind is not None:
+            self._set(kind, kind.parse_ident(name), kind.decode(name, kv.value, kv.mod_revision))
 
     def delete_key(self, key: bytes) -> None:
-        kind, slash, name = key[len(self.root) :].partition(b"/")
-        if not slash:
-            return
-        kind += slash
-        if kind == r.EXTENTS:
-            self._set_extent(int(name, 16), None)
-        elif kind == r.STREAMS:
-            self._put_stream(int(name, 16), None)
-        elif kind == r.NODES:
-            self._set_node(int(name, 16), None)
-        elif kind == r.TASKS:
-            self._set_task(int(name, 16), None)
-        elif kind == r.NAMES:
-            self.names.pop(name.decode(), None)
-        elif kind == r.QUOTAS:
-            self._set_quota(name.decode(), None)
-        elif kind == r.SETTINGS and name == r.SETTINGS_NAME:
-            self.settings = Settings()
+        kind, name = self._kind_of(key)
+        if kind is STREAM:
+            self._put_stream(STREAM.parse_ident(name), None)
+        elif kind is not None:
+            self._set(kind, kind.parse_ident(name), None)
+
+    def _kind_of(self, key: bytes) -> tuple[Kind[Any, Any] | None, bytes]:
+        """Of a key below the root: its kind, None if it is not one of ours, and what stands behind the prefix."""
+        prefix, slash, name = key[len(self.root) :].partition(b"/")
+        return KINDS.get(prefix + slash), name
 
     def load(self, kvs: Iterable[KeyValue], revision: int) -> None:
         """Take over many keys that stood at `revision`."""
@@ -171,38 +147,26 @@ class State:
 
     def apply(self, changes: Changes, revision: int) -> None:
         """Take over what was committed at `revision`. Batches in flight at a time may be applied in any order."""
-        for kind, ident, record, young in changes.writes:
-            if kind == EXTENT:
-                self._set_extent(ident, record if young or record is None else record.at(revision))  # type: ignore[arg-type, union-attr]
-            elif kind == STREAM:
-                self._set_stream(ident, record and record.at(revision))  # type: ignore[arg-type, union-attr]
-            else:
-                self._apply_other(kind, ident, record, revision)
+        for kind, ident, record, has_key in changes.writes:
+            self._set(kind, ident, record.at(revision) if record is not None and has_key else record)
         self.revision = max(self.revision, revision)
 
-    def _apply_other(self, kind: Kind, ident: int | str, record: Record | None, revision: int) -> None:
-        number = ident if isinstance(ident, int) else 0
-        name = ident if isinstance(ident, str) else ""
-        if kind == NODE:
-            assert record is None or isinstance(record, NodeEntry), record
-            self._set_node(number, record and replace(record, mod_revision=revision))
-        elif kind == TASK:
-            assert record is None or isinstance(record, Task), record
-            self._set_task(number, record and replace(record, mod_revision=revision))
-        elif kind == NAME:
-            if record is None:
-                self.names.pop(name, None)
-            else:
-                assert isinstance(record, int), record
-                self.names[name] = record
-        elif kind == QUOTA:
-            assert record is None or isinstance(record, Quota), record
-            self._set_quota(name, record and replace(record, mod_revision=revision))
-        elif kind == SETTINGS:
-            assert isinstance(record, Settings), record
-            self.settings = replace(record, mod_revision=revision)
-
     # --- one record ------------------------------------------------------------------------------------------
+
+    def _set(self, kind: Kind[Any, Any], ident: Any, new: Versioned | None) -> None:
+        if kind is EXTENT:
+            self._set_extent(ident, cast(Extent | None, new))
+        elif kind is STREAM:
+            self._set_stream(ident, cast(Stream | None, new))
+        else:
+            table = self._tables[kind]
+            old = table.pop(ident, None) if new is None else table.get(ident)
+            if new is not None:
+                table[ident] = new
+            if kind is NODE and getattr(old, "dead", False) != getattr(new, "dead", False):
+                self._dead = frozenset(node_id for node_id, node in self.nodes.items() if node.dead)
+            for changed in self._listeners[kind]:
+                changed(old, new)
 
     def _set_extent(self, extent_id: int, new: Extent | None) -> None:
         old = self.extents.get(extent_id)
@@ -213,7 +177,7 @@ class State:
                 del self.open_extents[extent_id]
             else:
                 self.sealed_bytes -= old.seal.length
-                if len(old.confirmed) < len(old.replicas):
+                if not old.all_confirmed:
                     del self.unconfirmed_extents[extent_id]
             if not stays:
                 self._leave_nodes(old)
@@ -223,7 +187,7 @@ class State:
                 self.open_extents[extent_id] = None
             else:
                 self.sealed_bytes += new.seal.length
-                if len(new.confirmed) < len(new.replicas):
+                if not new.all_confirmed:
                     self.unconfirmed_extents[extent_id] = None
             if not stays:
                 if old is None:
@@ -232,18 +196,17 @@ class State:
         elif old is not None:
             del self.extents[extent_id]
             _remove(self._extent_order, extent_id)
-        for on_extent in self._on_extent:
-            on_extent(old, new)
+        for changed in self._listeners[EXTENT]:
+            changed(old, new)
         if old is not None and not stays:
-            for listener in self.listeners:
-                listener.on_replicas(old, new)
+            for changed in self._replica_listeners:
+                changed(old, new)
 
     def _enter_nodes(self, new: Extent) -> None:
-        extent_id, replicas, extents_on = new.extent_id, new.replicas, self._extents_on
-        if len(replicas) == 1:
-            self.single_extents[extent_id] = None
-        for node_id, _, _ in replicas:
-            extents_on[node_id][extent_id] = None
+        if len(new.replicas) == 1:
+            self.single_extents[new.extent_id] = None
+        for replica in new.replicas:
+            self._extents_on[replica.node_id][new.extent_id] = None
 
     def _leave_nodes(self, old: Extent) -> None:
         self.single_extents.pop(old.extent_id, None)
@@ -283,8 +246,8 @@ class State:
             if old is None:
                 _insert(self._stream_order, stream_id)
             self.streams[stream_id] = new
-        for on_stream in self._on_stream:
-            on_stream(old, new)
+        for changed in self._listeners[STREAM]:
+            changed(old, new)
 
     def _refer(self, extent_id: int, stream_id: int) -> None:
         found = self._streams_of.setdefault(extent_id, stream_id)  # mostly nobody did before
@@ -297,36 +260,6 @@ class State:
             self._streams_of.pop(extent_id, None)
         else:
             self._streams_of[extent_id] = left if len(left) > 1 else left[0]
-
-    def _set_node(self, node_id: int, new: NodeEntry | None) -> None:
-        old = self.nodes.get(node_id)
-        self.nodes_as_of = object()
-        if new is None:
-            self.nodes.pop(node_id, None)
-        else:
-            self.nodes[node_id] = new
-        if (old is not None and old.dead) != (new is not None and new.dead):
-            self._dead = frozenset(found for found, node in self.nodes.items() if node.dead)
-        for listener in self.listeners:
-            listener.on_node(old, new)
-
-    def _set_task(self, extent_id: int, new: Task | None) -> None:
-        old = self.tasks.get(extent_id)
-        if new is None:
-            self.tasks.pop(extent_id, None)
-        else:
-            self.tasks[extent_id] = new
-        for listener in self.listeners:
-            listener.on_task(old, new)
-
-    def _set_quota(self, prefix: str, new: Quota | None) -> None:
-        old = self.quotas.get(prefix)
-        if new is None:
-            self.quotas.pop(prefix, None)
-        else:
-            self.quotas[prefix] = new
-        for listener in self.listeners:
-            listener.on_quota(old, new)
 
     # --- for tests and the simulator -------------------------------------------------------------------------
 
@@ -343,13 +276,13 @@ class State:
                 may_be_open = index == len(stream.extent_ids) - 1 and not stream.sealed
                 assert extent.seal is not None or may_be_open, f"stream {stream_id}: only the last may be open"
             if stream.name:
-                assert self.names.get(stream.name) == stream_id, stream
-        assert set(self.names.values()) <= set(self.streams), "a name without its stream"
+                assert self.names[stream.name].stream_id == stream_id, stream
+        assert {name.stream_id for name in self.names.values()} <= set(self.streams), "a name without its stream"
         assert self._dead == {node_id for node_id, node in self.nodes.items() if node.dead}
         extents_on: dict[int, set[int]] = {}
         for extent_id, extent in self.extents.items():
             assert extent.extent_id == extent_id, extent
-            assert len(set(extent.node_ids)) == len(extent.replicas) > 0, extent
+            check_replicas(extent)
             assert set(extent.confirmed) <= set(extent.node_ids), extent
             assert extent.seal is not None or not extent.confirmed, extent
             assert (extent_id in self.open_extents) == (extent.seal is None), extent
@@ -366,10 +299,6 @@ class State:
         assert self.sealed_bytes == sum(e.seal.length for e in self.extents.values() if e.seal is not None)
         assert self._stream_order == sorted(self.streams)
         assert self._extent_order == sorted(self.extents)
-
-
-def _overrides(listener: StateListener, name: str) -> bool:
-    return getattr(type(listener), name) is not getattr(StateListener, name)
 
 
 def _insert(order: list[int], number: int) -> None:

@@ -20,7 +20,8 @@ from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import create_reply, extent_info, stream_info
 from neve.stream_manager.make_extent import make_extent
-from neve.stream_manager.records import Extent, Stream
+from neve.stream_manager.record_kinds import NAME, TASK
+from neve.stream_manager.records import Extent, Name, Stream
 from neve.stream_manager.requests import (
     check_name,
     check_stream_name,
@@ -73,7 +74,7 @@ async def create_stream(
             )
             changes.put_new_stream(stream, tail)
             if name:
-                changes.put_name(name, stream_id)
+                changes.put(NAME, None, Name(name, stream_id))
             await ctx.commit_link(changes, tail.extent_id)
     return _created(ctx, ctx.state.streams[stream_id])
 
@@ -209,7 +210,7 @@ def _delete_unreferenced(
         changes.delete_extent(extent)
         task = ctx.state.tasks.get(extent.extent_id)
         if task is not None:
-            changes.delete_task(task)
+            changes.delete(TASK, task)
     return removed
 
 
@@ -236,7 +237,7 @@ async def delete_stream(
             removed = _delete_unreferenced(ctx, changes, stream, stream.extent_ids)
             changes.delete_stream(stream)
             if stream.name:
-                changes.delete_name(stream.name)
+                changes.delete_uncompared(NAME, stream.name)
             if owner is not None:
                 changes.require_owner(owner.lock, owner.token)
             elif not fenced:

@@ -18,13 +18,13 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AlreadyExists, NeveError, NotEnoughNodes, NotLeader, Overloaded, TransportError
 from neve.stream_manager import core_recovery
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.core_recovery import Budget, Loss, Share, Trouble
 from neve.stream_manager.placement import Wish
 from neve.stream_manager.placement_policies import policy_named
 from neve.stream_manager.problems import Problems
-from neve.stream_manager.records import Extent, ReplicaAt, Task, shared
+from neve.stream_manager.record_kinds import TASK
+from neve.stream_manager.records import Extent, ReplicaAt, Task, replica_at, shared
 from neve.stream_manager.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class TaskSteps:
                 task = Task(task_id, extent_id, kind, lost, target, extent.eversion, ctx.wall_ms())
                 changes = ctx.changes()
                 changes.require_extent(extent)
-                changes.put_task(None, task)
+                changes.put(TASK, None, task)
                 await ctx.commit(changes)
         finally:
             self._beginning[target.node_id] -= 1
@@ -261,7 +261,7 @@ class TaskSteps:
                 return
             new = replace(task, task_id=task_id, kind=kind, target=target, attempts=attempts, last_error=problem)
             changes = ctx.changes()
-            changes.put_task(task, new)
+            changes.put(TASK, task, new)
             await ctx.commit(changes)
         self._problems.note(task.extent_id, problem, now_s)
         log.warning(
@@ -286,7 +286,7 @@ class TaskSteps:
         assert task.lost is not None
         assert task.target is not None
         ctx, extent_id = self._ctx, task.extent_id
-        made = codec.replica_at(told.replica)
+        made = replica_at(told.replica)
         async with ctx.locks.hold(extents=[extent_id]):
             extent = ctx.state.extents.get(extent_id)
             if ctx.state.tasks.get(extent_id) != task or extent is None or extent.seal is None:
@@ -294,7 +294,7 @@ class TaskSteps:
             wrong = _not_the_copy(task, told, made, extent)
             if not wrong:
                 changes = ctx.changes()
-                changes.delete_task(task)
+                changes.delete(TASK, task)
                 new = swap(extent, task.lost, made, told.seal.digest)
                 if new is extent:
                     changes.require_extent(extent)
@@ -320,7 +320,7 @@ class TaskSteps:
             if ctx.state.tasks.get(task.extent_id) != task:
                 return
             changes = ctx.changes()
-            changes.delete_task(task)
+            changes.delete(TASK, task)
             await ctx.commit(changes)
         self._ended(task, solved=False)
         log.info("recovery_cancelled task=%d extent_id=%d reason=%s", task.task_id, task.extent_id, reason)

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 from neve.client.command import options
+from neve.client.command import streams as stream_view
+from neve.client.types import Stream
 from neve.tools import views
 from neve.tools.admin_link import AdminLink
 from neve.tools.ask import add_command, show
@@ -67,13 +69,13 @@ async def run_nodes(link: AdminLink, args: argparse.Namespace) -> int:
 
 
 async def run_streams(link: AdminLink, args: argparse.Namespace) -> int:
-    streams = await _first(link.streams(dict(args.label)), args.limit)
+    streams = [Stream.of(info) for info in await _first(link.streams(dict(args.label)), args.limit)]
     return show(
         streams,
         args,
-        columns=views.STREAM_COLUMNS,
-        row=views.stream_row,
-        value=views.stream_value,
+        columns=stream_view.COLUMNS,
+        row=stream_view.row,
+        value=stream_view.value,
         nothing="no streams",
     )
 

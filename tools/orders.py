@@ -13,9 +13,11 @@ import sys
 from typing import Any
 
 from neve.client.command import options
+from neve.client.command import streams as stream_view
 from neve.client.command.confirm import add_force, add_yes, confirm, refuse_partition
 from neve.client.command.failures import DONE, USAGE, CommandFailed
 from neve.client.command.tables import print_json, print_table
+from neve.client.types import Stream
 from neve.proto import stream_manager_pb2 as sm
 from neve.tools import views
 from neve.tools.admin_link import AdminLink
@@ -181,7 +183,7 @@ async def run_seal(link: AdminLink, args: argparse.Namespace) -> int:
     confirm(f"Stream {stream.stream_id} {stream.name!r} will be sealed: nothing is ever appended to it again.", args)
     reply = await link.seal_stream(stream.stream_id)
     if args.json:
-        print_json(views.stream_value(reply.stream))
+        print_json(stream_view.value(Stream.of(reply.stream)))
     else:
         print(f"stream {reply.stream.stream_id} is sealed")
     return DONE

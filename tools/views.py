@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neve.client.command.tables import Cell, human_age, human_bytes, human_time
+from neve.client.command.tables import Cell, human_age, human_bytes
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 
@@ -28,7 +28,6 @@ NODE_COLUMNS = (
     "heartbeat",
     "notes",
 )
-STREAM_COLUMNS = ("stream", "name", "extents", "replicas", "sync", "sealed", "created", "labels")
 EXTENT_COLUMNS = ("extent", "state", "length", "eversion", "replicas", "streams")
 TASK_COLUMNS = ("extent", "kind", "left", "lost", "target", "progress", "attempts", "age", "last error")
 QUOTA_COLUMNS = ("prefix", "streams", "extents", "bytes")
@@ -221,37 +220,6 @@ def node_value(node: sm.NodeRecord) -> Value:
             }
             for disk in node.disks
         ],
-    }
-
-
-def stream_row(stream: sm.StreamInfo) -> list[Cell]:
-    return [
-        stream.stream_id,
-        stream.name,
-        len(stream.extent_ids),
-        stream.policy.replicas,
-        not stream.policy.no_sync,
-        stream.sealed,
-        human_time(stream.created_ms),
-        " ".join(f"{key}={value}" for key, value in sorted(stream.labels.items())),
-    ]
-
-
-def stream_value(stream: sm.StreamInfo) -> Value:
-    return {
-        "stream_id": stream.stream_id,
-        "name": stream.name,
-        "lock": stream.lock,
-        "extent_ids": list(stream.extent_ids),
-        "sealed": stream.sealed,
-        "replicas": stream.policy.replicas,
-        "sync": not stream.policy.no_sync,
-        "extent_bytes_max": stream.policy.extent_bytes_max,
-        "placement": stream.policy.placement,
-        "strict": stream.policy.strict,
-        "labels": dict(stream.labels),
-        "created_ms": stream.created_ms,
-        "truncated_before": stream.truncated_before,
     }
 
 

@@ -20,7 +20,7 @@ from neve.proto.placement import placement_help
 
 REPLICAS_MAX = 7  # as the managers have it: a number that cannot be is refused before anybody is asked
 PAGE = 500
-_COLUMNS = ("stream", "name", "extents", "replicas", "sync", "sealed", "created", "labels")
+COLUMNS = ("stream", "name", "extents", "replicas", "sync", "sealed", "created", "labels")
 
 
 def add_parsers(commands: Any) -> None:
@@ -110,7 +110,7 @@ async def run_list(client: Client, args: argparse.Namespace) -> int:
     if args.json:
         print_json([value(stream) for stream in found])
     else:
-        print_table(_COLUMNS, [_row(stream) for stream in found], nothing="no streams")
+        print_table(COLUMNS, [row(stream) for stream in found], nothing="no streams")
     return DONE
 
 
@@ -120,7 +120,7 @@ async def run_info(client: Client, args: argparse.Namespace) -> int:
     if args.json:
         print_json({**value(stream), "extents": [extent_value(extent) for extent in extents]})
         return DONE
-    print_table(_COLUMNS, [_row(stream)])
+    print_table(COLUMNS, [row(stream)])
     print()
     rows = [
         [
@@ -185,14 +185,11 @@ def value(stream: Stream) -> dict[str, object]:
     return {
         "stream_id": stream.id,
         "name": stream.name,
+        "lock": stream.lock,
         "extent_ids": list(stream.extent_ids),
         "sealed": stream.sealed,
-        "replicas": stream.replicas,
-        "sync": stream.sync,
-        "extent_bytes_max": stream.extent_bytes_max,
+        **stream.policy.json(),
         "labels": dict(stream.labels),
-        "placement": stream.placement,
-        "strict": stream.strict,
         "created_ms": stream.created_ms,
         "truncated_before": stream.truncated_before,
     }
@@ -210,7 +207,8 @@ def extent_value(extent: Extent) -> dict[str, object]:
     }
 
 
-def _row(stream: Stream) -> list[str | int | bool]:
+def row(stream: Stream) -> list[str | int | bool]:
+    """A stream under COLUMNS, for tables."""
     return [
         stream.id,
         stream.name,

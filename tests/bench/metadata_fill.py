@@ -18,9 +18,20 @@ from neve.meta.etcd_config import EtcdConfig
 from neve.meta.txn import TXN_OPS_MAX, Put
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
-from neve.stream_manager import record_codec as codec
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Disk, Extent, ExtentSeal, NodeEntry, Policy, ReplicaAt, Stream
+from neve.stream_manager.record_kinds import NAME, NODE
+from neve.stream_manager.records import (
+    Disk,
+    Extent,
+    ExtentSeal,
+    Name,
+    NodeEntry,
+    ReplicaAt,
+    Stream,
+    extent_bytes,
+    stream_bytes,
+)
 from tests.bench.node_process import CLUSTER
 
 NODES = 100
@@ -35,7 +46,7 @@ _drawn = random.Random(0)  # incarnations and digests, which take as much memory
 
 WRITERS = 8  # transactions in flight
 
-POLICY = Policy(replicas=REPLICAS, no_sync=False, extent_bytes_max=GIB, placement="", strict=False)
+POLICY = StreamPolicy(replicas=REPLICAS, extent_bytes_max=GIB)
 
 
 @functools.cache
@@ -98,15 +109,15 @@ def extent_of(extent_id: int, stream_id: int, *, is_open: bool) -> Extent:
 def puts(root: bytes, extents: int) -> Iterator[Put]:
     """All keys of a cluster with so many extents."""
     for node in nodes():
-        yield Put(root + r.NODES + r.id_text(node.node_id), codec.encode_node(node))
+        yield Put(root + r.NODES + r.id_text(node.node_id), NODE.encode(node))
     next_id, left = 1, extents
     while left:
         count = min(left, EXTENTS_PER_STREAM)
         stream, made = stream_of(next_id, count)
-        yield Put(root + r.STREAMS + r.id_text(stream.stream_id), codec.encode_stream(stream))
-        yield Put(root + r.NAMES + stream.name.encode(), codec.encode_name(stream.stream_id))
+        yield Put(root + r.STREAMS + r.id_text(stream.stream_id), stream_bytes(stream))
+        yield Put(root + r.NAMES + stream.name.encode(), NAME.encode(Name(stream.name, stream.stream_id)))
         for extent in made:
-            yield Put(root + r.EXTENTS + r.id_text(extent.extent_id), codec.encode_extent(extent))
+            yield Put(root + r.EXTENTS + r.id_text(extent.extent_id), extent_bytes(extent))
         next_id += count + 1
         left -= count
     yield Put(root + r.IDS, str(next_id).encode())

@@ -14,12 +14,11 @@ from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NeveError
 from neve.rpc.pool import ChannelPool
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import NodeChoice
 from neve.stream_manager.node_calls import NodeCalls
-from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
+from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, seal_message
 
 DIGEST = bytes(32)
 
@@ -69,7 +68,7 @@ class AtOnce(NodeCalls):
 
     async def seal(self, extent: Extent, replica: ReplicaAt) -> en.SealExtentReply:
         assert extent.seal is not None, extent
-        seal = codec.seal_message(extent.seal._replace(digest=DIGEST))
+        seal = seal_message(extent.seal._replace(digest=DIGEST))
         return en.SealExtentReply(confirmed=True, seal=seal)
 
     async def start_copy(

@@ -23,6 +23,7 @@ from neve.stream_manager.config import Recovery as RecoveryConfig
 from neve.stream_manager.context import LeaderContext
 from neve.stream_manager.open_extents import OpenExtents
 from neve.stream_manager.problems import Problems
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.recovery import Recovery
 from neve.stream_manager.registry import Registry
 from neve.stream_manager.state import State
@@ -59,7 +60,7 @@ def loaded(extents: int) -> State:
     for put in metadata_fill.puts(ROOT, extents):
         state.put_key(KeyValue(put.key, put.value, 1, 1, 1))
     for node in list(state.nodes.values()):
-        state._set_node(node.node_id, replace(node, health=sm.NODE_HEALTH_DEAD))
+        state._set(NODE, node.node_id, replace(node, health=sm.NODE_HEALTH_DEAD))
     return state
 
 

@@ -95,9 +95,14 @@ FOLLOWING: Bounds = {
     "State._extent_order": "extents",
     "State._extents_on": "nodes",
     "State._extents_on[]": "extents",
+    "State._listeners": 16,
+    "State._listeners[]": 8,
+    "State._replica_listeners": 8,
     "State._stream_order": "streams",
     "State._streams_of": "extents",
     "State._streams_of[]": "streams",
+    "State._tables": 16,
+    "State._tables[]": "extents",
     "State.extents": "extents",
     "State.names": "streams",
     "State.nodes": "nodes",
@@ -130,9 +135,6 @@ MANAGER: Bounds = {
     "ReplayCache._by_client": "calls",
     "ReplayCache._by_client[]": "calls",
     "ReplayCache._in_streams": "extents_made",
-    "State._on_extent": 8,
-    "State._on_stream": 8,
-    "State.listeners": 8,
     "TermTasks._tasks": 16,
 }
 
@@ -184,15 +186,6 @@ KEY_VALUE: Bounds = {
 # Of modules, whatever the processes: caches that are emptied when they are full.
 CACHES = (
     "neve.proto.fields.VARINTS",
-    "neve.stream_manager.describe._around",
-    "neve.stream_manager.describe._fixed",
-    "neve.stream_manager.describe._stems",
-    "neve.stream_manager.record_codec._bodies",
-    "neve.stream_manager.record_codec._confirmed",
-    "neve.stream_manager.record_codec._labels",
-    "neve.stream_manager.record_codec._places",
-    "neve.stream_manager.record_codec._policies",
-    "neve.stream_manager.record_codec._stems",
     "neve.stream_manager.records._shared_values",
 )
 

@@ -36,9 +36,9 @@ from neve.meta.txn import (
     TxnResult,
     as_range,
 )
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent, ReplicaAt
+from neve.stream_manager.record_kinds import NODE, TASK
+from neve.stream_manager.records import Extent, ReplicaAt, read_extent, read_stream
 from tests.sim.processes import Process
 
 GUARDED = (r.STREAMS, r.EXTENTS, r.NODES, r.NAMES, r.TASKS, r.REPLAY, r.QUOTAS, r.SETTINGS, r.COMMITS)
@@ -254,7 +254,7 @@ class WatchedStore(MemoryStore):
             self.violations.append(f"revision {revision}: the id of {what} {number} is a {self._made[number]}'s")
 
     def _check_task(self, op: Put, revision: int) -> None:
-        task = codec.decode_task(op.value, revision)
+        task = TASK.decode(b"", op.value, revision)
         if self._tasks.get(op.key) == task.task_id:
             return
         if task.task_id in self._made:
@@ -263,7 +263,7 @@ class WatchedStore(MemoryStore):
         self._tasks[op.key] = task.task_id
 
     def _check_node(self, op: Put, revision: int) -> None:
-        node = codec.decode_node(op.value, revision)
+        node = NODE.decode(b"", op.value, revision)
         known = self._addresses.setdefault(node.node_id, node.wire_address)
         if node.wire_address != known:
             told = f"node {node.node_id} was {known}, and is {node.wire_address}"
@@ -271,7 +271,7 @@ class WatchedStore(MemoryStore):
 
     def _check_young(self, op: Put, revision: int) -> None:
         """Those in a stream's record that have no key of their own: what their keys say counts more."""
-        stream, young = codec.decode_stream(op.value, revision)
+        stream, young = read_stream(op.value, revision)
         before = self._lists.get(op.key)
         if before is None and stream.stream_id in self._made:
             self.violations.append(f"revision {revision}: the id of stream {stream.stream_id} was used before")
@@ -338,14 +338,14 @@ class WatchedStore(MemoryStore):
     def _check_extent(self, before: KeyValue | None, after: KeyValue | None, revision: int) -> None:
         if after is None:
             return
-        new = codec.decode_extent(after.value, after.mod_revision)
+        new = read_extent(after.value, after.mod_revision)
         self._check_seal(new, revision)
         self._check_bits(new, revision)
         self._check_same(new, revision)
         self.nodes_of[new.extent_id] = new.node_ids
         if before is None:
             return
-        old = codec.decode_extent(before.value, before.mod_revision)
+        old = read_extent(before.value, before.mod_revision)
         if new.eversion < old.eversion:
             self.violations.append(f"revision {revision}: extent {new.extent_id} goes back to {new.eversion}")
         if old.seal is not None and new.seal is not None and old.seal.digest not in (b"", new.seal.digest):

@@ -27,8 +27,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Gap
 from neve.rpc.sim_frame import Frame, Kind
 from neve.rpc.sim_link import Pipe
-from neve.stream_manager.record_codec import replica_at
-from neve.stream_manager.records import ReplicaAt
+from neve.stream_manager.records import ReplicaAt, replica_at
 from tests.sim.watched_store import WatchedStore
 
 ALL_METHODS: dict[int, Any] = {

@@ -13,7 +13,8 @@ import pytest
 from neve.client.client import Client
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
-from neve.stream_manager import record_codec, records
+from neve.stream_manager import records
+from neve.stream_manager.records import read_stream, stream_bytes
 from tests.cluster.checking import CheckingWriter, check_stream
 from tests.cluster.node import Extent, wire_channel
 from tests.cluster.stream_cluster import CLUSTER, StreamCluster
@@ -57,10 +58,10 @@ async def _lose_references(cluster: StreamCluster, count: int) -> list[int]:
         key = described.meta_root.encode() + records.STREAMS + f"{stream_id:016x}".encode()
         found = await store.get(key)
         assert found is not None
-        stream, young = record_codec.decode_stream(found.value, found.mod_revision)
+        stream, young = read_stream(found.value, found.mod_revision)
         lost = stream.extent_ids[1 : 1 + count]
         left = tuple(extent_id for extent_id in stream.extent_ids if extent_id not in lost)
-        await store.put(key, record_codec.encode_stream(stream._replace(extent_ids=left), young))
+        await store.put(key, stream_bytes(stream._replace(extent_ids=left), young))
     for server in cluster.managers:
         server.start()
     await cluster.until_all_alive()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from neve.proto import fields
-from neve.stream_manager import record_codec, records
+from neve.stream_manager import records
 from tests.sim import held, leaks, memory
 
 ROOT = Path(__file__).parents[2]
@@ -67,18 +67,13 @@ def test_what_modules_and_classes_hold_is_looked_at(monkeypatch: pytest.MonkeyPa
     assert before.keys() >= {*held.CACHES}
     assert not leaks.grown(before)
     kept: list[bytes] = []
-    monkeypatch.setattr(record_codec, "_kept", kept, raising=False)
+    monkeypatch.setattr(records, "_kept", kept, raising=False)
     before = memory.held_by_modules()
     kept.extend([b""] * 100)
-    assert leaks.grown(before) == ["neve.stream_manager.record_codec._kept: 100"]
+    assert leaks.grown(before) == ["neve.stream_manager.records._kept: 100"]
 
 
 def test_caches_of_modules_are_emptied_when_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_codec, "CACHED_MAX", 10)
-    cache: dict[int, int] = {}
-    for number in range(100):
-        record_codec.keep(cache, number, number)
-        assert len(cache) <= 10
     monkeypatch.setattr(records, "_SHARED_MAX", 10)
     for number in range(100):
         records.shared((number, "of a test"))

@@ -8,13 +8,23 @@ import pytest
 from neve.meta import keys
 from neve.meta.txn import Compare, Delete, Operation, Put, create_revision_is, key_absent, mod_revision_is
 from neve.proto import stream_manager_pb2 as sm
-from neve.stream_manager import record_codec as codec
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, Policy, ReplicaAt, Stream, Task
+from neve.stream_manager.record_kinds import NODE, TASK
+from neve.stream_manager.records import (
+    Extent,
+    ExtentSeal,
+    NodeEntry,
+    ReplicaAt,
+    Stream,
+    Task,
+    extent_bytes,
+    stream_bytes,
+)
 from tests.sim.watched_store import WatchedStore
 
 ROOT = b"/test/"
-POLICY = Policy(replicas=1, no_sync=False, extent_bytes_max=4000, placement="", strict=False)
+POLICY = StreamPolicy(replicas=1, extent_bytes_max=4000)
 
 
 def extent(extent_id: int, *, of: int, node_id: int = 1) -> Extent:
@@ -24,16 +34,16 @@ def extent(extent_id: int, *, of: int, node_id: int = 1) -> Extent:
 def stream(stream_id: int, *extents: Extent) -> Put:
     ids = tuple(each.extent_id for each in extents)
     record = Stream(stream_id, "", f"lock {stream_id}", ids, False, POLICY, (), 1, 0)
-    return Put(ROOT + r.STREAMS + r.id_text(stream_id), codec.encode_stream(record, extents))
+    return Put(ROOT + r.STREAMS + r.id_text(stream_id), stream_bytes(record, extents))
 
 
 def task(task_id: int, extent_id: int, *, attempts: int = 0) -> Put:
     record = Task(task_id, extent_id, sm.RecoveryTask.COPY, None, None, 1, 0, attempts)
-    return Put(ROOT + r.TASKS + r.id_text(extent_id), codec.encode_task(record))
+    return Put(ROOT + r.TASKS + r.id_text(extent_id), TASK.encode(record))
 
 
 def node(node_id: int, address: str) -> Put:
-    return Put(ROOT + r.NODES + r.id_text(node_id), codec.encode_node(NodeEntry(node_id, address)))
+    return Put(ROOT + r.NODES + r.id_text(node_id), NODE.encode(NodeEntry(node_id, address)))
 
 
 def gone(put: Put) -> Delete:
@@ -84,7 +94,7 @@ SEAL = ExtentSeal(4000, 2, b"digest")
 
 def sealed(*confirmed: int, seal: ExtentSeal = SEAL, replicas: tuple[ReplicaAt, ...] = (ONE, OTHER)) -> Put:
     record = Extent(11, 2, replicas, 4000, 0, 1, seal, confirmed)
-    return Put(ROOT + r.EXTENTS + r.id_text(11), codec.encode_extent(record))
+    return Put(ROOT + r.EXTENTS + r.id_text(11), extent_bytes(record))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from neve.partition_manager import bootstrap
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import LeaseLost, NeveError, NotEnoughNodes, NotFound, Overloaded
+from neve.proto.stream_policy import StreamPolicy
+
+POLICY = StreamPolicy(replicas=3, extent_bytes_max=1 << 30)
 
 
 class Writer:
@@ -75,7 +78,7 @@ class FakeClient:
     """One stream, `events`, of id 5 with extents 8 (sealed) and 9."""
 
     def __init__(self) -> None:
-        self.stream_5 = Stream(5, "events", (8, 9), False, 3, True, 1 << 30, "stream/5", {"team": "a"})
+        self.stream_5 = Stream(5, "events", (8, 9), False, POLICY, "stream/5", {"team": "a"})
         self.payloads: list[bytes] = []
         self.pending = 0
         self.acknowledge_after_s = 0.001
@@ -100,7 +103,7 @@ class FakeClient:
             self.stream_5,
             id=self.created,
             name=options.get("name", ""),
-            sync=options["sync"],
+            policy=replace(POLICY, sync=options["sync"]),
             labels=options["labels"],
         )
 

@@ -41,6 +41,7 @@ from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, root_of
 from neve.stream_manager.registry import Registry
 from neve.stream_manager.servicer import StreamManagerServicer
@@ -226,7 +227,7 @@ class ScriptedRegistry(Registry):
     async def register(self, request: sm.RegisterNodeRequest, mutation: Mutation) -> sm.RegisterNodeReply:
         changes = self._ctx.changes()
         old = self._ctx.state.nodes.get(request.node_id)
-        changes.put_node(old, NodeEntry(request.node_id, request.wire_address))
+        changes.put(NODE, old, NodeEntry(request.node_id, request.wire_address))
         mutation.record(changes, node_id=request.node_id)
         await self._ctx.commit(changes)
         return sm.RegisterNodeReply(node_id=request.node_id)
@@ -404,7 +405,7 @@ class Cluster:
         term = self.term
         old = term.state.nodes[node_id]
         changes = term.ctx.changes()
-        changes.put_node(old, NodeEntry(node_id, old.wire_address, health=sm.NODE_HEALTH_DEAD))
+        changes.put(NODE, old, NodeEntry(node_id, old.wire_address, health=sm.NODE_HEALTH_DEAD))
         await term.ctx.commit(changes)
 
     async def until(self, happened: Callable[[], bool], *, limit_s: float = 120.0) -> None:

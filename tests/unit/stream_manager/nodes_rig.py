@@ -21,6 +21,7 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.method import Method
 from neve.proto.methods import EXTENT_NODE_APPEND_BLOCK, STREAM_MANAGER
+from neve.proto.stream_policy import StreamPolicy
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
 from neve.rpc.sim import SimNetwork
@@ -32,7 +33,7 @@ from neve.stream_manager.make_extent import make_extent
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.node_calls import RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
-from neve.stream_manager.records import Extent, Policy, ReplicaAt, Stream
+from neve.stream_manager.records import Extent, ReplicaAt, Stream
 from neve.stream_manager.seal_tail import SealOrder, seal_tail
 from tests.sim import processes
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
@@ -179,7 +180,7 @@ class Rig:
     async def make_stream(self, *, replicas: int = 3, nodes: tuple[int, ...] = (), blocks: list[bytes] = BLOCKS) -> int:
         """A stream with one open extent, on these nodes if they are named, with these blocks; its stream id."""
         ctx = self.ctx
-        policy = Policy(replicas, False, 1 << 20, "", False)
+        policy = StreamPolicy(replicas=replicas, extent_bytes_max=1 << 20)
         stream_id = await ctx.ids.take()
         if nodes:
             others = frozenset(ctx.state.nodes) - frozenset(nodes)
@@ -272,7 +273,7 @@ class Rig:
         assert all(len(data) == extent.seal.length for data in found.values())
 
 
-async def _made_on(ctx: LeaderContext, policy: Policy, stream_id: int, others: frozenset[int]) -> Extent:
+async def _made_on(ctx: LeaderContext, policy: StreamPolicy, stream_id: int, others: frozenset[int]) -> Extent:
     extent = None
     registry = ctx.part.registry
     original = registry.choose

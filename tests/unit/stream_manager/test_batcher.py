@@ -28,10 +28,10 @@ from neve.proto.errors import (
     TooLarge,
     VersionConflict,
 )
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager.batcher import ITEMS_MAX, Batcher
 from neve.stream_manager.changes import Changes
-from neve.stream_manager.records import NodeEntry
+from neve.stream_manager.record_kinds import NAME, NODE
+from neve.stream_manager.records import Name, NodeEntry
 from neve.stream_manager.state import State
 from tests.sim import loop as sim_loop
 
@@ -77,12 +77,12 @@ class Rig:
     def node(self, node_id: int, rack: str = "") -> Changes:
         """Put a node as a successor of what memory has."""
         changes = Changes(ROOT)
-        changes.put_node(self.state.nodes.get(node_id), NodeEntry(node_id, f"node{node_id}:1", rack=rack))
+        changes.put(NODE, self.state.nodes.get(node_id), NodeEntry(node_id, f"node{node_id}:1", rack=rack))
         return changes
 
     def stored(self) -> dict[int, NodeEntry]:
         kvs = self.etcd.key_space.read(KeyRange.prefix(ROOT + b"nodes/")).kvs
-        nodes = [codec.decode_node(kv.value, kv.mod_revision) for kv in kvs]
+        nodes = [NODE.decode(b"", kv.value, kv.mod_revision) for kv in kvs]
         return {node.node_id: node for node in nodes}
 
     def puts_of(self, node_id: int) -> int:
@@ -192,11 +192,11 @@ async def test_a_change_that_no_transaction_can_take_is_refused() -> None:
     rig = await Rig.make()
     changes = Changes(ROOT)
     for number in range(1, ITEMS_MAX + 2):
-        changes.put_node(None, NodeEntry(number, "node:1"))
+        changes.put(NODE, None, NodeEntry(number, "node:1"))
     with pytest.raises(TooLarge):
         await rig.commit(changes)
     changes = Changes(ROOT)
-    changes.put_node(None, NodeEntry(1, "x" * 2_000_000))
+    changes.put(NODE, None, NodeEntry(1, "x" * 2_000_000))
     with pytest.raises(TooLarge):
         await rig.commit(changes)
     assert rig.stored() == {}
@@ -207,7 +207,7 @@ async def test_one_stale_change_does_not_sink_the_others() -> None:
     rig = await Rig.make()
     await rig.commit(rig.node(1))
     stale = Changes(ROOT)
-    stale.put_node(replace(rig.state.nodes[1], mod_revision=1), NodeEntry(1, "stale:1"))
+    stale.put(NODE, replace(rig.state.nodes[1], mod_revision=1), NodeEntry(1, "stale:1"))
     results = await asyncio.gather(
         outcome(rig.commit(rig.node(2))),
         outcome(rig.commit(stale)),
@@ -290,7 +290,7 @@ async def test_a_transaction_that_arrives_after_it_was_given_up_does_nothing() -
 
     rig.store.txn = txn  # type: ignore[method-assign]
     changes = Changes(ROOT)
-    changes.put_name("x", 1)
+    changes.put(NAME, None, Name("x", 1))
     assert isinstance(await outcome(rig.commit(changes)), VersionConflict)
     await rig.store.delete(ROOT + b"names/x")
     assert delayed
@@ -318,7 +318,7 @@ async def test_a_transaction_in_doubt_that_cannot_be_ruled_out_ends_the_term() -
 
     rig.store.txn = txn  # type: ignore[method-assign]
     changes = Changes(ROOT)
-    changes.put_name("x", 1)
+    changes.put(NAME, None, Name("x", 1))
     assert isinstance(await outcome(rig.commit(changes)), NotLeader)
     assert sent == 3
     assert len(rig.deposed) == 1

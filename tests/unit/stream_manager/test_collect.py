@@ -14,6 +14,7 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError
 from neve.stream_manager.changes import Changes
+from neve.stream_manager.record_kinds import TASK
 from neve.stream_manager.records import Extent, Replay, Stream, Task
 from tests.unit.stream_manager.nodes_rig import Rig, error_of, mutation, simulated
 
@@ -184,7 +185,7 @@ async def test_what_a_task_works_on_is_no_orphan() -> None:
         page(rig, 1, [info], number=101, last=True)
         task = Task(5, ORPHAN, sm.RecoveryTask.COPY, None, None, 1, 0)
         changes = rig.ctx.changes()
-        changes.put_task(None, task)
+        changes.put(TASK, None, task)
         await rig.ctx.commit(changes)
         await one_pass(rig, 5 * GRACE_S)
         assert orders == []

@@ -10,11 +10,10 @@ import pytest
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, ReplicaMissing
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager.confirm import GATHER_S
 from neve.stream_manager.core_digest import choose_digest
 from neve.stream_manager.core_open import decide_open
-from neve.stream_manager.records import Extent, ReplicaAt
+from neve.stream_manager.records import Extent, ReplicaAt, replica_message
 from tests.unit.extent_node.store_rig import block_of
 from tests.unit.stream_manager.nodes_rig import BLOCKS, BYTES, TOKEN, Rig, simulated
 
@@ -85,9 +84,7 @@ async def test_a_reported_conflict_has_the_extent_sealed_and_its_digests_compare
             return reply
 
         rig.ctx.nodes.seal = slow  # type: ignore[method-assign, assignment]
-        bad = sm.BadReplica(
-            extent_id=extent.extent_id, replica=codec.replica_message(extent.replicas[0]), conflict=True
-        )
+        bad = sm.BadReplica(extent_id=extent.extent_id, replica=replica_message(extent.replicas[0]), conflict=True)
         rig.part.bad.report([bad])
         await rig.until(lambda: rig.extent(extent.extent_id).seal is not None)
         assert rig.extent(extent.extent_id).conflict
@@ -104,11 +101,7 @@ async def test_a_reported_conflict_marks_whatever_seal_comes_first_also_if_the_n
     async with Rig(manual=True) as rig:
         stream_id, extent = await diverged(rig, others_on=(1,))
         rig.part.bad.report(
-            [
-                sm.BadReplica(
-                    extent_id=extent.extent_id, replica=codec.replica_message(extent.replicas[0]), conflict=True
-                )
-            ]
+            [sm.BadReplica(extent_id=extent.extent_id, replica=replica_message(extent.replicas[0]), conflict=True)]
         )
         fence = rig.ctx.nodes.fence
 

@@ -11,6 +11,7 @@ from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, NotLeader
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import NodeEntry
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, ManagerProcess, error_of, simulated
 
@@ -190,7 +191,7 @@ async def test_background_work_of_a_term_ends_with_it() -> None:
         await asyncio.sleep(2)
         assert len(steps) == count
         changes = term.ctx.changes()
-        changes.put_node(None, NodeEntry(9, "late:1"))
+        changes.put(NODE, None, NodeEntry(9, "late:1"))
         with pytest.raises(NotLeader):
             await term.ctx.commit(changes)
         await cluster.leader()

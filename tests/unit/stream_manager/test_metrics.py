@@ -16,6 +16,7 @@ from neve.stream_manager import metrics, reads
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
 from neve.stream_manager.reads import count_lacking, lacking_extents, under_replicated, usable_replicas
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
 from neve.stream_manager.state import State
 from tests.unit.stream_manager.manager_rig import Cluster, simulated
@@ -97,7 +98,7 @@ async def test_a_decommissioned_node_that_was_stopped_raises_no_alarm(health: sm
         await cluster.start_managers(1, nodes=(1, 2, 3, 4))
         old = cluster.term.state.nodes[4]
         changes = cluster.term.ctx.changes()
-        changes.put_node(old, replace(old, mode=sm.NODE_MODE_DECOMMISSIONED, health=health))
+        changes.put(NODE, old, replace(old, mode=sm.NODE_MODE_DECOMMISSIONED, health=health))
         await cluster.term.ctx.commit(changes)
         cluster.part.registry.down.add(4)
         found = gauges(cluster.managers[1].manager)
@@ -108,7 +109,7 @@ async def test_many_that_lack_a_replica_are_counted_behind_a_scrape(monkeypatch:
     state = State(b"/x/")
     for node_id in range(1, 6):
         health = sm.NODE_HEALTH_DEAD if node_id <= 2 else sm.NODE_HEALTH_ALIVE
-        state._set_node(node_id, NodeEntry(node_id, f"a:{node_id}", health=health))
+        state._set(NODE, node_id, NodeEntry(node_id, f"a:{node_id}", health=health))
     for extent_id in range(1, 11):
         nodes = (1, 2, 3) if extent_id <= 4 else (3, 4, 5)
         replicas = tuple(ReplicaAt(node_id, "disk", 1) for node_id in nodes)

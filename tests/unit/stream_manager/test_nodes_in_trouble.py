@@ -11,12 +11,13 @@ import pytest
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import collect
 from neve.stream_manager.condemned import Condemned
 from neve.stream_manager.config import Collecting, Recovery
 from neve.stream_manager.confirm import seal_replicas
 from neve.stream_manager.make_extent import make_extent
-from neve.stream_manager.records import Extent, Policy, ReplicaAt
+from neve.stream_manager.records import Extent, ReplicaAt
 from neve.stream_manager.topology import Place, Topology
 from tests.unit.stream_manager.nodes_rig import Rig, mutation, simulated
 
@@ -162,7 +163,7 @@ async def test_t33_listed_replicas_that_fall_silent_during_the_transaction_keep_
 
 async def with_orphans(rig: Rig, count: int) -> None:
     """Extents on every node that were never linked, and are known as orphans by now."""
-    policy = Policy(len(rig.nodes), False, 1 << 20, "", False)
+    policy = StreamPolicy(replicas=len(rig.nodes), extent_bytes_max=1 << 20)
     for _ in range(count):
         await make_extent(rig.ctx, policy, stream_id=1)
     await rig.until(lambda: all(len(rig.part.collector._odd.get(node_id, {})) == count for node_id in rig.nodes))

@@ -11,17 +11,19 @@ import pytest
 
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import placement_cache
 from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import Health
 from neve.stream_manager.placement import Candidate
 from neve.stream_manager.placement_cache import Candidates, Ensembles, candidate_of
-from neve.stream_manager.records import NODES, Disk, NodeEntry, Policy, Settings, id_text
+from neve.stream_manager.record_kinds import NODE, SETTINGS
+from neve.stream_manager.records import NODES, Disk, NodeEntry, Settings, id_text
 from neve.stream_manager.state import State
 
 GIB = 1 << 30
-POLICY = Policy(replicas=2, no_sync=False, extent_bytes_max=GIB, placement="", strict=False)
+POLICY = StreamPolicy(replicas=2, extent_bytes_max=GIB)
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Cluster:
 
     def put(self, new: NodeEntry) -> None:
         changes = Changes(self.state.root)
-        changes.put_node(self.state.nodes.get(new.node_id), new)
+        changes.put(NODE, self.state.nodes.get(new.node_id), new)
         self.state.apply(changes, self.state.revision + 1)
 
     def delete(self, node_id: int) -> None:
@@ -63,7 +65,7 @@ class Cluster:
         self.requests.append(request)
         return [NodeChoice(ids[(first + number) % len(ids)]) for number in range(request.replicas)]
 
-    def chosen(self, policy: Policy = POLICY, **how: Any) -> list[int]:
+    def chosen(self, policy: StreamPolicy = POLICY, **how: Any) -> list[int]:
         return [choice.node_id for choice in self.ensembles.choose(policy, **how)]
 
 
@@ -99,7 +101,7 @@ def test_all_nodes_are_looked_at_when_the_settings_of_the_cluster_change() -> No
     cluster = Cluster(1, 2)
     cluster.candidates.all()
     changes = Changes(cluster.state.root)
-    changes.put_settings(cluster.state.settings, Settings(stopped_regions=("us",)))
+    changes.put(SETTINGS, None, Settings(stopped_regions=("us",)))
     cluster.state.apply(changes, cluster.state.revision + 1)
     cluster.candidates.all()
     assert cluster.looked_at == {1: 2, 2: 2}
@@ -110,17 +112,17 @@ DISKS = (
     en.DiskInfo(disk_uuid="b", state=en.DiskInfo.WRITABLE, capacity_bytes=9 * GIB, free_bytes=7 * GIB),
     en.DiskInfo(disk_uuid="c", state=en.DiskInfo.READ_ONLY, capacity_bytes=9 * GIB, free_bytes=8 * GIB, reason="full"),
 )
-NODE = NodeEntry(1, "host1:3501", region="eu", rack="r1", disks=(Disk("a", en.DiskInfo.WRITABLE, 5 * GIB),))
+ENTRY = NodeEntry(1, "host1:3501", region="eu", rack="r1", disks=(Disk("a", en.DiskInfo.WRITABLE, 5 * GIB),))
 
 
 def test_room_is_that_of_writable_disks() -> None:
-    made = candidate_of(NODE, Heard(DISKS), Health.ALIVE, ())
+    made = candidate_of(ENTRY, Heard(DISKS), Health.ALIVE, ())
     assert (made.room_bytes, made.free_bytes, made.capacity_bytes) == (7 * GIB, 11 * GIB, 18 * GIB)
     assert (made.region, made.rack, made.alive, made.barred) == ("eu", "r1", True, "")
 
 
 def test_a_node_without_a_heartbeat_has_the_room_that_it_registered_with() -> None:
-    made = candidate_of(NODE, Heard(), Health.SUSPECT, ())
+    made = candidate_of(ENTRY, Heard(), Health.SUSPECT, ())
     assert (made.room_bytes, made.free_bytes, made.capacity_bytes) == (5 * GIB, 5 * GIB, 5 * GIB)
     assert (made.alive, made.barred) == (False, "")
 
@@ -130,19 +132,19 @@ def test_copies_are_those_that_the_load_says_or_those_that_run() -> None:
         1: en.CopyStatusReply(task_id=1, state=en.CopyStatusReply.RUNNING),
         2: en.CopyStatusReply(task_id=2, state=en.CopyStatusReply.DONE),
     }
-    assert candidate_of(NODE, Heard(DISKS, copies=copies), Health.ALIVE, ()).copies == 1
-    assert candidate_of(NODE, Heard(DISKS, sm.NodeLoad(copies=5), copies), Health.ALIVE, ()).copies == 5
+    assert candidate_of(ENTRY, Heard(DISKS, copies=copies), Health.ALIVE, ()).copies == 1
+    assert candidate_of(ENTRY, Heard(DISKS, sm.NodeLoad(copies=5), copies), Health.ALIVE, ()).copies == 5
 
 
 @pytest.mark.parametrize(
     ("node", "disks", "judged", "why"),
     [
-        (NODE, DISKS, Health.DEAD, "dead"),
-        (replace(NODE, health=sm.NODE_HEALTH_DEAD), DISKS, Health.SUSPECT, "back from the dead"),
-        (replace(NODE, mode=sm.NODE_MODE_DRAINING), DISKS, Health.ALIVE, "draining"),
-        (replace(NODE, region="us"), DISKS, Health.ALIVE, "region 'us' is stopped"),
-        (NODE, DISKS[2:], Health.ALIVE, "no writable disk (disk c: full)"),
-        (replace(NODE, disks=()), (), Health.ALIVE, "no writable disk"),
+        (ENTRY, DISKS, Health.DEAD, "dead"),
+        (replace(ENTRY, health=sm.NODE_HEALTH_DEAD), DISKS, Health.SUSPECT, "back from the dead"),
+        (replace(ENTRY, mode=sm.NODE_MODE_DRAINING), DISKS, Health.ALIVE, "draining"),
+        (replace(ENTRY, region="us"), DISKS, Health.ALIVE, "region 'us' is stopped"),
+        (ENTRY, DISKS[2:], Health.ALIVE, "no writable disk (disk c: full)"),
+        (replace(ENTRY, disks=()), (), Health.ALIVE, "no writable disk"),
     ],
 )
 def test_a_node_that_must_take_nothing_says_why(
@@ -192,7 +194,7 @@ def test_a_request_that_avoids_or_excludes_nodes_is_chosen_for_itself() -> None:
 def test_each_policy_is_asked_for_as_it_is() -> None:
     cluster = Cluster(1, 2, 3)
     cluster.chosen()
-    cluster.chosen(POLICY._replace(replicas=3, placement="region", strict=True))
+    cluster.chosen(replace(POLICY, replicas=3, placement="region", strict=True))
     found = [(one.replicas, one.extent_bytes_max, one.policy, one.strict) for one in cluster.requests]
     assert found == [(2, GIB, "rack", False), (3, GIB, "region", True)]
 
@@ -200,5 +202,5 @@ def test_each_policy_is_asked_for_as_it_is() -> None:
 def test_many_policies_do_not_fill_memory() -> None:
     cluster = Cluster(1, 2)
     for number in range(3 * placement_cache.POLICIES_MAX):
-        cluster.chosen(POLICY._replace(extent_bytes_max=GIB + number))
+        cluster.chosen(replace(POLICY, extent_bytes_max=GIB + number))
         assert len(cluster.ensembles._chosen) <= placement_cache.POLICIES_MAX + 1

@@ -9,6 +9,7 @@ from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import VersionConflict
 from neve.stream_manager.config import Collecting
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.seal_tail import seal_open_extent
 from tests.sim.cluster import SimCluster
 from tests.sim.cluster import simulated as with_cluster
@@ -142,7 +143,7 @@ async def test_what_is_prepared_on_a_node_that_takes_no_new_extents_is_not_linke
             prepared = (await prepare(cluster, stream, owner)).extent_id
             term = cluster.term
             changes = term.ctx.changes()
-            changes.put_node(term.state.nodes[2], replace(term.state.nodes[2], mode=mode))
+            changes.put(NODE, term.state.nodes[2], replace(term.state.nodes[2], mode=mode))
             await term.ctx.commit(changes)
             rolled = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0, prepared_extent_id=prepared)
             assert rolled.tail.extent_id != prepared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +12,26 @@ from hypothesis import strategies as st
 from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import UnsupportedVersion
-from neve.proto.fields import varint
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import describe
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager import records as r
+from neve.stream_manager.record_kinds import EXTENT, KINDS, NAME, NODE, QUOTA, SETTINGS, STREAM, TASK, Kind
+from neve.stream_manager.records import extent_bytes, read_extent, read_stream, replica_at, stream_bytes
+from neve.stream_manager.replay import read_replay, replay_bytes
 from neve.stream_manager.state import State
 
 ids = st.integers(1, 2**63)
 texts = st.text(max_size=20)
 replicas = st.builds(r.ReplicaAt, ids, texts, st.integers(0, 2**64 - 1))
 labels = st.dictionaries(texts, texts, max_size=4).map(lambda found: tuple(sorted(found.items())))
-policies = st.builds(r.Policy, st.integers(1, 7), st.booleans(), st.integers(1, 2**31), texts, st.booleans())
+policies = st.builds(
+    StreamPolicy,
+    replicas=st.integers(1, 7),
+    sync=st.booleans(),
+    extent_bytes_max=st.integers(1, 2**31),
+    placement=texts,
+    strict=st.booleans(),
+)
 seals = st.builds(r.ExtentSeal, st.integers(0, 2**31), ids, st.binary(max_size=32))
 # Not `st.builds`: of a tuple's fields it makes up those with defaults, too.
 replays = st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), ids).map(lambda fields: r.Replay(*fields))
@@ -51,48 +59,44 @@ streams = st.tuples(
     st.integers(0, 2**63),
     st.lists(ids, max_size=3).map(tuple),
 ).map(lambda fields: r.Stream(*fields[:-1])._replace(after_hole=fields[-1]))
-RECORDS = [
-    (streams, codec.encode_stream, lambda value, revision: codec.decode_stream(value, revision)[0]),
-    (extents, codec.encode_extent, codec.decode_extent),
-    (
-        st.builds(
-            r.NodeEntry,
-            node_id=ids,
-            wire_address=texts,
-            grpc_address=texts,
-            region=texts,
-            rack=texts,
-            zone=texts,
-            labels=labels,
-            disks=st.lists(st.builds(r.Disk, texts, st.integers(0, 3), ids), max_size=3).map(tuple),
-            mode=st.sampled_from(list(sm.NodeMode.values())),
-            health=st.sampled_from(list(sm.NodeHealth.values())),
-            process_id=ids,
-            build=texts,
-        ),
-        codec.encode_node,
-        codec.decode_node,
+RECORDS: dict[Kind[Any, Any], st.SearchStrategy[Any]] = {
+    STREAM: streams,
+    EXTENT: extents,
+    NODE: st.builds(
+        r.NodeEntry,
+        node_id=ids,
+        wire_address=texts,
+        grpc_address=texts,
+        region=texts,
+        rack=texts,
+        zone=texts,
+        labels=labels,
+        disks=st.lists(st.builds(r.Disk, texts, st.integers(0, 3), ids), max_size=3).map(tuple),
+        mode=st.sampled_from(list(sm.NodeMode.values())),
+        health=st.sampled_from(list(sm.NodeHealth.values())),
+        process_id=ids,
+        build=texts,
     ),
-    (
-        st.builds(
-            r.Task, ids, ids, st.integers(0, 3), st.none() | replicas, st.none() | replicas, ids, ids, ids, texts
-        ).map(lambda task: replace(task, attempts=task.attempts % 1000)),
-        codec.encode_task,
-        codec.decode_task,
-    ),
-    (st.builds(r.Quota, texts, ids, ids, ids), codec.encode_quota, codec.decode_quota),
-    (st.builds(r.Settings, st.lists(texts, max_size=3).map(tuple)), codec.encode_settings, codec.decode_settings),
-]
+    TASK: st.builds(
+        r.Task, ids, ids, st.integers(0, 3), st.none() | replicas, st.none() | replicas, ids, ids, ids, texts
+    ).map(lambda task: replace(task, attempts=task.attempts % 1000)),
+    NAME: st.builds(r.Name, texts, ids),
+    QUOTA: st.builds(r.Quota, texts, ids, ids, ids),
+    SETTINGS: st.builds(r.Settings, st.lists(texts, max_size=3).map(tuple)),
+}
+
+
+def test_every_kind_of_records_is_tested() -> None:
+    assert set(RECORDS) == set(KINDS.values())
 
 
 @given(st.data())
-@pytest.mark.parametrize(("records", "encode", "decode"), RECORDS, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_was_stored_is_read_back(
-    records: st.SearchStrategy[Any], encode: Callable[[Any], bytes], decode: Callable[[bytes, int], Any], data: Any
-) -> None:
-    record = data.draw(records)
-    at = record.at(77) if isinstance(record, r.Stream | r.Extent) else replace(record, mod_revision=77)
-    assert decode(encode(record), 77) == at
+@pytest.mark.parametrize("kind", RECORDS, ids=repr)
+def test_what_was_stored_is_read_back(kind: Kind[Any, Any], data: st.DataObject) -> None:
+    record = data.draw(RECORDS[kind])
+    key = kind.key(b"", kind.ident(record)).removeprefix(kind.prefix)
+    assert kind.parse_ident(key) == kind.ident(record)
+    assert kind.decode(key, kind.encode(record), 77) == record.at(77)
 
 
 @given(streams, st.lists(extents, max_size=3), st.none() | replays, st.none() | st.tuples(replays, ids, ids))
@@ -106,7 +110,7 @@ def test_a_stream_is_read_back_with_its_young_extents_and_its_calls(
         replay = linked[0]._replace(stream_ids=own, extent_ids=linked[1:])
         stream = stream._replace(linked_by=r.StreamCall(1, 2, replay))
     for version in (stream, stream.changed((*stream.extent_ids, 7)), stream):  # its parts are remembered meanwhile
-        assert codec.decode_stream(codec.encode_stream(version, young), 77) == (version.at(77), young)
+        assert read_stream(stream_bytes(version, young), 77) == (version.at(77), young)
 
 
 @given(extents, extents)
@@ -114,7 +118,7 @@ def test_what_is_remembered_of_an_extent_is_not_taken_for_another_of_the_same_id
     one: r.Extent, other: r.Extent
 ) -> None:
     for extent in (one, other._replace(extent_id=one.extent_id), one):
-        assert codec.decode_extent(codec.encode_extent(extent), 0) == extent
+        assert read_extent(extent_bytes(extent), 0) == extent
 
 
 @given(streams, extents, st.booleans(), st.booleans())
@@ -125,14 +129,10 @@ def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
     stream = stream.at(77)
     extent = extent._replace(confirmed=extent.node_ids if confirmed else (), mod_revision=5)
     for node_id in extent.node_ids if known else ():
-        state._set_node(node_id, r.NodeEntry(node_id, f"a:{node_id}", grpc_address="g" * (node_id % 2)))
+        state._set(NODE, node_id, r.NodeEntry(node_id, f"a:{node_id}", grpc_address="g" * (node_id % 2)))
     for _ in range(2):  # its parts are remembered meanwhile
         reply = describe.alloc_reply(state, stream, extent, extent._replace(extent_id=3)).message()
-        policy = reply.stream.policy
-        assert (
-            r.Policy(*(policy.replicas, policy.no_sync, policy.extent_bytes_max, policy.placement, policy.strict))
-            == stream.policy
-        )
+        assert StreamPolicy.of(reply.stream.policy) == stream.policy
         told = reply.stream
         assert (told.stream_id, told.name, told.lock, tuple(told.extent_ids), told.sealed, told.version) == (
             *(stream.stream_id, stream.name, stream.lock, stream.extent_ids, stream.sealed, stream.version),
@@ -145,7 +145,7 @@ def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
         assert (sealed.extent_id, sealed.eversion, sealed.extent_bytes_max, sealed.created_ms, sealed.mod_revision) == (
             *(extent.extent_id, extent.eversion, extent.extent_bytes_max, extent.created_ms, 5),
         )
-        assert [codec.replica_at(one.replica) for one in sealed.replicas] == list(extent.replicas)
+        assert [replica_at(one.replica) for one in sealed.replicas] == list(extent.replicas)
         for one in sealed.replicas:
             assert one.confirmed == confirmed
             assert one.address == (f"a:{one.replica.node_id}" if known else "")
@@ -157,25 +157,25 @@ def test_callers_see_of_a_stream_and_its_extents_what_is_recorded(
         assert reply.tail.extent_id == 3
         assert reply.all_took_part == (extent.all_took_part or extent.all_confirmed)
         for node_id in list(state.nodes):
-            state._set_node(node_id, None)
+            state._set(NODE, node_id, None)
         known = False
 
 
 @given(replays)
 def test_a_replay_record_is_read_back(replay: r.Replay) -> None:
-    assert codec.decode_replay(codec.encode_replay(replay)) == replay
+    assert read_replay(replay_bytes(replay)) == replay
 
 
 def test_a_newer_format_is_refused() -> None:
     with pytest.raises(UnsupportedVersion, match="extent record version 2"):
-        codec.decode_extent(pb.ExtentRecord(format=2).SerializeToString(), 1)
+        read_extent(pb.ExtentRecord(format=2).SerializeToString(), 1)
 
 
 def test_a_seal_at_length_zero_is_not_an_open_extent() -> None:
     extent = r.Extent(1, 2, (r.ReplicaAt(1, "d", 5),), 100, 0, 9, seal=r.ExtentSeal(0, 2, b""))
-    assert codec.decode_extent(codec.encode_extent(extent), 0).seal == r.ExtentSeal(0, 2, b"")
+    assert read_extent(extent_bytes(extent), 0).seal == r.ExtentSeal(0, 2, b"")
     still_open = extent._replace(seal=None)
-    assert codec.decode_extent(codec.encode_extent(still_open), 0).seal is None
+    assert read_extent(extent_bytes(still_open), 0).seal is None
 
 
 @given(st.lists(ids, min_size=2, max_size=10))
@@ -195,23 +195,8 @@ def test_confirmations_are_kept_in_the_order_of_replicas() -> None:
     assert twice.with_confirmed([3], b"x").all_confirmed
 
 
-def test_the_lists_at_hand_are_bounded_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "PACKED_IDS_MAX", 100)
-    packed = codec._PackedIds()
-    stream = r.Stream(1, "", "", (), False, r.Policy(3, False, 1, "", False), (), 1, 0)
-    for number in range(1, 400):
-        stream = stream.changed((*stream.extent_ids, number))
-        assert packed.of(stream) == b"".join(map(varint, stream.extent_ids))
-        assert packed._ids == sum(len(ids) for ids, _ in packed._found.values())
-        other = r.Stream(number + 1, "", "", (5, 6), False, stream.policy, (), 1, 0)
-        assert packed.of(other) == b"\x05\x06"
-        assert packed._ids <= 100 + len(stream.extent_ids) + 2
-        if number % 50 == 0:
-            stream = stream.changed(stream.extent_ids[40:])
-
-
 def test_a_list_that_is_put_together_remembers_where_it_was_cut() -> None:
-    stream = r.Stream(1, "", "", (1, 2, 3, 4, 5), False, r.Policy(3, False, 1, "", False), (), 1, 1)
+    stream = r.Stream(1, "", "", (1, 2, 3, 4, 5), False, StreamPolicy(replicas=3, extent_bytes_max=1), (), 1, 1)
     punched = stream.with_list((1, 3, 5))
     assert punched.after_hole == (3, 5)
     assert punched.version == 2
@@ -223,7 +208,7 @@ def test_a_list_that_is_put_together_remembers_where_it_was_cut() -> None:
 
 
 def test_an_empty_extent_leaves_no_hole() -> None:
-    stream = r.Stream(1, "", "", (1, 2, 3, 4, 5, 6), False, r.Policy(3, False, 1, "", False), (), 1, 1)
+    stream = r.Stream(1, "", "", (1, 2, 3, 4, 5, 6), False, StreamPolicy(replicas=3, extent_bytes_max=1), (), 1, 1)
     assert stream.with_list((1, 4, 5, 6), empty={2, 3}).after_hole == ()
     assert stream.with_list((1, 4, 5, 6), empty={2}).after_hole == (4,)
     assert stream.with_list((1, 4, 5, 6), empty={3}).after_hole == (4,)
@@ -241,7 +226,6 @@ def test_what_is_new_is_encoded_and_described_as_any_other(
     tail = extent._replace(eversion=1, seal=None, confirmed=(), all_took_part=False, stream_id=stream.stream_id)
     call = r.StreamCall(1, 2, replay._replace(stream_ids=(stream.stream_id,)))
     stream = stream._replace(extent_ids=(tail.extent_id,), made_by=call)
-    assert codec.encode_new_stream(stream, tail) == codec.encode_stream(stream, [tail])
     state = State(b"/c/")
     reply = describe.create_reply(state, stream, tail).message()
     assert reply == sm.CreateStreamReply(stream=describe.stream_info(stream), tail=describe.extent_info(state, tail))

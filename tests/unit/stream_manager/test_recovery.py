@@ -15,6 +15,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
 from neve.rpc.service import Call
 from neve.stream_manager.config import Recovery as RecoveryConfig
+from neve.stream_manager.record_kinds import NODE, TASK
 from neve.stream_manager.records import Extent, ReplicaAt, Task
 from neve.stream_manager.task_steps import swap
 from tests.unit.stream_manager.nodes_rig import BLOCKS, BYTES, Rig, mutation, simulated
@@ -451,7 +452,7 @@ async def test_tasks_without_a_copy_are_dispatched_however_many_there_are() -> N
             lost = extent.replicas[number % 3]
             task = Task(number + 1, extent.extent_id, Kind.FILL, lost, lost, extent.eversion, 0)
             changes = rig.ctx.changes()
-            changes.put_task(None, task)
+            changes.put(TASK, None, task)
             await rig.ctx.commit(changes)
         await until_passes(rig, lambda: not rig.ctx.state.tasks)
 
@@ -727,12 +728,12 @@ async def test_the_lost_replica_of_a_strict_stream_is_placed_strictly_if_any_nod
         assert lost is not None
         targets = []
         for strict in (False, True):
-            state.streams[extent.stream_id] = stream._replace(policy=stream.policy._replace(strict=strict))
+            state.streams[extent.stream_id] = stream._replace(policy=replace(stream.policy, strict=strict))
             target = steps._choose_target(extent, lost, steps.budget())
             assert target is not None
             targets.append(target.node_id)
         assert targets == [3, 5]
-        state._set_node(5, replace(state.nodes[5], health=sm.NODE_HEALTH_DEAD))
+        state._set(NODE, 5, replace(state.nodes[5], health=sm.NODE_HEALTH_DEAD))
         target = steps._choose_target(extent, lost, steps.budget())
         assert target is not None
         assert target.node_id == 3  # better there than nowhere

@@ -13,9 +13,8 @@ from neve.meta.txn import Compare, Delete, Operation, TxnResult
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.stream_manager import leader
-from neve.stream_manager.changes import replay_key
 from neve.stream_manager.records import Replay
-from neve.stream_manager.replay import ReplayCache
+from neve.stream_manager.replay import ReplayCache, replay_key
 from tests.unit.stream_manager.manager_rig import ROOT, Cluster, simulated
 
 KEPT_S = 30.0

@@ -17,6 +17,7 @@ from neve.proto.placement import PLACEMENT_POLICIES
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.core_health import HealthConfig
+from neve.stream_manager.record_kinds import NODE
 from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.server import StreamManager
 
@@ -40,7 +41,7 @@ async def test_a_reload_moves_nodes_to_where_the_topology_now_says(tmp_path: Pat
         await until(lambda: manager.manager.term is not None)
         ctx = manager.manager.leading().ctx
         changes = ctx.changes()
-        changes.put_node(None, NodeEntry(1, "host1:3501"))
+        changes.put(NODE, None, NodeEntry(1, "host1:3501"))
         await ctx.commit(changes)
         for rack in ("r1", "r2"):
             script.write_text(f"#!/bin/sh\necho /eu/{rack}\n")

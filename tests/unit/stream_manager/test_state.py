@@ -12,13 +12,15 @@ from neve.meta.mvcc import KeySpace
 from neve.meta.store import EventKind
 from neve.meta.txn import Delete, KeyRange, Put, TxnResult, mod_revision_is
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.quota import QuotaTable, Usage, matches
-from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, Policy, Quota, ReplicaAt, Stream, Task
-from neve.stream_manager.state import State, StateListener
+from neve.stream_manager.record_kinds import EXTENT, NAME, NODE, QUOTA, TASK
+from neve.stream_manager.records import Extent, ExtentSeal, Name, NodeEntry, Quota, ReplicaAt, Stream, Task
+from neve.stream_manager.state import State
 
 ROOT = b"/t/"
-POLICY = Policy(3, False, 1000, "", False)
+POLICY = StreamPolicy(replicas=3, extent_bytes_max=1000)
 nodes = st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True)
 
 
@@ -39,16 +41,14 @@ class RandomMutations(RuleBasedStateMachine):
         self.quotas = QuotaTable(self.state)
         self.etcd = KeySpace()
         self.heard: dict[int, Extent] = {}
-        machine = self
 
-        class Listener(StateListener):
-            def on_extent(self, old: Extent | None, new: Extent | None) -> None:
-                known = (new or old).extent_id  # type: ignore[union-attr]
-                assert machine.heard.pop(known, None) == old
-                if new is not None:
-                    machine.heard[known] = new
+        def on_extent(old: Extent | None, new: Extent | None) -> None:
+            known = (new or old).extent_id  # type: ignore[union-attr]
+            assert self.heard.pop(known, None) == old
+            if new is not None:
+                self.heard[known] = new
 
-        self.state.listen(Listener())
+        self.state.listen(EXTENT, on_extent)
         self.next_id = 0
 
     def commit(self, changes: Changes) -> None:
@@ -89,7 +89,7 @@ class RandomMutations(RuleBasedStateMachine):
         changes.put_stream(None, stream)
         changes.put_young(extent)
         if named:
-            changes.put_name(name, stream_id)
+            changes.put(NAME, None, Name(name, stream_id))
         self.commit(changes)
 
     @precondition(lambda self: self.state.streams)
@@ -144,11 +144,11 @@ class RandomMutations(RuleBasedStateMachine):
             if self.state.streams_of(extent_id) == (stream.stream_id,):
                 changes.delete_extent(self.state.extents[extent_id])
                 if extent_id in self.state.tasks:
-                    changes.delete_task(self.state.tasks[extent_id])
+                    changes.delete(TASK, self.state.tasks[extent_id])
         if everything:
             changes.delete_stream(stream)
             if stream.name:
-                changes.delete_name(stream.name)
+                changes.delete_uncompared(NAME, stream.name)
         else:
             kept = stream.extent_ids[len(gone) :]
             changes.put_stream(stream, stream.changed(kept))
@@ -173,16 +173,16 @@ class RandomMutations(RuleBasedStateMachine):
         changes = Changes(ROOT, self.state)
         old = self.state.tasks.get(extent_id)
         if old is not None:
-            changes.delete_task(old)
+            changes.delete(TASK, old)
         else:
-            changes.put_task(None, Task(self.new_id(), extent_id, sm.RecoveryTask.COPY, None, None, 1, 0))
+            changes.put(TASK, None, Task(self.new_id(), extent_id, sm.RecoveryTask.COPY, None, None, 1, 0))
         self.commit(changes)
 
     @rule(node_id=st.integers(1, 5), dead=st.booleans())
     def node(self, node_id: int, dead: bool) -> None:
         health = sm.NODE_HEALTH_DEAD if dead else sm.NODE_HEALTH_ALIVE
         changes = Changes(ROOT, self.state)
-        changes.put_node(self.state.nodes.get(node_id), NodeEntry(node_id, "n:1", health=health))
+        changes.put(NODE, self.state.nodes.get(node_id), NodeEntry(node_id, "n:1", health=health))
         self.commit(changes)
 
     @rule(prefix=st.sampled_from(["tenant=", "tenant=a", "tenant=b"]), limit=st.integers(0, 3))
@@ -190,9 +190,9 @@ class RandomMutations(RuleBasedStateMachine):
         old = self.state.quotas.get(prefix)
         changes = Changes(ROOT, self.state)
         if limit:
-            changes.put_quota(old, Quota(prefix, streams_max=limit))
+            changes.put(QUOTA, old, Quota(prefix, streams_max=limit))
         elif old is not None:
-            changes.delete_quota(old)
+            changes.delete(QUOTA, old)
         self.commit(changes)
 
     @invariant()
@@ -235,7 +235,7 @@ def test_a_watch_that_brings_keys_one_by_one_makes_the_same_state() -> None:
     extent = Extent(2, 1, (ReplicaAt(1, "d", 1),), 1000, 0, 1)
     changes.put_stream(None, Stream(1, "a", "l", (2,), False, POLICY, (), 1, 0))
     changes.put_young(extent)
-    changes.put_name("a", 1)
+    changes.put(NAME, None, Name("a", 1))
     write(etcd, changes)
     state = State(ROOT)
     kvs = etcd.read(KeyRange.prefix(ROOT)).kvs

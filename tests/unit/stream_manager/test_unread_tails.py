@@ -8,8 +8,8 @@ from typing import Any
 from neve.meta.lock import lock_key
 from neve.proto import extent_node_pb2 as en
 from neve.proto.methods import EXTENT_NODE_APPEND_BLOCK, EXTENT_NODE_READ_BLOCK
-from neve.stream_manager import record_codec as codec
 from neve.stream_manager.config import Recovery
+from neve.stream_manager.records import replica_message
 from tests.sim import cluster as whole
 from tests.sim.cluster import SimCluster
 from tests.unit.extent_node.store_rig import segment
@@ -34,7 +34,7 @@ async def written(rig: Rig, **how: Any) -> tuple[int, int]:
 async def read(rig: Rig, node_id: int, extent_id: int) -> bytes:
     replica = rig.extent(extent_id).replica_on(node_id)
     assert replica is not None
-    request = en.ReadBlockRequest(extent_id=extent_id, replica=codec.replica_message(replica), max_bytes=1 << 20)
+    request = en.ReadBlockRequest(extent_id=extent_id, replica=replica_message(replica), max_bytes=1 << 20)
     channel = rig.network.channel("reader", rig.nodes[node_id].address, cluster="test")
     return bytes((await channel.call(EXTENT_NODE_READ_BLOCK, request, timeout_s=5.0)).attachment)
 

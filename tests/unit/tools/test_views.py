@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from neve.client.command import streams as stream_view
+from neve.client.types import Stream
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
@@ -130,7 +132,7 @@ def test_every_value_is_json_and_every_row_has_its_columns() -> None:
     )
     usage = sm.QuotaUsage(quota=sm.Quota(prefix="team=", streams_max=3), streams=2, bytes=4096)
 
-    assert views.stream_row(stream) == [5, "events", 2, 3, True, False, "-", "a=1 b=2"]
+    assert stream_view.row(Stream.of(stream)) == [5, "events", 2, 3, True, False, "-", "a=1 b=2"]
     assert views.extent_row(sealed) == [7, "sealed", "2.0 KiB", 0, "1 2?", "5"]
     assert views.extent_row(open_one)[1:5] == ["open", "-", 0, "1 2"]
     assert views.task_row(task, now_ms=61_000)[1:8] == ["copy", 1, None, None, "25%", 0, "60 s"]
@@ -147,14 +149,14 @@ def test_every_value_is_json_and_every_row_has_its_columns() -> None:
     ]
 
     assert len(views.node_row(node(1))) == len(views.NODE_COLUMNS)
-    assert len(views.stream_row(stream)) == len(views.STREAM_COLUMNS)
+    assert len(stream_view.row(Stream.of(stream))) == len(stream_view.COLUMNS)
     assert len(views.extent_row(sealed)) == len(views.EXTENT_COLUMNS)
     assert len(views.task_row(task, now_ms=0)) == len(views.TASK_COLUMNS)
     assert len(views.quota_row(usage)) == len(views.QUOTA_COLUMNS)
 
     values = [
         views.node_value(node(1)),
-        views.stream_value(stream),
+        stream_view.value(Stream.of(stream)),
         views.extent_value(sealed),
         views.extent_value(open_one),
         views.task_value(task),

@@ -1,0 +1,147 @@
+"""Records written as protobuf messages from a table of their fields.
+
+For the few messages of creations and rolls, which the generated code builds too slowly; everything else is built by the
+generated code. Tests read what a table writes with the generated code.
+
+Invariants: a field that has its default value is not written;
+            fields are written in the order of the table, which is part of the stored format.
+
+    FIELDS = (Field("name", text, stored=3, shown=2), Field("extent_ids", packed, stored=5, shown=4))
+    encode = encoder(FIELDS, "stored")      # encode(record): the fields that have a number in this column, in order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from neve.proto.fields import sized, varint
+
+# --- kinds of fields: from a field's number to what writes its value ------------------------------------------------
+
+Write = Callable[[Any], bytes]
+Wire = Callable[[int], Write]
+
+
+def number(field: int) -> Write:
+    tag = varint(field << 3)
+    return lambda value: tag + varint(value) if value else b""
+
+
+def flag(field: int) -> Write:
+    tag = varint(field << 3) + b"\x01"
+    return lambda value: tag if value else b""
+
+
+def text(field: int) -> Write:
+    tag = varint(field << 3 | 2)
+    return lambda value: tag + sized(value.encode()) if value else b""
+
+
+def message(encode: Callable[[Any], bytes]) -> Wire:
+    """A message that is absent while the value is None; `encode` makes its bytes of the value."""
+
+    def wire(field: int) -> Write:
+        tag = varint(field << 3 | 2)
+        return lambda value: tag + sized(encode(value)) if value is not None else b""
+
+    return wire
+
+
+def messages(encode: Callable[[Any], bytes]) -> Wire:
+    """A repeated message."""
+
+    def wire(field: int) -> Write:
+        tag = varint(field << 3 | 2)
+        return lambda values: b"".join([tag + sized(encode(value)) for value in values]) if values else b""
+
+    return wire
+
+
+def packed(field: int) -> Write:
+    """A repeated number."""
+    tag = varint(field << 3 | 2)
+    return lambda values: tag + sized(b"".join(map(varint, values))) if values else b""
+
+
+class GrowingLists:
+    """Encoded lists of numbers. A list may be long, and is mostly the one before it with one more number at its end."""
+
+    def __init__(self, *, lists_max: int = 8192, numbers_max: int = 1_000_000) -> None:
+        self._lists_max = lists_max
+        self._numbers_max = numbers_max  # some MiB
+        self._found: dict[int, tuple[tuple[int, ...], bytes]] = {}  # by the first number of the list
+        self._numbers = 0  # in all of them
+
+    def encode(self, numbers: tuple[int, ...]) -> bytes:
+        before, encoded = self._found.get(numbers[0], ((), b""))
+        if before is numbers:
+            return encoded
+        if before == numbers[:-1]:
+            encoded += varint(numbers[-1])
+        else:
+            encoded = b"".join([varint(each) for each in numbers])
+        if self._numbers > self._numbers_max or len(self._found) >= self._lists_max:
+            self._found.clear()
+            self._numbers, before = 0, ()
+        self._numbers += len(numbers) - len(before)
+        self._found[numbers[0]] = (numbers, encoded)
+        return encoded
+
+
+_growing = GrowingLists()
+
+
+def growing(field: int) -> Write:
+    """A repeated number whose lists grow at their ends: what is encoded of them is kept."""
+    tag = varint(field << 3 | 2)
+    return lambda numbers: tag + sized(_growing.encode(numbers)) if numbers else b""
+
+
+def text_pairs(field: int) -> Write:
+    """A map of texts, or a repeated message that looks like its entries, from pairs."""
+    tag, first, second = varint(field << 3 | 2), text(1), text(2)
+    return lambda pairs: b"".join([tag + sized(first(key) + second(value)) for key, value in pairs]) if pairs else b""
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """One field of a record, which may be part of two messages: the stored one, and the description for callers."""
+
+    name: str  # of the record's attribute; and of the stored message's field, unless `read` says otherwise
+    wire: Wire
+    stored: int = 0  # the field's number in the stored message; 0: not stored
+    shown: int = 0  # and in the description
+    read: Callable[[Any], Any] | None = None  # makes the value of the stored message; None: its attribute `name`
+
+
+def encoder(fields: Iterable[Field], column: Literal["stored", "shown"], given: str = "") -> Callable[..., bytes]:
+    """What encodes a record by the fields that have a number in this column, in their order.
+
+    The value of the field named `given`, if one is, is passed beside the record instead of read from it.
+    """
+    parts = [
+        (attrgetter(field.name) if field.name != given else None, field.wire(number))
+        for field in fields
+        if (number := getattr(field, column))
+    ]
+
+    def encode(record: Any, value: Any = None) -> bytes:
+        return b"".join([write(get(record) if get is not None else value) for get, write in parts])
+
+    return encode
+
+
+def decoder(fields: Iterable[Field], given: str = "") -> Callable[[Any], dict[str, Any]]:
+    """What reads the values of the stored fields from the stored message, by name; all but `given`."""
+    parts = [
+        (field.name, field.read or attrgetter(field.name)) for field in fields if field.stored and field.name != given
+    ]
+
+    def decode(stored: Any) -> dict[str, Any]:
+        return {name: read(stored) for name, read in parts}
+
+    return decode

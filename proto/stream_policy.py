@@ -1,0 +1,66 @@
+"""A stream's policy: what its creator chooses for its extents. Fields, defaults, both directions of encoding, JSON.
+
+A new field of a policy is added to the message `StreamPolicy` in proto/stream_manager.proto, and here to the class,
+`of` and `message`. The manager stores the message in the stream's record and returns it in descriptions, so that
+nothing else of the manager has to know the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+from neve.proto import stream_manager_pb2 as sm
+from neve.proto.errors import InvalidArgument
+
+POLICIES_CACHED_MAX = 1_000  # distinct ones, whose bytes are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPolicy:
+    """In a request 0 and "" mean the cluster's defaults; in a stream the manager has filled in all but `placement`."""
+
+    replicas: int = 0
+    sync: bool = True  # the default of its writers: acknowledge what is on stable storage
+    extent_bytes_max: int = 0
+    placement: str = ""  # the name of a placement policy; a stream without one follows the cluster's default
+    strict: bool = False  # refuse to place replicas where the placement policy cannot be met
+
+    @classmethod
+    def of(cls, message: sm.StreamPolicy) -> StreamPolicy:
+        return cls(
+            replicas=message.replicas,
+            sync=not message.no_sync,
+            extent_bytes_max=message.extent_bytes_max,
+            placement=message.placement,
+            strict=message.strict,
+        )
+
+    def message(self) -> sm.StreamPolicy:
+        for name in ("replicas", "extent_bytes_max"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(what=name, detail="it is negative")
+        return sm.StreamPolicy(
+            replicas=self.replicas,
+            no_sync=not self.sync,
+            extent_bytes_max=self.extent_bytes_max,
+            placement=self.placement,
+            strict=self.strict,
+        )
+
+    def filled(self, *, replicas: int, extent_bytes_max: int) -> StreamPolicy:
+        """With the cluster's defaults in place of what the creator did not choose."""
+        return dataclasses.replace(
+            self, replicas=self.replicas or replicas, extent_bytes_max=self.extent_bytes_max or extent_bytes_max
+        )
+
+    def json(self) -> dict[str, object]:
+        """For commands that print JSON: every field under its own name."""
+        return dataclasses.asdict(self)
+
+
+@functools.lru_cache(maxsize=POLICIES_CACHED_MAX)
+def policy_bytes(policy: StreamPolicy) -> bytes:
+    """The encoded message. Most streams share a few policies."""
+    return policy.message().SerializeToString()
