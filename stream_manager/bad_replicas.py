@@ -19,14 +19,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from neve.meta.core_retry import Delays, Retry
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, NotLeader, ReplicaError
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.core_health import NEVER_S
-from neve.stream_manager.core_recovery import retry_delay_s
 from neve.stream_manager.record_kinds import TASK
 from neve.stream_manager.records import Extent, ReplicaAt, shared
 from neve.stream_manager.recovery import Recovery
@@ -38,14 +37,14 @@ log = logging.getLogger(__name__)
 SUSPECTS_MAX = 10_000
 AT_A_TIME = 32
 TRIES_MAX = 8
+DELAYS = Delays(2.0, 120.0)
 
 
 @dataclass(slots=True)
 class Suspect:
     replica: ReplicaAt
     reason: str
-    tries: int = 0
-    retry_s: float = float("-inf")
+    retry: Retry = field(default_factory=Retry)
 
 
 class BadReplicas:
@@ -80,23 +79,22 @@ class BadReplicas:
             *(bad.extent_id, bad.replica.node_id, bad.offset, bad.reporter[:100]),
         )
         if len(self._conflicts) < SUSPECTS_MAX:
-            self._conflicts.setdefault(bad.extent_id, (0, NEVER_S))
+            self._conflicts.setdefault(bad.extent_id, Retry())
 
     async def _seal_conflicts(self, now_s: float) -> None:
-        due = [extent_id for extent_id, (_, retry_s) in self._conflicts.items() if retry_s <= now_s]
+        due = [extent_id for extent_id, retry in self._conflicts.items() if retry.is_due(now_s)]
         await asyncio.gather(*(self._seal_conflict(extent_id, now_s) for extent_id in due[:AT_A_TIME]))
 
     async def _seal_conflict(self, extent_id: int, now_s: float) -> None:
-        tries = self._conflicts[extent_id][0] + 1
+        retry = self._conflicts[extent_id]
+        retry.postpone(now_s, DELAYS)
         try:
             await seal_open_extent(self._ctx, extent_id, conflict=True)
         except NotLeader:
             raise
         except NeveError as error:
             log.warning("conflict_not_sealed extent_id=%d error=%s", extent_id, error)
-            if tries < TRIES_MAX:  # then its node still tells whoever opens the stream
-                delay_s = retry_delay_s(tries, first_s=1.0, max_s=120.0)
-                self._conflicts[extent_id] = (tries, now_s + delay_s)
+            if retry.attempts < TRIES_MAX:  # after that, its node still refuses the clients that open the stream
                 return
         self._conflicts.pop(extent_id, None)
 
@@ -121,7 +119,7 @@ class BadReplicas:
 
     async def run_once(self, now_s: float) -> None:
         await self._seal_conflicts(now_s)
-        due = [key for key, suspect in self._suspects.items() if suspect.retry_s <= now_s]
+        due = [key for key, suspect in self._suspects.items() if suspect.retry.is_due(now_s)]
         await asyncio.gather(*(self._look(key, now_s) for key in itertools.islice(due, AT_A_TIME)))
 
     async def _look(self, key: tuple[int, int], now_s: float) -> None:
@@ -133,15 +131,14 @@ class BadReplicas:
         if extent is None or suspect.replica not in extent.replicas or node is None or node.dead or moot:
             del self._suspects[key]  # replaced meanwhile, or recovery's or the reconciler's already
             return
-        suspect.tries += 1
-        suspect.retry_s = now_s + retry_delay_s(suspect.tries, first_s=1.0, max_s=120.0)
+        suspect.retry.postpone(now_s, DELAYS)
         try:
             settled = await self._settle(extent, suspect, now_s)
         except NotLeader:
             raise
         except NeveError as error:
             log.info("bad_replica_not_looked_at extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
-            settled = suspect.tries >= TRIES_MAX
+            settled = suspect.retry.attempts >= TRIES_MAX
         if settled:
             self._suspects.pop(key, None)
 

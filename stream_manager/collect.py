@@ -23,12 +23,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from neve.meta.core_retry import Delays, Retry
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader, VersionConflict
 from neve.stream_manager.context import LeaderContext, Mutation
-from neve.stream_manager.core_recovery import Trouble, retry_delay_s
+from neve.stream_manager.core_recovery import Trouble
 from neve.stream_manager.record_kinds import TASK
 from neve.stream_manager.records import Extent, ReplicaAt
 from neve.stream_manager.replica_reports import Found, Report
@@ -49,8 +50,7 @@ class Odd:
     """When something unlisted was seen first, and what became of it."""
 
     since_s: float
-    tries: int = 0
-    retry_s: float = float("-inf")
+    retry: Retry = field(default_factory=Retry)
 
 
 class Collector:
@@ -130,7 +130,7 @@ class Collector:
 
     def _due(self, found: Found, odd: Odd, trouble: Trouble, now_s: float) -> bool:
         state, config, since_s = self._ctx.state, self._config, odd.since_s
-        if now_s < odd.retry_s or found.extent_id in state.tasks or self._ctx.is_prepared(found.extent_id):
+        if not odd.retry.is_due(now_s) or found.extent_id in state.tasks or self._ctx.is_prepared(found.extent_id):
             return False
         extent = state.extents.get(found.extent_id)
         if extent is None:
@@ -181,8 +181,7 @@ class Collector:
         """Not again before a while, unless it works: then it is forgotten."""
         odd = self._odd.get(found.replica.node_id, {}).get(found)
         if odd is not None:
-            delay_s = retry_delay_s(odd.tries, first_s=self._config.interval_s, max_s=RETRY_DELAY_S_MAX)
-            odd.tries, odd.retry_s = odd.tries + 1, self._ctx.clock() + delay_s
+            odd.retry.postpone(self._ctx.clock(), Delays(self._config.interval_s, RETRY_DELAY_S_MAX))
 
     async def _give(self, orders: Sequence[Order]) -> None:
         for start in range(0, len(orders), AT_A_TIME):

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from neve.meta.core_retry import Retry
 from neve.meta.term_tasks import TermTasks
 from neve.proto import common_pb2
 from neve.stream_manager.changes import Changes
@@ -167,8 +168,8 @@ class LeaderContext:
         self.linking: dict[int, None] = {}
         # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).
         self.is_prepared: Callable[[int], bool] = lambda extent_id: extent_id in self.linking
-        # Open extents of which somebody said that an append met other bytes (7): tries to seal, when to try again.
-        self.conflicts: dict[int, tuple[int, float]] = {}
+        # Open extents whose writer reported that an append met other bytes (protocol rule 7): when to try to seal them.
+        self.conflicts: dict[int, Retry] = {}
         self.condemned = Condemned()  # replicas that lost their bit: answers that are older do not set it
         self.part: ClusterNodes  # set right after both are made
         self.ensembles: Ensembles  # so is this

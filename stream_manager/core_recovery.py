@@ -168,8 +168,3 @@ class Budget:
         """The least busy of them; None if all have enough to do."""
         free = [source for source in sources if self._by_node[source.node_id] < self._tasks_per_node_max]
         return min(free, key=lambda source: (self._by_node[source.node_id], source.node_id), default=None)
-
-
-def retry_delay_s(attempts: int, *, first_s: float, max_s: float) -> float:
-    """Doubles with each attempt."""
-    return float(min(max_s, first_s * 2 ** min(attempts, 30)))

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from neve.meta.core_retry import Delays
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError, NotLeader
 from neve.stream_manager.bad_replicas import BadReplicas
@@ -50,7 +51,7 @@ class ClusterNodes:
     def __init__(self, ctx: LeaderContext) -> None:
         self._ctx = ctx
         config = ctx.config.recovery
-        self.problems = Problems(retry_delay_s=config.retry_delay_s, retry_delay_s_max=config.retry_delay_s_max)
+        self.problems = Problems(Delays(config.retry_delay_s, config.retry_delay_s_max))
         topology = Topology(resolver_for(ctx.config.topology))
         self.registry = Registry(ctx, topology, on_bad=lambda bad: self.bad.report(bad))
         self.relocation = Relocation(ctx, topology)

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 
+from neve.meta.core_retry import Delays, Retries
 from neve.proto.errors import (
     Conflict,
     DiskFailed,
@@ -30,7 +31,6 @@ from neve.proto.errors import (
 )
 from neve.stream_manager.confirm import ABSENT, SealOutcome, seal_replicas
 from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.core_recovery import retry_delay_s
 from neve.stream_manager.problems import Problems
 from neve.stream_manager.records import Extent
 from neve.stream_manager.recovery import Recovery
@@ -50,17 +50,17 @@ class Reconciler:
         self._config = ctx.config.recovery
         self._recovery = recovery
         self._problems = problems
-        self._tries: dict[int, tuple[int, float]] = {}  # extent id → how often asked, when to ask again
+        self._retries = Retries[int](Delays(FIRST_DELAY_S, self._config.retry_delay_s_max))  # by extent id
         self._asking: dict[int, asyncio.Task[None]] = {}  # by extent id
 
     def note(self, extent_id: int) -> None:
         """Somebody asked its replicas just now, and not all confirmed."""
-        self._tries.setdefault(extent_id, (0, self._ctx.clock() + FIRST_DELAY_S))
+        self._retries.expect(extent_id, self._ctx.clock() + FIRST_DELAY_S)
 
     async def run_once(self, now_s: float) -> None:
         unconfirmed = self._ctx.state.unconfirmed_extents
-        for extent_id in [extent_id for extent_id in self._tries if extent_id not in unconfirmed]:
-            del self._tries[extent_id]
+        for extent_id in [extent_id for extent_id in self._retries if extent_id not in unconfirmed]:
+            self._retries.forget(extent_id)
         self._ask_due(now_s)
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=PASS_S)
@@ -78,7 +78,7 @@ class Reconciler:
             task = state.tasks.get(extent_id)
             if extent_id in self._asking or (task is not None and not task.attempts and not self._held_up(extent_id)):
                 continue
-            if self._tries.get(extent_id, (0, now_s))[1] > now_s:
+            if not self._retries.is_due(extent_id, now_s):
                 continue
             asked = self._not_confirmed(extent_id, dead)
             if any(by_node[node_id] >= by_node_max for node_id in asked):
@@ -97,9 +97,8 @@ class Reconciler:
         return [node_id for node_id in extent.node_ids if node_id not in extent.confirmed and node_id not in dead]
 
     async def _ask(self, extent_id: int, now_s: float) -> None:
-        times, _ = self._tries.get(extent_id, (0, now_s))
-        delay_s = retry_delay_s(times, first_s=FIRST_DELAY_S, max_s=self._config.retry_delay_s_max)
-        self._tries[extent_id] = (times + 1, now_s + delay_s)
+        times = self._retries.attempts(extent_id)
+        self._retries.postpone(extent_id, now_s)
         try:
             outcome = await seal_replicas(self._ctx, extent_id)
             extent = self._ctx.state.extents.get(extent_id)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from neve.meta.core_retry import Delays
 from neve.meta.txn import KeyValue
 from neve.proto import stream_manager_pb2 as sm
 from neve.stream_manager import reads
@@ -76,7 +77,7 @@ async def run(extents: int) -> None:
             status=lambda node_id: SimpleNamespace(gone_disks_since_s=()),
         ),
     )
-    problems = Problems(retry_delay_s=1.0, retry_delay_s_max=60.0)
+    problems = Problems(Delays(1.0, 60.0))
     recovery = Recovery(ctx, registry, problems)
     opened = OpenExtents(ctx, recovery, problems)
     trouble = recovery.trouble(loop.time())

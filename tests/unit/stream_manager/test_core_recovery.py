@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.stream_manager.core_recovery import Budget, Reason, Share, Trouble, retry_delay_s, sources_for, worst_loss
+from neve.stream_manager.core_recovery import Budget, Reason, Share, Trouble, sources_for, worst_loss
 from neve.stream_manager.records import Extent, ExtentSeal, ReplicaAt
 
 KNOWN = dict.fromkeys(range(1, 10))
@@ -143,11 +143,6 @@ def test_a_node_takes_part_in_so_many_copies_and_the_least_busy_is_read_first() 
     assert bounds.first_source([replica(1), replica(3), replica(2)]) == replica(2)
     assert bounds.first_source([replica(1)]) is None
     assert bounds.first_source([]) is None
-
-
-def test_delays_double_up_to_a_bound() -> None:
-    assert [retry_delay_s(n, first_s=1, max_s=10) for n in range(6)] == [1, 2, 4, 8, 10, 10]
-    assert retry_delay_s(10**6, first_s=1, max_s=10) == 10
 
 
 @given(st.data())

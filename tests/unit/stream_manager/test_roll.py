@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from neve.meta.core_retry import Retry
 from neve.meta.txn import KeyRange
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
@@ -98,7 +99,7 @@ async def test_after_a_known_conflict_not_all_took_part() -> None:
     async with Cluster() as cluster:
         await cluster.start_managers(1)
         stream, tail, owner = await cluster.opened()
-        cluster.term.ctx.conflicts[tail.extent_id] = (0, 0.0)
+        cluster.term.ctx.conflicts[tail.extent_id] = Retry()
         reply = await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
         assert not reply.all_took_part
         assert cluster.term.state.extents[tail.extent_id].conflict
