@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from neve.extent_node.blocks import DIGEST_BYTES
+from neve.proto.blocks import DIGEST_BYTES
 from neve.proto.crc import crc32c
 
 META = "user.neve.meta"

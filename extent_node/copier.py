@@ -23,7 +23,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from neve.extent_node import blocks, core_copy
+from neve.extent_node import core_copy
 from neve.extent_node.attributes import Seal
 from neve.extent_node.bandwidth import Pacer
 from neve.extent_node.core import Refuse
@@ -32,7 +32,7 @@ from neve.extent_node.storage import Storage
 from neve.extent_node.store_audit import audit
 from neve.extent_node.store_control import quarantine
 from neve.extent_node.store_copy import Draft
-from neve.proto import errors
+from neve.proto import blocks, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
 from neve.proto.errors import (

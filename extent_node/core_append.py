@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neve.extent_node import blocks
 from neve.extent_node.core_state import Refuse, ReplicaState, wrong_replica
+from neve.proto import blocks
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import Buffer
 from neve.proto.errors import (

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neve.extent_node.attributes import Doubt, Seal
-from neve.extent_node.blocks import Problem, ProblemKind
 from neve.extent_node.core_answers import in_quarantine
 from neve.extent_node.core_state import (
     Existing,
@@ -25,6 +24,7 @@ from neve.extent_node.core_state import (
     wrong_replica,
 )
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import Problem, ProblemKind
 from neve.proto.errors import (
     AlreadyExists,
     Conflict,

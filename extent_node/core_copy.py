@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from neve.extent_node.attributes import Seal
-from neve.extent_node.blocks import DIGEST_BYTES
 from neve.extent_node.core_state import Existing, Quarantined, Refuse, ReplicaState, Tombstone
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import DIGEST_BYTES
 from neve.proto.errors import Conflict, EversionMismatch, InvalidArgument, ReplicaDeleted
 
 

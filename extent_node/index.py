@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from neve.extent_node.attributes import Seal
-from neve.extent_node.blocks import DIGEST_BYTES, HEADER_BYTES, BlockRef
 from neve.extent_node.fs import Buffer, FileSystem
 from neve.extent_node.scan import Scan
+from neve.proto.blocks import DIGEST_BYTES, HEADER_BYTES, BlockRef
 from neve.proto.crc import crc32c
 
 MAGIC = b"NEVEIDX1"

@@ -17,7 +17,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from neve.extent_node.blocks import (
+from neve.extent_node.fs import FileSystem
+from neve.proto.blocks import (
     BLOCK_BYTES_MAX,
     HEADER_BYTES,
     PAYLOAD_BYTES_MAX,
@@ -27,7 +28,6 @@ from neve.extent_node.blocks import (
     explain_cut,
     verify_block,
 )
-from neve.extent_node.fs import FileSystem
 from neve.proto.crc import Buffer
 
 SCAN_CHUNK_BYTES = 4 << 20  # large enough that a call costs nothing beside the copy, small enough for the CPU's cache

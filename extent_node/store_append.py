@@ -16,14 +16,14 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from neve.extent_node import blocks, core
+from neve.extent_node import core
 from neve.extent_node.commit_queue import AppendCall
 from neve.extent_node.disk import FULL
 from neve.extent_node.fs import Buffer
 from neve.extent_node.replica import DEFERRED_BYTES_MAX, Replica
 from neve.extent_node.store_state import StoreState
 from neve.extent_node.store_verify import ensure_verified
-from neve.proto import errors
+from neve.proto import blocks, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import COPY_BYTES_MAX
 from neve.proto.errors import Conflict, Internal, InvalidArgument, NeveError, Overloaded

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from neve.extent_node import attributes, blocks, core_copy, index, scan
+from neve.extent_node import attributes, core_copy, index, scan
 from neve.extent_node.attributes import Attributes, Meta, Seal
 from neve.extent_node.core import ReplicaState
 from neve.extent_node.core_copy import Aside
@@ -30,6 +30,7 @@ from neve.extent_node.replica import Replica
 from neve.extent_node.store_audit import run_to_end
 from neve.extent_node.store_label import write_all
 from neve.extent_node.store_state import StoreState
+from neve.proto import blocks
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import DiskFailed, ExtentSealed, Internal, WrongReplica
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from neve.extent_node import blocks, core
+from neve.extent_node import core
 from neve.extent_node.fs import Buffer
 from neve.extent_node.replica import Replica
 from neve.extent_node.store_files import SealedFile, SealedRange
 from neve.extent_node.store_state import StoreState
+from neve.proto import blocks
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c
 from neve.proto.errors import InvalidArgument, Overloaded, ReplicaDamaged

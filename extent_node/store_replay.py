@@ -21,12 +21,12 @@ import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from neve.extent_node import blocks
 from neve.extent_node.disk import FULL, SHORT_OF_RESOURCES, Disk
 from neve.extent_node.journal_format import Record
 from neve.extent_node.journal_replay import Chain
 from neve.extent_node.replica import Replica, read_exactly
 from neve.extent_node.store_label import write_all
+from neve.proto import blocks
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 from neve.extent_node import core, scan
 from neve.extent_node.attributes import Doubt
-from neve.extent_node.blocks import Problem, ProblemKind
 from neve.extent_node.replica import Replica
 from neve.extent_node.scan import SCAN_CHUNK_BYTES, Scan
 from neve.extent_node.store_state import StoreState
+from neve.proto.blocks import Problem, ProblemKind
 from neve.proto.errors import DiskFull, ReplicaMissing
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from neve.extent_node.blocks import encode_blocks
+from neve.proto.blocks import encode_blocks
 from tests.bench.node_calls import NodeCalls, OpenExtent
 
 MIB = 1 << 20

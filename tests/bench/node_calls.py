@@ -12,9 +12,9 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
-from neve.extent_node.blocks import EncodedBlocks
 from neve.proto import common_pb2, errors, methods
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import EncodedBlocks
 from neve.proto.diagnostics_pb2 import EchoRequest
 from neve.rpc.service import Buffer, Reply
 from neve.rpc.wire.client import WireChannel

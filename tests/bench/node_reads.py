@@ -7,8 +7,8 @@ import os
 import random
 import time
 
-from neve.extent_node.blocks import HEADER_BYTES, encode_blocks, verify
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import HEADER_BYTES, encode_blocks, verify
 from neve.rpc.service import Buffer, Reply
 from tests.bench.node_appends import MIB, batches, make_payloads
 from tests.bench.node_calls import NodeCalls, Unexpected

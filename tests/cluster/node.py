@@ -10,8 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from neve.extent_node import blocks
-from neve.proto import common_pb2, methods
+from neve.proto import blocks, common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
 from neve.rpc.service import Channel
 from neve.rpc.wire.client import WireChannel

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from neve.extent_node.blocks import encode_blocks, verify
 from neve.extent_node.config import load
 from neve.extent_node.disk import Disk
 from neve.extent_node.fs import RealFileSystem
 from neve.extent_node.replica import load_state
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import encode_blocks, verify
 from tests.bench import harness, node, node_disk, node_process, node_samples
 from tests.bench.node_appends import batches, make_payloads
 from tests.bench.node_calls import OpenExtent, Unexpected

@@ -5,10 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from neve.extent_node import blocks
 from neve.extent_node.attributes import Meta, Seal
 from neve.extent_node.core import Refuse, ReplicaState
-from neve.proto import common_pb2
+from neve.proto import blocks, common_pb2
 
 DISK = str(uuid.UUID(int=0xD15C))
 META = Meta(

@@ -12,9 +12,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from neve.extent_node import blocks
 from neve.extent_node.storage import Storage
-from neve.proto import errors
+from neve.proto import blocks, errors
 from neve.proto import extent_node_pb2 as pb
 from tests.unit.extent_node import store_rig as rig
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from neve.extent_node import store_append, store_control
-from neve.extent_node.blocks import encode_block
 from neve.extent_node.disk import Marks, format_disk
 from neve.extent_node.fs import FileSystem
 from neve.extent_node.journal_label import format_journal
@@ -26,6 +25,7 @@ from neve.extent_node.store_config import DiskConfig, StoreConfig
 from neve.extent_node.store_read import ReadResult
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import encode_block
 from tests.sim import loop as sim_loop
 from tests.sim.disk import SimFileSystem, SimulatedCrash
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from neve.extent_node import attributes, copier, store_control
-from neve.extent_node.blocks import encode_block, extent_digest
 from neve.extent_node.copier import Copier
 from neve.extent_node.disk import Marks
 from neve.extent_node.storage import Storage
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import encode_block, extent_digest
 from tests.sim import loop as sim_loop
 from tests.sim.disk import SimulatedCrash
 from tests.unit.extent_node import store_rig as rig

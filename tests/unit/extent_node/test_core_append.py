@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from neve.extent_node import blocks, core
+from neve.extent_node import core
 from neve.extent_node.attributes import Doubt, Seal
 from neve.extent_node.core import Append, CompareOverlap, PersistToken, ReadOnly, Refuse
-from neve.proto import errors
+from neve.proto import blocks, errors
 from neve.proto import extent_node_pb2 as pb
 from tests.unit.extent_node.core_states import (
     ANY,

@@ -11,7 +11,6 @@ import pytest
 
 from neve.extent_node import core
 from neve.extent_node.attributes import Doubt, Seal
-from neve.extent_node.blocks import Problem, ProblemKind
 from neve.extent_node.core import (
     Confirm,
     Confirmed,
@@ -35,6 +34,7 @@ from neve.extent_node.core import (
 )
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import Problem, ProblemKind
 from tests.unit.extent_node.core_states import (
     ANY,
     DIGEST,

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from neve.extent_node import attributes, blocks, index
+from neve.extent_node import attributes, index
 from neve.extent_node.attributes import Attributes, Doubt, Meta, Seal
-from neve.extent_node.blocks import BlockType
 from neve.extent_node.scan import Scanner
+from neve.proto import blocks
+from neve.proto.blocks import BlockType
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "formats" / "extent.md").read_text()
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.extent_node import blocks, index
+from neve.extent_node import index
 from neve.extent_node.attributes import Seal
 from neve.extent_node.fs import RealFileSystem
 from neve.extent_node.index import BlockIndex
 from neve.extent_node.scan import Scanner
+from neve.proto import blocks
 from neve.proto.crc import crc32c
 from tests.sim.disk import SimFileSystem, SimulatedCrash
 from tests.sim.disk_faults import When

@@ -6,7 +6,6 @@ import re
 import uuid
 from pathlib import Path
 
-from neve.extent_node.blocks import encode_block
 from neve.extent_node.journal_format import (
     FIRST_POSITION,
     Entry,
@@ -21,6 +20,7 @@ from neve.extent_node.journal_format import (
     walk_records,
 )
 from neve.extent_node.journal_label import JournalLabel
+from neve.proto.blocks import encode_block
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "formats" / "journal.md").read_text()
 UUID = uuid.UUID("c0ffee00-0000-4000-8000-00000000000a").bytes

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.extent_node import blocks, scan
-from neve.extent_node.blocks import BlockType, ProblemKind
+from neve.extent_node import scan
 from neve.extent_node.scan import Scan, Scanner, scan_file
+from neve.proto import blocks
+from neve.proto.blocks import BlockType, ProblemKind
 from tests.sim.disk import SimFileSystem
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from neve.extent_node import attributes, store_audit, store_control
 from neve.extent_node.attributes import Seal
-from neve.extent_node.blocks import encode_block
 from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.storage import Storage
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.blocks import encode_block
 from neve.proto.stream_manager_pb2 import BadReplica
 from tests.unit.extent_node import store_rig as rig
 from tests.unit.extent_node.copy_rig import BLOCKS, BYTES, EXTENT, INDEX_PATH, PATH, Cluster, Node, fill, order

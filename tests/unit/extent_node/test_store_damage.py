@@ -6,8 +6,9 @@ import functools
 
 import pytest
 
-from neve.extent_node import attributes, blocks
+from neve.extent_node import attributes
 from neve.extent_node.storage import Storage
+from neve.proto import blocks
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import NeveError, ReplicaDamaged
 from tests.unit.extent_node.store_rig import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neve.extent_node import attributes, blocks, index
+from neve.extent_node import attributes, index
 from neve.extent_node.attributes import SEAL, Attributes, Meta, Seal
 from neve.extent_node.disk import extent_path, index_path
 from neve.extent_node.fs import FileSystem
@@ -22,7 +22,7 @@ from neve.pipeline.core_slices import ScanExtent
 from neve.pipeline.local_files import LocalDisks
 from neve.pipeline.metadata_rows import file_rows
 from neve.pipeline.replica_check import ReplicaToCheck
-from neve.proto import common_pb2
+from neve.proto import blocks, common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Overloaded, ProtocolViolation

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.extent_node import blocks
-from neve.extent_node.blocks import HEADER_BYTES, BlockRef, BlockType, ProblemKind
+from neve.proto import blocks
+from neve.proto.blocks import HEADER_BYTES, BlockRef, BlockType, ProblemKind
 from neve.proto.errors import InvalidArgument
 
 crc32c_by_crcmod = crcmod.predefined.mkCrcFun("crc-32c")
