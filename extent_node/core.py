@@ -21,6 +21,7 @@ from neve.extent_node.core_answers import (
     seal_message,
 )
 from neve.extent_node.core_append import (
+    NOT_COMPARED,
     Append,
     AppendDecision,
     Compared,
@@ -28,7 +29,6 @@ from neve.extent_node.core_append import (
     PersistToken,
     compare,
     decide_append,
-    decide_compared,
     may_journal,
 )
 from neve.extent_node.core_control import (
@@ -59,6 +59,7 @@ from neve.extent_node.core_control import (
 from neve.extent_node.core_state import Existing, Quarantined, ReadOnly, Refuse, ReplicaState, Tombstone, wrong_replica
 
 __all__ = [
+    "NOT_COMPARED",
     "Append",
     "AppendDecision",
     "CompareOverlap",
@@ -88,7 +89,6 @@ __all__ = [
     "answer_kind",
     "compare",
     "decide_append",
-    "decide_compared",
     "decide_create",
     "decide_delete",
     "decide_fence",

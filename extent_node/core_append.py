@@ -1,15 +1,15 @@
-"""Append: whether a replica takes a segment, and what must be durable before it is answered (rules 4, 5, 9, 10).
+"""Append: whether a replica takes a segment, and what must be durable before the reply (protocol rules 4, 5, 9, 10).
 
-A decision is one next step, for the state as it is now. Whoever carried out a step that took time decides again:
+A decision is one next step, for the state as it is now. After a step that took time, the caller decides again:
 
     decide_append ─→ Refuse                         answer the error
                   ─→ PersistToken ─→ fsync ─→ note_token ─→ decide again
-                  ─→ CompareOverlap ─→ read ─→ decide_compared ─→ Append, or Refuse(Conflict)
+                  ─→ CompareOverlap ─→ read ─→ compare ─→ decide again, with what it found
                   ─→ Append ─→ write ─→ note_appended ─→ durability ─→ answer
 
 Invariants: a byte below `length` is never written again, whatever is sent: Append begins at `length` exactly;
-            what refuses comes before anything that changes the replica;
-            a retry waits for the same durability as the append it repeats (rule 5).
+            every refusal comes before anything that changes the replica;
+            a retry waits for the same durability as the append that it repeats (protocol rule 5).
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ from neve.proto.errors import (
 
 
 class PersistToken(NamedTuple):
-    """Set the attribute `token` and fsync it before any byte of its owner is written; then decide again (rule 4)."""
+    """Set and fsync the attribute `token`, before any of its owner's bytes is written; then decide again.
+
+    Protocol rule 4.
+    """
 
     token: int
 
 
 class CompareOverlap(NamedTuple):
-    """Compare the segment's first bytes with the replica's bytes [start, end); then `decide_compared`."""
+    """Compare the segment's first bytes with the replica's bytes [start, end); then decide again with the outcome."""
 
     start: int
     end: int
@@ -60,7 +63,7 @@ class Append(NamedTuple):
     write_bytes: int
     end: int  # of the segment, and of the answer; at most the length after the write
     committed: int  # to note: how far all replicas have acknowledged, says the writer
-    mark_unsynced: bool  # set the attribute `unsynced` and fsync it before the answer (rule 10)
+    mark_unsynced: bool  # set the attribute `unsynced` and fsync it before the answer (protocol rule 10)
     durable_to: int  # answer when `durable_end` has reached this; 0 when the page cache is enough
 
 
@@ -73,47 +76,25 @@ class Compared(NamedTuple):
 
 AppendDecision = Refuse | PersistToken | CompareOverlap | Append
 
-_NOT_COMPARED = Compared(end=0, differs_at=None)
-
-_new = tuple.__new__  # a third of the cost of Append(…)
+NOT_COMPARED = Compared(end=0, differs_at=None)
 
 
-def decide_append(state: ReplicaState, segment: pb.Segment, body: Buffer) -> AppendDecision:
-    """The next step for a segment whose blocks are `body`. An empty one only tells `committed`."""
-    # Nearly every append is this one: decided at once. Whatever differs in anything goes the long way.
-    meta, replica, offset, size_bytes = state.meta, segment.replica, segment.offset, len(body)
-    if (
-        offset == state.length
-        and size_bytes
-        and state.seal is None
-        and not state.fenced
-        and state.doubt is None
-        and state.damaged_at is None
-        and state.read_only is None
-        and segment.token == state.token
-        and segment.eversion == meta.eversion
-        and replica.incarnation == meta.incarnation
-        and replica.disk_uuid == meta.disk_uuid
-        and replica.node_id == meta.node_id
-        and segment.extent_id == meta.extent_id
-        and (end := offset + size_bytes) <= meta.extent_bytes_max
-        and blocks.has_sizes(body, segment.block_sizes)
-    ):
-        if segment.no_sync:
-            return _new(Append, (offset, 0, size_bytes, end, segment.committed, not state.unsynced, 0))
-        return _new(Append, (offset, 0, size_bytes, end, segment.committed, False, end))
-    return decide_compared(state, segment, body, _NOT_COMPARED)
+def decide_append(
+    state: ReplicaState, segment: pb.Segment, body: Buffer, compared: Compared = NOT_COMPARED
+) -> AppendDecision:
+    """The next step for a segment whose blocks are `body`. An empty one only says how far `committed` is.
 
-
-def decide_compared(state: ReplicaState, segment: pb.Segment, body: Buffer, compared: Compared) -> AppendDecision:
-    """As `decide_append`, once the overlap was compared. If the replica grew meanwhile, it is compared again."""
-    assert segment.extent_id == state.extent_id, (segment.extent_id, state)
-    error = _refusal(state, segment, writes=len(body) > 0)
+    `compared`: what the comparison found that CompareOverlap asked for. If the replica has grown since, the decision is
+    to compare again.
+    """
+    meta, size_bytes = state.meta, len(body)
+    assert segment.extent_id == meta.extent_id, (segment.extent_id, state)
+    error = _refusal(state, segment, writes=size_bytes > 0)
     if error is not None:
         return Refuse(error)
     offset, length = segment.offset, state.length
-    end = offset + len(body)
-    if len(body) == 0:
+    end = offset + size_bytes
+    if not size_bytes:
         if len(segment.block_sizes) > 0:
             return Refuse(InvalidArgument(what="block_sizes", detail="blocks are announced, and no bytes came"))
         # Nothing durable rests on this, so that a higher token need not be fsynced for it.
@@ -124,10 +105,8 @@ def decide_compared(state: ReplicaState, segment: pb.Segment, body: Buffer, comp
         return Refuse(wrong)
     if offset > length:
         return Refuse(Gap(extent_id=state.extent_id, offset=offset, length=length))
-    if end > state.meta.extent_bytes_max:
-        return Refuse(
-            ExtentFull(extent_id=state.extent_id, length=length, limit_bytes=state.meta.extent_bytes_max),
-        )
+    if end > meta.extent_bytes_max:
+        return Refuse(ExtentFull(extent_id=meta.extent_id, length=length, limit_bytes=meta.extent_bytes_max))
     if segment.token > state.token:
         return PersistToken(segment.token)
     if compared.differs_at is not None:
@@ -159,15 +138,16 @@ def compare(segment: pb.Segment, body: Buffer, here: Buffer, overlap: CompareOve
 
 
 def may_journal(state: ReplicaState, offset: int) -> bool:
-    """Whether a journal entry may begin at `offset`: only if all bytes below are durable or in the journal (rule 10).
+    """Whether a journal entry may begin at `offset`: only if all bytes below are durable or in the journal.
 
-    Otherwise a power cut would leave a hole under bytes that the journal brings back: fdatasync in place instead.
+    That is protocol rule 10. Otherwise a power cut would leave a hole under bytes that the journal brings back, so the
+    file is synced in place instead.
     """
     return offset <= state.journaled_end
 
 
 def _refusal(state: ReplicaState, segment: pb.Segment, *, writes: bool) -> NeveError | None:
-    """Why this replica takes nothing from this writer. The most final fact comes first: it tells the writer most."""
+    """Why this replica takes nothing from this writer. The most final fact comes first: the writer can use it most."""
     extent_id = state.extent_id
     wrong = wrong_replica(state, segment.replica)
     if wrong is not None:

@@ -229,13 +229,13 @@ class Refuse:
 
 def wrong_replica(state: ReplicaState, wanted: common_pb2.Replica) -> WrongReplica | None:
     """The refusal if the request names another node, disk or making of the file; empty fields are not checked (T32)."""
-    meta = state.meta
-    if wanted.incarnation and wanted.incarnation != meta.incarnation:
-        detail = f"incarnation {wanted.incarnation:016x} is wanted, {meta.incarnation:016x} is here"
-    elif wanted.disk_uuid and wanted.disk_uuid != meta.disk_uuid:
-        detail = f"disk {wanted.disk_uuid} is wanted, the replica is on {meta.disk_uuid}"
-    elif wanted.node_id and wanted.node_id != meta.node_id:
-        detail = f"node {wanted.node_id} is wanted, this is node {meta.node_id}"
+    meta, incarnation, disk_uuid, node_id = state.meta, wanted.incarnation, wanted.disk_uuid, wanted.node_id
+    if incarnation and incarnation != meta.incarnation:
+        detail = f"incarnation {incarnation:016x} is wanted, {meta.incarnation:016x} is here"
+    elif disk_uuid and disk_uuid != meta.disk_uuid:
+        detail = f"disk {disk_uuid} is wanted, the replica is on {meta.disk_uuid}"
+    elif node_id and node_id != meta.node_id:
+        detail = f"node {node_id} is wanted, this is node {meta.node_id}"
     else:
         return None
     return WrongReplica(extent_id=meta.extent_id, detail=detail)

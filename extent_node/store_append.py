@@ -226,7 +226,7 @@ def _note(store: StoreState, replica: Replica, decision: core.Append) -> None:
         counters = store.counters
         counters.appends += 1
         counters.appended_bytes += decision.write_bytes
-        store.dirty.add(replica, decision.write_bytes)
+        store.dirty.update(replica)
         if end > replica.allocate_at:
             _preallocate(store, replica)
     if decision.committed > state.committed:
@@ -288,12 +288,9 @@ async def _append_in_turn(
 async def _accept(store: StoreState, replica: Replica, segment: pb.Segment, body: Buffer) -> core.Append:
     """Carry out one decision after the other until the segment is written and, if need be, `unsynced` is durable."""
     await ensure_verified(store, replica)  # raises if it is gone
-    compared: core.Compared | None = None
+    compared = core.NOT_COMPARED
     while True:
-        if compared is None:
-            decision = core.decide_append(replica.state, segment, body)
-        else:
-            decision = core.decide_compared(replica.state, segment, body, compared)
+        decision = core.decide_append(replica.state, segment, body, compared)
         if isinstance(decision, core.Refuse):
             if isinstance(decision.error, Conflict):
                 store.counters.conflicts += 1

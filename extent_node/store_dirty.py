@@ -41,14 +41,6 @@ class DirtyBytes:
             self._wake_checkpointer()
         self._let_go()
 
-    def add(self, replica: Replica, size_bytes: int) -> None:
-        """As `update`, after so many bytes were written to it."""
-        counted = self._counted
-        counted[replica] = counted.get(replica, 0) + size_bytes
-        self.bytes_now += size_bytes
-        if self.bytes_now > self._config.dirty_bytes_soft:
-            self._wake_checkpointer()
-
     def forget(self, replica: Replica) -> None:
         """It is gone, or will never be synced again: its bytes count no more."""
         self.bytes_now -= self._counted.pop(replica, 0)

@@ -300,21 +300,6 @@ def check_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> None:
         raise InvalidArgument(what="block_sizes", detail=f"they add up to {offset} of {end} bytes")
 
 
-def has_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> bool:
-    """Whether `check_sizes` finds nothing; quick for one block. What is wrong, `check_sizes` says."""
-    if len(block_sizes) == 1:
-        size_total = block_sizes[0]
-        if size_total != len(buffer) or size_total < HEADER_BYTES:
-            return False
-        word: int = _WORD.unpack_from(buffer, 4)[0]
-        return (word & _SIZE_MASK) + HEADER_BYTES == size_total and _TYPE_MIN <= word >> _TYPE_SHIFT <= _TYPE_MAX
-    try:
-        check_sizes(buffer, block_sizes)
-    except InvalidArgument:
-        return False
-    return True
-
-
 def sum_sizes(block_sizes: Sequence[int]) -> int:
     """What blocks of these sizes take together."""
     count = len(block_sizes)

@@ -6,7 +6,6 @@ The oracle works on words ("the offset is above"), the code on numbers: agreeing
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -143,23 +142,6 @@ def test_every_combination_of_state_and_segment_is_decided_as_rule_4_says() -> N
     assert len(outcomes) == 14  # every kind of outcome occurs
 
 
-def test_what_is_decided_at_once_is_what_the_long_way_decides() -> None:
-    cases = [case for case in all_cases() if case.place != "inside" or case.room]
-    plain = [case for case in cases if oracle(case) is Append and case.identity == "right" and case.place == "at"]
-    assert len(plain) == 1  # the one that is decided at once
-    for case in (*plain, *random.Random(0).sample(cases, 2000)):
-        for no_sync, unsynced in itertools.product((False, True), repeat=2):
-            state, segment, body = set_up(case)
-            segment.no_sync, state.unsynced = no_sync, unsynced
-            at_once = core.decide_append(state, segment, body)
-            long_way = core.decide_compared(state, segment, body, core.Compared(end=0, differs_at=None))
-            if isinstance(long_way, Refuse):
-                assert isinstance(at_once, Refuse)
-                assert at_once.error.facts() == long_way.error.facts()
-            else:
-                assert at_once == long_way, case
-
-
 def segment_at(offset: int, size_bytes: int = SIZE, **changes: Any) -> tuple[pb.Segment, bytes]:
     body, sizes = body_of(size_bytes)
     segment = pb.Segment(
@@ -172,7 +154,7 @@ def accepted(state: core.ReplicaState, segment: pb.Segment, body: bytes) -> Appe
     """The Append for a segment whose overlap, if any, is equal."""
     decision = core.decide_append(state, segment, body)
     if isinstance(decision, CompareOverlap):
-        decision = core.decide_compared(state, segment, body, core.Compared(decision.end, differs_at=None))
+        decision = core.decide_append(state, segment, body, core.Compared(decision.end, differs_at=None))
     assert isinstance(decision, Append), decision
     return decision
 
@@ -214,7 +196,7 @@ def test_refusals_carry_what_the_writer_needs() -> None:
 
 
 @pytest.mark.parametrize("offset", [80, LENGTH])
-def test_blocks_of_another_extent_are_never_taken_neither_at_once_nor_by_the_long_way(offset: int) -> None:
+def test_blocks_of_another_extent_are_never_taken(offset: int) -> None:
     segment, body = segment_at(offset)
     segment.extent_id = 43
     with pytest.raises(AssertionError):
@@ -247,7 +229,7 @@ def test_the_overlap_is_compared_before_anything_else_happens() -> None:
     segment, body = segment_at(80)
     assert core.decide_append(replica(), segment, body) == CompareOverlap(80, 100)
     assert core.decide_append(replica(), *segment_at(20)) == CompareOverlap(20, 60)
-    decision = core.decide_compared(replica(), segment, body, core.Compared(100, differs_at=93))
+    decision = core.decide_append(replica(), segment, body, core.Compared(100, differs_at=93))
     assert isinstance(decision, Refuse)
     assert isinstance(decision.error, errors.Conflict)
     assert (decision.error.extent_id, decision.error.offset) == (42, 93)
@@ -260,13 +242,13 @@ def test_a_replica_that_grew_during_the_comparison_is_compared_again() -> None:
     assert isinstance(overlap, CompareOverlap)
     state.note_appended(110)
     compared = core.Compared(overlap.end, differs_at=None)
-    assert core.decide_compared(state, segment, body, compared) == CompareOverlap(80, 110)
+    assert core.decide_append(state, segment, body, compared) == CompareOverlap(80, 110)
 
 
 def test_a_replica_fenced_during_the_comparison_takes_nothing() -> None:
     segment, body = segment_at(80)
     state = replica(fenced=True)
-    decision = core.decide_compared(state, segment, body, core.Compared(100, differs_at=None))
+    decision = core.decide_append(state, segment, body, core.Compared(100, differs_at=None))
     assert isinstance(decision, Refuse)
     assert isinstance(decision.error, errors.ExtentFenced)
 
@@ -406,7 +388,7 @@ class ReplicaModel(RuleBasedStateMachine):
             else:
                 here = bytes(self.content[decision.start : decision.end])
                 compared = core.compare(segment, body, here, decision)
-                decision = core.decide_compared(self.state, segment, body, compared)
+                decision = core.decide_append(self.state, segment, body, compared)
         if isinstance(decision, Refuse):
             return
         assert decision.write_offset == len(self.content)

@@ -14,6 +14,7 @@ import pytest
 
 from neve.extent_node import store_append, store_replay
 from neve.extent_node.commit_queue import AppendCall, CommitQueue
+from neve.extent_node.replica import Replica
 from neve.extent_node.servicer import AUDITS_MAX, LIST_LIMIT_MAX, LIST_REPLICA_BYTES, ExtentNodeServicer
 from neve.extent_node.storage import Storage
 from neve.extent_node.store_append import PendingAppend
@@ -307,48 +308,65 @@ def test_a_sync_that_ends_after_its_disk_failed_leaves_no_bytes_that_others_wait
 # --- waiting for room ----------------------------------------------------------------------------------------
 
 
-def dirty(**changes: Any) -> tuple[DirtyBytes, Any]:
-    counted = DirtyBytes(config_for(dirty_bytes_soft=0, dirty_bytes_hard=10, **changes), wake_checkpointer=lambda: None)
-    return counted, object()
+class Written:
+    """What is counted of a replica, and the count."""
+
+    gone = False
+    state = SimpleNamespace(read_only=None)
+
+    def __init__(self, **changes: Any) -> None:
+        config = config_for(dirty_bytes_soft=0, dirty_bytes_hard=10, **changes)
+        self.counted = DirtyBytes(config, wake_checkpointer=lambda: None)
+        self.dirty_bytes = 0
+
+    def write(self, size_bytes: int) -> None:
+        self.dirty_bytes += size_bytes
+        self.counted.update(cast(Replica, self))
+
+    def forget(self) -> None:
+        self.dirty_bytes = 0
+        self.counted.forget(cast(Replica, self))
 
 
 async def test_who_waits_for_room_is_not_overtaken() -> None:
-    counted, replica = dirty()
+    replica = Written()
+    counted = replica.counted
     order: list[str] = []
 
     async def come(name: str) -> None:
         if counted.must_wait:
             await counted.wait_for_room()
         order.append(name)
-        counted.add(replica, 6)
+        replica.write(6)
 
-    counted.add(replica, 11)
+    replica.write(11)
     waiting = [asyncio.ensure_future(come(name)) for name in "abc"]
     await asyncio.sleep(0)
-    counted.forget(replica)  # room for two of them; the third waits on
+    replica.forget()  # room for two of them; the third waits on
     assert counted.must_wait
     waiting.append(asyncio.ensure_future(come("d")))  # before the others have gone on
     for _ in range(10):
         await asyncio.sleep(0)
     assert order == ["a", "b"]
-    counted.forget(replica)
+    replica.forget()
     await asyncio.gather(*waiting)
     assert order == ["a", "b", "c", "d"]
     assert counted.bytes_now == 12
 
 
 async def test_one_who_gives_up_waiting_for_room_holds_up_nobody() -> None:
-    counted, replica = dirty(append_waiters_max=2)
-    counted.add(replica, 11)
+    replica = Written(append_waiters_max=2)
+    counted = replica.counted
+    replica.write(11)
     waiting = [asyncio.ensure_future(counted.wait_for_room()) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await counted.wait_for_room()
-    counted.forget(replica)
+    replica.forget()
     waiting[0].cancel()
     await waiting[1]
     assert not counted.must_wait
-    counted.add(replica, 11)
+    replica.write(11)
     last = [asyncio.ensure_future(counted.wait_for_room()) for _ in range(2)]
     await asyncio.sleep(0)
     counted.stop()
