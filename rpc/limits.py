@@ -38,8 +38,8 @@ class Limits:
     reconnect_delay_s_min: float = 0.05
     reconnect_delay_s_max: float = 5.0
 
-    # How long a server stays awake after it has answered a request, while they come one by one (wire/awake.py).
-    # 0: never. Longer ones gained nothing more.
+    # How long a server polls for a sequential client's next request (wire/server_busy_poll.py); 0: it does not poll.
+    # Longer times gained nothing more.
     awake_s: float = 0.0003
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ from neve.rpc.service import (
 from neve.rpc.started import OnDone
 from neve.rpc.tls import Reloading, TlsFiles, client_context
 from neve.rpc.wire.buffers import ChunkPool
+from neve.rpc.wire.client_busy_poll import LoneCall
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
 from neve.rpc.wire.frame import PRELUDE_BYTES, PROTOCOL_VERSION, REPLY, Kind, Prelude, encode, encode_request, parse
@@ -43,7 +44,6 @@ from neve.rpc.wire.network import SOCKETS, Network
 from neve.rpc.wire.pending import Pending
 from neve.rpc.wire.receiver import violation_of_kind
 from neve.rpc.wire.sockets import split_address
-from neve.rpc.wire.spin import LoneCall
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ClientConnection(Connection):
         self.going_away = False
         self.welcome: asyncio.Future[wire_pb2.Welcome] = self.loop.create_future()
         self._hello = hello
-        self._lone = LoneCall(self.loop, spins=channel.network.busy_polling)
+        self._lone = LoneCall(self.loop, polls=channel.network.busy_polling)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -83,13 +83,13 @@ class ClientConnection(Connection):
         head = encode_request(pending.call_id, method_id, timeout_ms if timeout_ms > 0 else 1, message, size_bytes, crc)
         self.send(head, pending.attachment, size_bytes, at_once=idle)
         if idle:
-            self._lone.sent()
+            self._lone.on_sent()
 
     def forget(self, pending: Pending) -> None:
         """The caller has given up: tell the server."""
         if self.calls.pop(pending.call_id, None) is not None:
             self.inflight_bytes -= pending.cost_bytes
-            self._lone.ended()
+            self._lone.on_ended()
             self.send(encode(Kind.CANCEL, call_id=pending.call_id))
             self.channel.pump()
 
@@ -101,7 +101,7 @@ class ClientConnection(Connection):
             if pending is None:
                 return  # answered after its caller gave up
             self.inflight_bytes -= pending.cost_bytes
-            self._lone.ended()
+            self._lone.on_ended()
             self._settle(pending, kind, message, attachment)
             if self.channel.queue:
                 self.channel.pump()
@@ -133,7 +133,7 @@ class ClientConnection(Connection):
         if not self.welcome.done():
             self.welcome.set_exception(reason)
             self.welcome.exception()  # it may be that nobody asks
-        self._lone.ended()
+        self._lone.on_ended()
         calls, self.calls = self.calls, {}
         self.channel.connection_ended(self)  # first: whoever is told below may begin another call at once
         for pending in calls.values():

@@ -16,11 +16,11 @@ from neve.rpc.auth import AllowAll, Authenticator
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
 from neve.rpc.service import Service, merge_routes
 from neve.rpc.tls import Reloading, TlsFiles, server_context
-from neve.rpc.wire.awake import Awake, MachineSlot
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.frame import Kind, encode
 from neve.rpc.wire.network import SOCKETS, Incoming, Listener, Network
+from neve.rpc.wire.server_busy_poll import BusyPoller, PollPermit
 from neve.rpc.wire.server_connection import ServerConnection
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class WireServer:
         self._room_again = False  # there is more of it since the last look at them
         self.connections: dict[ServerConnection, None] = {}
         self.draining = False
-        self.awake: Awake | None = None  # once it listens, unless it is never to stay awake
+        self.busy_poller: BusyPoller | None = None  # once it listens, unless polling is off
         self._tls = Reloading(tls, server_context) if tls is not None else None
         self._network = network
         self._listeners: list[Listener] = []
@@ -70,8 +70,8 @@ class WireServer:
     async def start(self, host: str, port: int) -> str:
         """Listen; port 0 takes a free one. Returns the address."""
         loop = asyncio.get_running_loop()
-        if self.awake is None and self.limits.awake_s and self._network.busy_polling:
-            self.awake = Awake(loop, MachineSlot(), awake_s=self.limits.awake_s)
+        if self.busy_poller is None and self.limits.awake_s and self._network.busy_polling:
+            self.busy_poller = BusyPoller(loop, PollPermit(), poll_s=self.limits.awake_s)
         listener = self._network.listen(host, port)
         self._listeners.append(listener)
         self._acceptors.append(loop.create_task(self._accept(listener)))
@@ -87,8 +87,8 @@ class WireServer:
             listener.close()
         self._acceptors.clear()
         self._listeners.clear()
-        if self.awake is not None:
-            self.awake.close()
+        if self.busy_poller is not None:
+            self.busy_poller.close()
         for admission in self._admitting:
             admission.cancel()  # in their handshake: nobody has been promised anything
         for connection in list(self.connections):

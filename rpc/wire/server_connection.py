@@ -19,7 +19,6 @@ from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
 from neve.rpc.service import EMPTY, Answer, Encoded, Route, attachment_bytes
-from neve.rpc.wire.awake import REQUEST_BYTES_MAX
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.deadlines import Deadlines
@@ -35,6 +34,7 @@ from neve.rpc.wire.frame import (
     parse,
 )
 from neve.rpc.wire.receiver import violation_of_kind
+from neve.rpc.wire.server_busy_poll import REQUEST_BYTES_MAX
 from neve.rpc.wire.server_call import WireCall
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ class ServerConnection(Connection):
         alone = not self._queue
         self.send(frame)
         self._release_request(PRELUDE_BYTES + prelude.body_bytes)
-        if (awake := self.server.awake) is not None and prelude.body_bytes <= REQUEST_BYTES_MAX:
-            awake.answered(alone=alone)
+        if (poller := self.server.busy_poller) is not None and prelude.body_bytes <= REQUEST_BYTES_MAX:
+            poller.on_reply(alone=alone)
         return True
 
     def _await_answer(self, route: Route, request: Any, call: WireCall) -> None:

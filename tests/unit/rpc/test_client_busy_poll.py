@@ -1,4 +1,4 @@
-"""Waiting awake: for how long a loop turns, and when it sleeps."""
+"""Clients that busy-poll for a quick reply: for how long a loop polls, and when it sleeps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from neve.proto import methods
 from neve.proto.diagnostics_pb2 import EchoRequest
 from neve.rpc.diagnostics import diagnostics_service
-from neve.rpc.wire import spin
+from neve.rpc.wire import client_busy_poll
 from neve.rpc.wire.client import WireChannel
+from neve.rpc.wire.client_busy_poll import POLL_S, LoneCall, ReplyPoller
 from neve.rpc.wire.server import WireServer
-from neve.rpc.wire.spin import SPIN_S, LoneCall, Spinner
 
 
 class ManualLoop:
@@ -35,7 +35,7 @@ class ManualLoop:
             callback()
 
     @property
-    def awake(self) -> bool:
+    def polls(self) -> bool:
         return bool(self._soon)
 
 
@@ -46,57 +46,57 @@ def loop() -> ManualLoop:
 
 @pytest.fixture
 def lone(loop: ManualLoop, monkeypatch: pytest.MonkeyPatch) -> LoneCall:
-    spinner = Spinner(cast(Any, loop), now_s=lambda: loop.now_s)
-    monkeypatch.setattr(spin, "spinner_of", lambda loop: spinner)
+    poller = ReplyPoller(cast(Any, loop), now_s=lambda: loop.now_s)
+    monkeypatch.setattr(client_busy_poll, "poller_of", lambda loop: poller)
     return LoneCall(cast(Any, loop))
 
 
 def call(loop: ManualLoop, lone: LoneCall, took_s: float) -> None:
-    lone.sent()
+    lone.on_sent()
     loop.now_s += took_s
-    lone.ended()
+    lone.on_ended()
     loop.turn()
 
 
 def test_the_first_call_sleeps(loop: ManualLoop, lone: LoneCall) -> None:
-    lone.sent()
-    assert not loop.awake
+    lone.on_sent()
+    assert not loop.polls
 
 
-def test_after_a_quick_answer_the_next_call_is_awaited_awake(loop: ManualLoop, lone: LoneCall) -> None:
-    call(loop, lone, SPIN_S / 2)
-    lone.sent()
+def test_after_a_quick_answer_the_loop_polls_during_the_next_call(loop: ManualLoop, lone: LoneCall) -> None:
+    call(loop, lone, POLL_S / 2)
+    lone.on_sent()
     for _ in range(5):
-        assert loop.awake
+        assert loop.polls
         loop.turn()
-    lone.ended()
+    lone.on_ended()
     loop.turn()
-    assert not loop.awake
+    assert not loop.polls
 
 
-def test_no_call_is_awaited_awake_for_longer_than_the_bound(loop: ManualLoop, lone: LoneCall) -> None:
-    call(loop, lone, SPIN_S / 2)
-    lone.sent()
+def test_no_call_is_polled_for_longer_than_the_bound(loop: ManualLoop, lone: LoneCall) -> None:
+    call(loop, lone, POLL_S / 2)
+    lone.on_sent()
     loop.turn()
-    assert loop.awake
-    loop.now_s += SPIN_S
+    assert loop.polls
+    loop.now_s += POLL_S
     loop.turn()
-    assert not loop.awake
+    assert not loop.polls
 
 
 def test_after_a_slow_answer_the_next_call_sleeps(loop: ManualLoop, lone: LoneCall) -> None:
-    call(loop, lone, SPIN_S / 2)
-    call(loop, lone, SPIN_S * 2)
-    lone.sent()
-    assert not loop.awake
+    call(loop, lone, POLL_S / 2)
+    call(loop, lone, POLL_S * 2)
+    lone.on_sent()
+    assert not loop.polls
 
 
 def test_one_turn_at_a_time_however_many_calls(loop: ManualLoop, lone: LoneCall) -> None:
-    call(loop, lone, SPIN_S / 2)
+    call(loop, lone, POLL_S / 2)
     for _ in range(3):
-        lone.sent()
-        lone.ended()
-    lone.sent()
+        lone.on_sent()
+        lone.on_ended()
+    lone.on_sent()
     turns = 0
 
     def count() -> None:
@@ -105,15 +105,15 @@ def test_one_turn_at_a_time_however_many_calls(loop: ManualLoop, lone: LoneCall)
 
     loop.call_soon(count)
     loop.turn()
-    lone.ended()
+    lone.on_ended()
     loop.turn()
     assert turns == 1
-    assert not loop.awake
+    assert not loop.polls
 
 
 def test_a_loop_that_is_over_is_not_kept() -> None:
     loop = asyncio.new_event_loop()
-    spin.spinner_of(loop)
+    client_busy_poll.poller_of(loop)
     kept = weakref.ref(loop)
     loop.close()
     del loop
@@ -121,7 +121,7 @@ def test_a_loop_that_is_over_is_not_kept() -> None:
     assert kept() is None
 
 
-async def test_a_connection_that_ends_leaves_nothing_awake() -> None:
+async def test_a_connection_that_ends_leaves_nothing_polling() -> None:
     server = WireServer([diagnostics_service(kind="test", cluster="c")], cluster="c")
     address = await server.start("127.0.0.1", 0)
     channel = WireChannel(address, cluster="c")
@@ -138,4 +138,4 @@ async def test_a_connection_that_ends_leaves_nothing_awake() -> None:
         await channel.close()
         await server.stop(grace_s=0)
     await asyncio.gather(lost, return_exceptions=True)
-    assert spin.spinner_of(asyncio.get_running_loop())._waiting == 0
+    assert client_busy_poll.poller_of(asyncio.get_running_loop())._waiting == 0

@@ -1,4 +1,4 @@
-"""Servers that stay awake for lone requests: when, for how long, and how many of a machine."""
+"""Servers that busy-poll for sequential clients: when, for how long, and how many of them on a machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 from neve.rpc.limits import Limits
 from neve.rpc.service import Call, Service, eager, now
 from neve.rpc.wire import server as wire_server
-from neve.rpc.wire.awake import HOLD_S, REQUEST_BYTES_MAX, RUN_MIN, Awake, MachineSlot
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
+from neve.rpc.wire.server_busy_poll import HOLD_S, REQUEST_BYTES_MAX, RUN_MIN, BusyPoller, PollPermit
 from tests.proto import methods
 from tests.proto.testing_pb2 import DoReply, DoRequest
 
-AWAKE_S = 0.0003
+POLL_S = 0.0003
 
 
 class Timer:
@@ -66,11 +66,11 @@ class ManualLoop:
         self.turn()
         self.turn()
 
-    def is_awake(self) -> bool:
+    def polls(self) -> bool:
         return bool(self.soon)
 
 
-class FakeSlot:
+class FakePermit:
     def __init__(self) -> None:
         self.free = True
         self.held = False
@@ -88,24 +88,24 @@ class FakeSlot:
 class Rig:
     def __init__(self) -> None:
         self.loop = ManualLoop()
-        self.slot = FakeSlot()
-        self.offers = 0
-        self.awake = Awake(
+        self.permit = FakePermit()
+        self.yields = 0
+        self.poller = BusyPoller(
             cast(Any, self.loop),
-            self.slot,
-            awake_s=AWAKE_S,
+            self.permit,
+            poll_s=POLL_S,
             now_s=lambda: self.loop.now_s,
-            offer_processor=self._offer,
+            yield_processor=self._yield,
         )
 
-    def _offer(self) -> None:
-        self.offers += 1
+    def _yield(self) -> None:
+        self.yields += 1
 
-    def requests(self, count: int, *, every_s: float = AWAKE_S / 3, alone: bool = True) -> None:
+    def requests(self, count: int, *, every_s: float = POLL_S / 3, alone: bool = True) -> None:
         for _ in range(count):
             self.loop.now_s += every_s
             self.loop.turn()
-            self.awake.answered(alone=alone)
+            self.poller.on_reply(alone=alone)
 
 
 @pytest.fixture
@@ -113,25 +113,25 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_after_a_run_of_lone_requests_it_stays_awake_and_offers_the_processor_in_each_turn(rig: Rig) -> None:
+def test_after_a_run_of_lone_requests_it_polls_and_yields_the_processor_in_each_turn(rig: Rig) -> None:
     rig.requests(RUN_MIN)
-    assert not rig.loop.is_awake()  # the first one had none before it
+    assert not rig.loop.polls()  # the first one had none before it
     rig.requests(1)
-    assert rig.slot.held
+    assert rig.permit.held
     for turn in range(5):
-        assert rig.loop.is_awake()
-        assert rig.offers == turn
+        assert rig.loop.polls()
+        assert rig.yields == turn
         rig.loop.turn()
 
 
 def test_it_sleeps_when_no_request_has_come_for_so_long(rig: Rig) -> None:
     rig.requests(RUN_MIN + 1)
-    rig.loop.now_s += AWAKE_S * 0.99
+    rig.loop.now_s += POLL_S * 0.99
     rig.loop.turn()
-    assert rig.loop.is_awake()
-    rig.loop.now_s += AWAKE_S * 0.02
+    assert rig.loop.polls()
+    rig.loop.now_s += POLL_S * 0.02
     rig.loop.turn()
-    assert not rig.loop.is_awake()
+    assert not rig.loop.polls()
 
 
 def test_one_turn_at_a_time_however_many_requests(rig: Rig) -> None:
@@ -139,95 +139,95 @@ def test_one_turn_at_a_time_however_many_requests(rig: Rig) -> None:
     assert len(rig.loop.soon) == 1
 
 
-@pytest.mark.parametrize("how", [{"every_s": AWAKE_S * 1.01}, {"alone": False}])
-def test_requests_that_come_seldom_or_together_keep_nobody_awake(rig: Rig, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [{"every_s": POLL_S * 1.01}, {"alone": False}])
+def test_requests_that_come_seldom_or_together_begin_no_polling(rig: Rig, how: dict[str, Any]) -> None:
     rig.requests(10 * RUN_MIN, **how)
-    assert not rig.loop.is_awake()
-    assert not rig.slot.asked
+    assert not rig.loop.polls()
+    assert not rig.permit.asked
     rig.requests(RUN_MIN - 1)
     rig.requests(1, **how)  # and end a run
     rig.requests(RUN_MIN - 1)
-    assert not rig.loop.is_awake()
+    assert not rig.loop.polls()
     rig.requests(1)
-    assert rig.loop.is_awake()
+    assert rig.loop.polls()
 
 
-def test_without_a_slot_it_sleeps_and_asks_for_one_now_and_then(rig: Rig) -> None:
-    rig.slot.free = False
+def test_without_a_permit_it_sleeps_and_asks_for_one_now_and_then(rig: Rig) -> None:
+    rig.permit.free = False
     rig.requests(RUN_MIN * 10)
-    assert not rig.loop.is_awake()
-    assert rig.slot.asked == 1
+    assert not rig.loop.polls()
+    assert rig.permit.asked == 1
     rig.loop.now_s += HOLD_S
-    rig.slot.free = True
+    rig.permit.free = True
     rig.requests(RUN_MIN + 1)
-    assert rig.slot.asked == 2
-    assert rig.loop.is_awake()
+    assert rig.permit.asked == 2
+    assert rig.loop.polls()
 
 
-def test_a_slot_is_given_back_when_such_requests_have_ceased_and_not_before(rig: Rig) -> None:
+def test_a_permit_is_given_back_when_such_requests_have_ceased_and_not_before(rig: Rig) -> None:
     for _ in range(3):
         rig.requests(RUN_MIN + 1)
         rig.loop.sleep(HOLD_S * 0.9)
-        assert rig.slot.held
+        assert rig.permit.held
     rig.loop.sleep(HOLD_S * 2)
-    assert not rig.slot.held
+    assert not rig.permit.held
     assert not rig.loop.timers
     rig.requests(RUN_MIN + 1)
-    assert rig.slot.held
+    assert rig.permit.held
 
 
-def test_one_that_is_closed_sleeps_gives_its_slot_back_and_takes_none(rig: Rig) -> None:
+def test_one_that_is_closed_sleeps_gives_its_permit_back_and_takes_none(rig: Rig) -> None:
     rig.requests(RUN_MIN + 1)
     (timer,) = rig.loop.timers
-    rig.awake.close()
-    rig.awake.close()
-    assert not rig.slot.held
+    rig.poller.close()
+    rig.poller.close()
+    assert not rig.permit.held
     assert timer.cancelled
     rig.loop.turn()
-    assert not rig.loop.is_awake()
+    assert not rig.loop.polls()
     rig.loop.now_s += 100 * HOLD_S
     rig.requests(2 * RUN_MIN)
-    assert not rig.loop.is_awake()
-    assert not rig.slot.held
+    assert not rig.loop.polls()
+    assert not rig.permit.held
 
 
-# --- slots of a machine --------------------------------------------------------------------------------------
+# --- permits of a machine ------------------------------------------------------------------------------------
 
 
-def test_a_machine_has_so_many_slots_and_each_one_owner() -> None:
+def test_a_machine_has_so_many_permits_and_each_one_owner() -> None:
     prefix = f"test.{uuid.uuid4()}"
-    slots = [MachineSlot(2, prefix) for _ in range(4)]
-    assert [slot.take() for slot in slots] == [True, True, False, False]
-    assert [slot.held for slot in slots] == [True, True, False, False]
-    slots[0].give_back()
-    slots[0].give_back()
-    assert slots[2].take()
-    assert not slots[3].take()
-    for slot in slots:
-        slot.give_back()
+    permits = [PollPermit(2, prefix) for _ in range(4)]
+    assert [permit.take() for permit in permits] == [True, True, False, False]
+    assert [permit.held for permit in permits] == [True, True, False, False]
+    permits[0].give_back()
+    permits[0].give_back()
+    assert permits[2].take()
+    assert not permits[3].take()
+    for permit in permits:
+        permit.give_back()
 
 
-def test_without_a_descriptor_there_is_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_descriptor_there_is_no_permit(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    slot = MachineSlot(1, f"test.{uuid.uuid4()}")
+    permit = PollPermit(1, f"test.{uuid.uuid4()}")
     with monkeypatch.context() as patch:
-        patch.setattr("neve.rpc.wire.awake.socket.socket", refuse)
-        assert not slot.take()
-        assert not slot.held
-    assert slot.take()
-    slot.give_back()
+        patch.setattr("neve.rpc.wire.server_busy_poll.socket.socket", refuse)
+        assert not permit.take()
+        assert not permit.held
+    assert permit.take()
+    permit.give_back()
 
 
 def test_a_machine_of_one_processor_has_none_and_others_one_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for processors, count in ((1, 0), (2, 1), (3, 1), (8, 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, processors=processors: set(range(processors)))
         prefix = f"test.{uuid.uuid4()}"
-        slots = [MachineSlot(prefix=prefix) for _ in range(5)]
-        assert sum(slot.take() for slot in slots) == count
-        for slot in slots:
-            slot.give_back()
+        permits = [PollPermit(prefix=prefix) for _ in range(5)]
+        assert sum(permit.take() for permit in permits) == count
+        for permit in permits:
+            permit.give_back()
 
 
 # --- in a server ---------------------------------------------------------------------------------------------
@@ -250,20 +250,20 @@ async def ask(channel: WireChannel, text: str = "x", attachment: bytes = b"") ->
 
 
 @pytest.fixture
-def slots(monkeypatch: pytest.MonkeyPatch) -> list[FakeSlot]:
+def permits(monkeypatch: pytest.MonkeyPatch) -> list[FakePermit]:
     """Of the servers that are started; a real one may be another test's."""
-    made: list[FakeSlot] = []
+    made: list[FakePermit] = []
 
-    def make() -> FakeSlot:
-        made.append(FakeSlot())
+    def make() -> FakePermit:
+        made.append(FakePermit())
         return made[-1]
 
-    monkeypatch.setattr(wire_server, "MachineSlot", make)
+    monkeypatch.setattr(wire_server, "PollPermit", make)
     return made
 
 
 @contextlib.asynccontextmanager
-async def serving(slots: list[FakeSlot]) -> AsyncIterator[WireChannel]:
+async def serving(permits: list[FakePermit]) -> AsyncIterator[WireChannel]:
     server = WireServer([Service([methods.CONFORMANCE_DO], NowServicer())], cluster="c", limits=Limits(awake_s=0.9))
     channel = WireChannel(await server.start("127.0.0.1", 0), cluster="c")
     try:
@@ -271,19 +271,19 @@ async def serving(slots: list[FakeSlot]) -> AsyncIterator[WireChannel]:
     finally:
         await channel.close()
         await server.stop(0.0)
-    assert not any(slot.held for slot in slots)
+    assert not any(permit.held for permit in permits)
 
 
-async def test_a_server_stays_awake_for_who_asks_one_by_one_until_it_stops(slots: list[FakeSlot]) -> None:
-    async with serving(slots) as channel:
+async def test_a_server_polls_for_a_sequential_client_until_it_stops(permits: list[FakePermit]) -> None:
+    async with serving(permits) as channel:
         for _ in range(RUN_MIN + 1):
             await ask(channel)
-        assert [slot.held for slot in slots] == [True]
+        assert [permit.held for permit in permits] == [True]
 
 
 @pytest.mark.parametrize("kind", ["together", "large", "answered later"])
-async def test_a_server_sleeps_as_ever_for_all_others(slots: list[FakeSlot], kind: str) -> None:
-    async with serving(slots) as channel:
+async def test_a_server_sleeps_as_ever_for_all_others(permits: list[FakePermit], kind: str) -> None:
+    async with serving(permits) as channel:
         for _ in range(2 * RUN_MIN):
             if kind == "together":
                 await asyncio.gather(*(ask(channel) for _ in range(3)))
@@ -291,18 +291,18 @@ async def test_a_server_sleeps_as_ever_for_all_others(slots: list[FakeSlot], kin
                 await ask(channel, attachment=bytes(REQUEST_BYTES_MAX))
             else:
                 await ask(channel, "")
-        assert [slot.asked for slot in slots] == [0]
+        assert [permit.asked for permit in permits] == [0]
 
 
-async def test_a_server_that_is_never_to_stay_awake_does_not(slots: list[FakeSlot]) -> None:
+async def test_a_server_whose_polling_is_off_does_not_poll(permits: list[FakePermit]) -> None:
     server = WireServer([Service([methods.CONFORMANCE_DO], NowServicer())], cluster="c", limits=Limits(awake_s=0))
     channel = WireChannel(await server.start("127.0.0.1", 0), cluster="c")
     for _ in range(2 * RUN_MIN):
         await ask(channel)
     await channel.close()
     await server.stop(0.0)
-    assert server.awake is None
-    assert not slots
+    assert server.busy_poller is None
+    assert not permits
 
 
 @pytest.mark.parametrize("awake_s", [-0.001, 1.0, float("nan")])
