@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` runs Neve, `make test` checks it. Each does all of its own set-up.
-.PHONY: help demo test setup setup-test lint typecheck unit format proto lock fuzz mutants bench clean
+.PHONY: help demo test long setup setup-test lint typecheck unit format proto lock fuzz mutants bench clean
 
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -12,7 +12,11 @@ help:  ## list the targets
 demo: setup  ## run Neve on this machine and show what it does
 	@.venv/bin/python examples/demo.py
 
-test: setup-test lint typecheck unit  ## all checks and tests
+test: setup-test lint typecheck unit  ## all checks and tests, but for those of `make long`
+
+long: setup-test  ## the checks that take long: the models' large configurations, and every deliberate bug is found
+	.venv/bin/python -m pytest -n 3 --dist loadgroup -m long
+	.venv/bin/python -m tests.sim --bugs
 
 setup:  ## .venv with what a local cluster needs
 	@scripts/setup run
@@ -28,7 +32,7 @@ typecheck: setup-test
 	scripts/typecheck
 
 unit: setup-test  ## the tests alone; PYTEST_ARGS="-k wire -x" narrows them
-	.venv/bin/python -m pytest -n 3 --dist loadgroup $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist loadgroup -m "not long" $(PYTEST_ARGS)
 
 format: setup-test  ## format the code, and fix what can be fixed
 	.venv/bin/ruff format .

@@ -1,6 +1,7 @@
 """The models of docs/protocol.md: nothing breaks in any configuration, and without a rule what rules.py says breaks.
 
-All of it takes about a minute and a half of one core.
+Nothing of this depends on the product, so what has many states is marked `long`: `make long` runs it. The rest takes
+about 20 seconds of one core.
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ from tests.model.protocol_seal import choose_length
 from tests.model.protocol_state import ABSENT, DOUBTFUL, LENGTH, NONE, SEALED, Answer
 from tests.model.rules import SWITCHES, UNMODELLED, Switch
 
+LONG = {
+    *("owners", "rolls", "managers", "lost disk", "dead nodes", "power, rolls"),
+    *("15-fenced", "15-proof", "19-leader", "19-extent", "20-digest", "20-source"),
+}
+
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.long] if name in LONG else []
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, id=name, marks=_marks(name)) for name in CONFIGURATIONS])
 def test_every_guarantee_holds_in_every_state(name: str) -> None:
     configuration = CONFIGURATIONS[name]
     outcome = explore(configuration.model(), witnesses=configuration.witnesses)
@@ -32,7 +42,7 @@ def test_every_guarantee_holds_in_every_state(name: str) -> None:
     assert f"| {name} | {configuration.what} | {outcome.states:,} |" in PROTOCOL, "docs/protocol.md: run --table"
 
 
-@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.name)
+@pytest.mark.parametrize("switch", [pytest.param(each, id=each.name, marks=_marks(each.name)) for each in SWITCHES])
 def test_without_a_rule_its_guarantee_breaks_or_it_is_said_why_not(switch: Switch) -> None:
     outcome = explore(CONFIGURATIONS[switch.where].model(switch.name))
     if switch.found:
@@ -41,6 +51,10 @@ def test_without_a_rule_its_guarantee_breaks_or_it_is_said_why_not(switch: Switc
         assert not outcome.broken, "\n".join([*outcome.trace, outcome.broken])
         assert switch.why
     assert switch_row(switch, len(outcome.trace)) in PROTOCOL, "docs/protocol.md: run --table"
+
+
+def test_what_is_marked_long_exists() -> None:
+    assert {*CONFIGURATIONS, *(switch.name for switch in SWITCHES)} >= LONG
 
 
 def test_every_rule_up_to_20_and_24_has_a_switch_or_a_reason() -> None:

@@ -1,5 +1,5 @@
-"""The simulation has teeth: deliberate bugs are found. Those that take few stories run in every build; all of them by
-`python -m tests.sim --bugs`."""
+"""The simulation has teeth: deliberate bugs are found. Those that take a few seconds run in every build; all of them by
+`python -m tests.sim --bugs`, which is a part of `make long`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,12 @@ QUICK = (
     "who took part counts as confirmed",
     "a seal is confirmed before it is durable",
     "a late append cuts",
-    "a repeated seal gives another length",
-    "fences do not last",
-    "damage in a tail is a torn write",
-    "a seal without E is refused",
     "a sealed replica keeps its descriptor",
     "a lease's renewal outlives it",
     "a pool forgets its channels",
-    "a read ends at the first failure",
-    "a doubtful length is trusted, of few",
     "a replica that was looked at stays pinned",
     "a deposed partition manager's transaction",
-    "an extent goes with values in it",
     "a put is answered before it is in the log",
-    "a split loses what was in memory",
     "an aborted upload becomes an object",
 )
 
