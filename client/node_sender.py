@@ -237,10 +237,6 @@ class NodeSender:
         self._last_blocks = 0  # of the frame that was sent last
 
     @property
-    def address(self) -> str:
-        return self._channel.address
-
-    @property
     def is_quiet(self) -> bool:
         """One append at a time: none is in flight, the last frame had but one, and nobody has anything to send."""
         return not self._frames and self._last_blocks <= 1 and not self.ready_lanes

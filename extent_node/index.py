@@ -19,7 +19,7 @@ import numpy.typing as npt
 from neve.extent_node.attributes import Seal
 from neve.extent_node.fs import Buffer, FileSystem
 from neve.extent_node.scan import Scan
-from neve.proto.blocks import DIGEST_BYTES, HEADER_BYTES, BlockRef
+from neve.proto.blocks import DIGEST_BYTES, HEADER_BYTES
 from neve.proto.crc import crc32c
 
 MAGIC = b"NEVEIDX1"
@@ -60,9 +60,6 @@ class BlockIndex:
         """The numbers [first, last) of the blocks that begin in [start, end)."""
         first = int(self.offsets.searchsorted(np.uint64(start)))
         return first, max(first, int(self.offsets.searchsorted(np.uint64(min(end, self.length)))))
-
-    def block(self, number: int) -> BlockRef:
-        return BlockRef(int(self.offsets[number]), int(self.sizes[number]), int(self.types[number]))
 
     def blocks_from(self, offset: int, *, max_blocks: int, max_bytes: int) -> tuple[int, int] | None:
         """(end, blocks): how far to read from the block at `offset`; None if no block begins there.

@@ -107,10 +107,6 @@ class Hosted:
 
     # --- what the servicer asks ------------------------------------------------------------------------------
 
-    @property
-    def writable(self) -> bool:
-        return self.phase is Phase.SERVING
-
     async def until_changed(self, timeout_s: float) -> None:
         """Wait for another phase, or for the time to be over."""
         waiter: asyncio.Future[None] = self._loop.create_future()

@@ -74,10 +74,6 @@ class LogRecord:
     modified_ms: int
     entries: list[Entry]
 
-    @property
-    def seq_last(self) -> int:
-        return self.entries[-1].seq if self.entries else self.seq
-
 
 # --- making records ------------------------------------------------------------------------------------------
 

@@ -60,9 +60,6 @@ class Link:
         """From any thread but the loop's."""
         return self._thread.run(work)
 
-    def iterate(self, items: Any) -> Any:
-        return self._thread.iterate(items)
-
     async def describe_cluster(self) -> sm.DescribeClusterReply:
         return await self.managers.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
 

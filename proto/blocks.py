@@ -347,10 +347,6 @@ def _are_equal_blocks(buffer: Buffer, sizes: npt.NDArray[np.int64]) -> bool:
 # --- records of several blocks -------------------------------------------------------------------------------
 
 
-class BadRecord(ValueError):
-    """The types of blocks in sequence do not make records."""
-
-
 def split_record(record: Buffer, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[BlockType, Buffer]]:
     """The blocks, as (type, payload), that a record of any size becomes. The payloads are views of it."""
     assert 0 < payload_bytes_max <= PAYLOAD_BYTES_MAX, payload_bytes_max
@@ -362,44 +358,6 @@ def split_record(record: Buffer, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) 
     parts[0] = (BlockType.FIRST, parts[0][1])
     parts[-1] = (BlockType.LAST, parts[-1][1])
     return parts
-
-
-class RecordJoiner:
-    """Puts records together from blocks in their order. A record may go on in the next extent: so may this."""
-
-    def __init__(self) -> None:
-        self._parts: list[Buffer] = []
-
-    @property
-    def is_inside(self) -> bool:
-        """A record has begun and its LAST block has not come."""
-        return bool(self._parts)
-
-    def push(self, block_type: int, payload: Buffer) -> Buffer | None:
-        """The record that this block completes, if it does one; BadRecord if it cannot come here."""
-        begins = block_type in (BlockType.FULL, BlockType.FIRST)
-        if begins == self.is_inside:
-            name = BlockType(block_type).name
-            raise BadRecord(f"{name} inside a record" if begins else f"{name} without FIRST")
-        if block_type == BlockType.FULL:
-            return payload
-        self._parts.append(payload)
-        if block_type != BlockType.LAST:
-            return None
-        record = b"".join(self._parts)
-        self._parts.clear()
-        return record
-
-
-def join_records(parts: Iterable[tuple[int, Buffer]]) -> Iterator[Buffer]:
-    """The records of (type, payload) blocks; BadRecord if they do not fit together or the last one is incomplete."""
-    joiner = RecordJoiner()
-    for block_type, payload in parts:
-        record = joiner.push(block_type, payload)
-        if record is not None:
-            yield record
-    if joiner.is_inside:
-        raise BadRecord("the last record has no LAST block")
 
 
 # --- the digest of a sealed extent ---------------------------------------------------------------------------

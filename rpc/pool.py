@@ -31,11 +31,6 @@ class ChannelPool:
             channel = self._channels[address, lane] = self._make(address)
         return channel
 
-    async def forget(self, address: str) -> None:
-        """Close every lane to an address that is not used any more, such as a decommissioned node's."""
-        gone = [key for key in self._channels if key[0] == address]
-        await asyncio.gather(*(self._channels.pop(key).close() for key in gone))
-
     async def close(self) -> None:
         channels = list(self._channels.values())
         self._channels.clear()

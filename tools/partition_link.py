@@ -42,12 +42,6 @@ class PartitionLink:
                 request.after_key, request.version_min = reply.regions[-1].start, reply.version
         raise VersionConflict(what="region map", detail="it changes too fast to be read")
 
-    async def region_of(self, key: bytes) -> pm.Region:
-        for region in (await self.regions())[0]:
-            if region.start <= key and (not region.end or key < region.end):
-                return region
-        raise NotFound(kind="region map", name="", detail="bootstrap it first: neve bootstrap")
-
     async def servers(self) -> list[pm.PartitionServerRecord]:
         request = pm.ListPartitionServersRequest()
         return list((await self._link.order(methods.PARTITION_MANAGER_LIST_PARTITION_SERVERS, request)).servers)

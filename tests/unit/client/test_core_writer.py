@@ -36,6 +36,7 @@ from neve.proto.errors import (
     Overloaded,
     ShuttingDown,
 )
+from tests.unit.joined_records import join_records
 
 TAIL = Tail(extent_id=1, limit_bytes=10_000, node_ids=(1, 2, 3))
 
@@ -912,7 +913,7 @@ class World:
         for _, data in self.extents:
             assert blocks.verify(data) is None
             parts += [(ref.type, data[ref.offset + blocks.HEADER_BYTES : ref.end]) for ref in blocks.walk(data)]
-        return [bytes(record) for record in blocks.join_records(parts)]
+        return [*join_records(parts)]
 
 
 ACTIONS = st.one_of(

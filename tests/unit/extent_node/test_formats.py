@@ -12,6 +12,7 @@ from neve.extent_node.attributes import Attributes, Doubt, Meta, Seal
 from neve.extent_node.scan import Scanner
 from neve.proto import blocks
 from neve.proto.blocks import BlockType
+from tests.unit.joined_records import join_records
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "formats" / "extent.md").read_text()
 
@@ -40,7 +41,7 @@ def test_the_blocks_of_the_example_are_two_records() -> None:
     assert b"".join(blocks.encode_block(payload, block_type) for block_type, payload in parts) == CONTENT
     assert blocks.verify(CONTENT) is None
     read = [(ref.type, CONTENT[ref.offset + 8 : ref.end]) for ref in blocks.walk(CONTENT)]
-    assert [bytes(record) for record in blocks.join_records(read)] == [b"snow", b"iceberg"]
+    assert [*join_records(read)] == [b"snow", b"iceberg"]
 
 
 def test_the_attributes_of_the_example_are_that_replica() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neve.partition_server.config import Serving
-from neve.partition_server.hosted import Hosted
+from neve.partition_server.hosted import Hosted, Phase
 from neve.partition_server.server import surroundings
 from neve.proto import common_pb2, methods
 from neve.proto import partition_manager_pb2 as pm
@@ -238,7 +238,7 @@ async def test_a_partition_whose_streams_fail_is_loaded_again(cluster: Partition
     hosted = cluster.servers[region.server_id].host_.hosted[region.partition_id]
     stranger = await cluster.sim.client("stranger")
     writer = await stranger.run(stranger.neve.writer(region.log_stream_id, takeover=True).open())
-    await cluster.until(lambda: not hosted.writable, "it has lost the lock")
+    await cluster.until(lambda: hosted.phase is not Phase.SERVING, "it has lost the lock")
     reading = asyncio.ensure_future(kv.get(b"a"))
     await asyncio.sleep(1.0)
     assert not reading.done()
@@ -263,7 +263,7 @@ async def test_what_the_map_says_after_the_lock_was_taken_is_what_counts(cluster
         hosted = client.process.enter(lambda w=wanted, s=server_id: Hosted(around, w, server_id=s))
         running = client.process.spawn(hosted.run())
         await asyncio.sleep(5.0)
-        assert (hosted.writable, hosted.loads) == (served, int(served)), hosted.error
+        assert (hosted.phase is Phase.SERVING, hosted.loads) == (served, int(served)), hosted.error
         hosted.want(None)
         await running
 
@@ -278,8 +278,8 @@ async def test_a_partition_that_was_given_away_and_back_at_once_is_served(cluste
     hosted = cluster.servers[region.server_id].host_.hosted[region.partition_id]
     hosted.want(None)
     hosted.want(region)
-    assert not hosted.writable
-    await cluster.until(lambda: hosted.writable, "it is served again")
+    assert hosted.phase is not Phase.SERVING
+    await cluster.until(lambda: hosted.phase is Phase.SERVING, "it is served again")
     assert (await kv.get(b"a")).value == b"1"
 
 

@@ -333,5 +333,3 @@ async def test_a_pool_gives_one_channel_for_each_address_and_lane() -> None:
         assert len(server.connections) == 2
         with pytest.raises(errors.Overloaded):
             pool.channel("127.0.0.1:1")
-        await pool.forget(address)
-        pool.channel("127.0.0.1:1")
