@@ -22,6 +22,7 @@ from neve.client.options import ClientOptions
 from neve.client.read_ahead import Ahead, Fetch
 from neve.client.read_race import REPLY_BYTES, SLOW_BUCKETS_PER_S, Race, ReadPlan, Won, with_headers
 from neve.client.types import Extent, Position, Replica
+from neve.meta.core_retry import Backoff
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
@@ -52,20 +53,20 @@ class _Trouble:
 
     def __init__(self, options: ClientOptions, rng: random.Random) -> None:
         self._options = options
-        self._rng = rng
+        self._backoff = Backoff(options.retry_delays, lambda: rng.uniform(0.5, 1.0))
         self._loop = asyncio.get_running_loop()
         self.over()
 
     def over(self) -> None:
         self._since_s = self._loop.time()
-        self._delay_s = self._options.retry_delay_s_min
+        self._backoff.reset()
 
     async def pause(self, error: NeveError) -> None:
         """Before another attempt; raises the error when there was nothing but trouble for too long."""
-        if self._loop.time() - self._since_s + self._delay_s > self._options.read_deadline_s:
+        delay_s = self._backoff.next_s()
+        if self._loop.time() - self._since_s + delay_s > self._options.read_deadline_s:
             raise error
-        await asyncio.sleep(self._delay_s * self._rng.uniform(0.5, 1.0))
-        self._delay_s = min(2 * self._delay_s, self._options.retry_delay_s_max)
+        await asyncio.sleep(delay_s)
 
 
 class ExtentReader:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from neve.meta.core_retry import Delays
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from neve.rpc.removed_settings import ignores_removed
@@ -37,6 +38,10 @@ class KeyValueOptions:
     scan_page_keys_max: int = 1000
     scan_page_bytes_max: int = 4 * MIB
     limits: Limits = DEFAULT_LIMITS
+
+    @property
+    def retry_delays(self) -> Delays:
+        return Delays(self.retry_delay_s_min, self.retry_delay_s_max)
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -67,9 +67,7 @@ class Router:
         self._closed.set()
 
     def pause_s(self, attempts: int) -> float:
-        options = self._options
-        delay_s = min(options.retry_delay_s_max, options.retry_delay_s_min * 2.0 ** min(attempts, 20))
-        return delay_s * self._rng.uniform(0.5, 1.0)
+        return self._options.retry_delays.after(attempts, factor=self._rng.uniform(0.5, 1.0))
 
     async def call(
         self,

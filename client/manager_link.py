@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from neve.client.options import ClientOptions
+from neve.meta.core_retry import Backoff
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (
@@ -134,7 +135,7 @@ class ManagerLink:
         timeout_s = options.call_timeout_s if timeout_s is None else timeout_s
         attempt_timeout_s = options.attempt_timeout_s if attempt_timeout_s is None else attempt_timeout_s
         deadline_s = loop.time() + timeout_s
-        delay_s = options.retry_delay_s_min
+        backoff = Backoff(options.retry_delays, lambda: self._rng.uniform(0.5, 1.0))
         last: NeveError | None = None
         while True:
             tried: dict[str, None] = {}
@@ -164,12 +165,11 @@ class ManagerLink:
                     elif not leader:
                         self._reader = address
                     return reply.message
-            pause_s = delay_s * self._rng.uniform(0.5, 1.0)
+            pause_s = backoff.next_s()
             if loop.time() + pause_s >= deadline_s:
                 assert last is not None
                 raise _no_manager(last, self._managers, self._kind)
             await asyncio.sleep(pause_s)
-            delay_s = min(2 * delay_s, options.retry_delay_s_max)
 
     def _forget(self, address: str) -> None:
         if self._leader == address:

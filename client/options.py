@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from neve.meta.core_retry import Delays
 from neve.proto.blocks import PAYLOAD_BYTES_MAX
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import DEFAULT_LIMITS, KIB, MIB, Limits
@@ -49,6 +50,10 @@ class ClientOptions:
 
     keep_freed_memory: bool = True  # of the whole process: memory.py says why
     limits: Limits = DEFAULT_LIMITS
+
+    @property
+    def retry_delays(self) -> Delays:
+        return Delays(self.retry_delay_s_min, self.retry_delay_s_max)
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -16,6 +16,7 @@ from neve.client.core_reader import RecordAssembler, start_of
 from neve.client.extent_reader import ExtentReader
 from neve.client.options import ClientOptions
 from neve.client.types import Position, Record, Stream
+from neve.meta.core_retry import Backoff
 from neve.proto.blocks import BlockType
 from neve.proto.errors import NeveError, NotFound
 
@@ -97,7 +98,7 @@ class Reader:
         self, stream: Stream, extent_id: int, offset: int, *, follow: bool
     ) -> tuple[Stream, int] | None:
         """The extent behind a sealed one; None when the stream ends with it: for now or, if it is sealed, for good."""
-        delay_s = self._options.retry_delay_s_min
+        backoff = Backoff(self._options.retry_delays)
         while True:
             at = start_of(stream.extent_ids, Position(extent_id, offset), stream_id=stream.id) + 1
             if at < len(stream.extent_ids):
@@ -107,8 +108,7 @@ class Reader:
             if stream.version == known_version and (stream.sealed or not follow):
                 return None
             if stream.version == known_version:  # seal and link are one transaction: a manager lags behind
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, self._options.retry_delay_s_max)
+                await asyncio.sleep(backoff.next_s())
 
     async def _gone(self, stream_id: int, position: Position, error: NotFound) -> NeveError:
         """Metadata has the extent no more: was it cut off the stream?"""

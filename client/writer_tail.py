@@ -24,6 +24,7 @@ from neve.client.manager_link import ManagerLink, may_heal
 from neve.client.node_sender import NodeSenders
 from neve.client.options import ClientOptions
 from neve.client.segment_codec import PlaceEncoder
+from neve.meta.core_retry import Backoff, Delays
 from neve.meta.lock import Lock
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
@@ -356,11 +357,14 @@ class WriterTail:
         assert self._core.tail is not None
         return self._core.tail.extent_id, self._core.begin_seal()
 
+    def _spread(self) -> float:
+        return self._rng.uniform(0.5, 1.0)
+
     async def _roll(self, acknowledged_end: int) -> None:
         try:
             if self._rolls_in_vain > 1:
-                delay_s = self._options.append_retry_delay_s * 2**self._rolls_in_vain
-                await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
+                delays = Delays(self._options.append_retry_delay_s, self._options.roll_timeout_s)
+                await asyncio.sleep(delays.after(self._rolls_in_vain, factor=self._spread()))
             if self._preparing is not None:  # the manager does one thing for a stream at a time, anyway
                 await asyncio.wait([self._preparing], timeout=self._options.append_timeout_s)
             reply = await self._alloc(acknowledged_end)
@@ -396,7 +400,7 @@ class WriterTail:
         tail = self._core.tail
         assert tail is not None
         deadline_s = self._loop.time() + options.roll_timeout_s
-        delay_s = options.retry_delay_s_min
+        backoff = Backoff(options.retry_delays, self._spread)
         avoid = self._history.failed_lately()
         request = sm.StreamAllocExtentRequest(
             call=self._link.next_call(),
@@ -417,11 +421,13 @@ class WriterTail:
                     request.prepared_extent_id = 0  # it may be too old to be linked (rule 24)
                     request.call.CopyFrom(self._link.next_call())  # a call id stands for one request
                     continue
-                if not isinstance(error, _WORTH_WAITING) or self._loop.time() + delay_s >= deadline_s:
+                if not isinstance(error, _WORTH_WAITING):
+                    raise
+                delay_s = backoff.next_s()
+                if self._loop.time() + delay_s >= deadline_s:
                     raise
                 log.info("alloc_refused stream_id=%d error=%s", self._stream_id, error)
-            await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, options.retry_delay_s_max)
+            await asyncio.sleep(delay_s)
 
     def _usable_prepared(self, avoid: list[int]) -> int:
         prepared, self._prepared = self._prepared, None
@@ -439,7 +445,7 @@ class WriterTail:
         when nobody recovers anything any more."""
         deadline_s = self._loop.time() + self._options.confirm_timeout_s
         request = sm.WaitConfirmedRequest(extent_id=extent_id, owner=self.owner, stream_id=self._stream_id)
-        delay_s = self._options.retry_delay_s_min
+        backoff = Backoff(self._options.retry_delays, self._spread)
         while True:
             try:
                 await self._link.order(methods.STREAM_MANAGER_WAIT_CONFIRMED, request)
@@ -449,8 +455,7 @@ class WriterTail:
                     self._on_end(error)
                     return
                 log.info("wait_confirmed_unanswered extent_id=%d error=%s", extent_id, error)
-            await asyncio.sleep(delay_s * self._rng.uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, self._options.retry_delay_s_max)
+            await asyncio.sleep(backoff.next_s())
         self._acknowledge(extent_id, self._core.on_confirmed(extent_id))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from neve.extent_node.config import Location
+from neve.meta.core_retry import Backoff, Delays
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
@@ -127,7 +128,7 @@ class Registrar:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        delay_s = self._heartbeat_s
+        failures = 0
         while True:
             try:
                 if not self.registered:
@@ -136,10 +137,11 @@ class Registrar:
                 if loop.time() >= self._report_due_s:
                     await self._report()
                     self._report_due_s = loop.time() + self._report_interval_s
-                delay_s = self._heartbeat_s
+                failures, delay_s = 0, self._heartbeat_s
             except NeveError as error:
                 log.warning("manager_not_informed error=%s", error)
-                delay_s = min(RETRY_DELAY_S_MAX, 2 * delay_s)
+                delay_s = Delays(2 * self._heartbeat_s, RETRY_DELAY_S_MAX).after(failures)
+                failures += 1
             await asyncio.sleep(delay_s * self._rng.uniform(0.8, 1.0))
 
     async def _register(self) -> None:
@@ -215,7 +217,7 @@ def registration_request(
 
 async def first_id(link: ManagerLink, request: sm.RegisterNodeRequest, *, rng: random.Random, timeout_s: float) -> int:
     """Ask for a node id, for a node that has none yet; tries until `timeout_s` is over."""
-    delay_s = 0.2
+    backoff = Backoff(Delays(0.2, RETRY_DELAY_S_MAX), lambda: rng.uniform(0.5, 1.0))
     async with asyncio.timeout(timeout_s):
         while True:
             try:
@@ -224,5 +226,4 @@ async def first_id(link: ManagerLink, request: sm.RegisterNodeRequest, *, rng: r
                 if not error.retriable:
                     raise
                 log.warning("manager_not_reached error=%s", error)
-            await asyncio.sleep(delay_s * rng.uniform(0.5, 1.0))
-            delay_s = min(RETRY_DELAY_S_MAX, 2 * delay_s)
+            await asyncio.sleep(backoff.next_s())

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from neve.meta.core_retry import Backoff, Delays
 from neve.meta.election import Election, Leadership
 from neve.meta.lease import Lease
 from neve.meta.store import MetaStore
@@ -48,7 +49,7 @@ class Candidate:
 
     async def run(self, address: str) -> None:
         """Until it is cancelled. `address` is what observers of the election see."""
-        pause_s = PAUSE_S
+        backoff = Backoff(Delays(2 * PAUSE_S, PAUSE_S_MAX), self._spread)
         while True:
             served = False
             try:
@@ -57,8 +58,14 @@ class Candidate:
                 log.warning("campaign_failed error=%s", error)
             except Exception:  # a bug must not leave the cluster without a candidate
                 log.exception("term_failed")
-            pause_s = PAUSE_S if served else min(2 * pause_s, PAUSE_S_MAX)
-            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+            if served:
+                backoff.reset()
+                await asyncio.sleep(PAUSE_S * self._spread())
+            else:
+                await asyncio.sleep(backoff.next_s())
+
+    def _spread(self) -> float:
+        return self._rng.uniform(0.5, 1.0)
 
     async def _one_term(self, address: str) -> bool:
         lease = await self._store.grant_lease(self._lease_ttl_s)

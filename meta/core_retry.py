@@ -6,7 +6,7 @@ Invariants: nothing here waits, reads a clock or draws lots: callers pass the ti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,6 +27,32 @@ class Delays:
     def after(self, failures: int, *, factor: float = 1.0) -> float:
         """The delay in seconds when so many attempts failed before the one that failed now."""
         return float(min(self.max_s, self.first_s * 2 ** min(failures, DOUBLINGS_MAX))) * factor
+
+
+def _evenly() -> float:
+    return 1.0
+
+
+class Backoff:
+    """The delays of one loop that tries until it succeeds, its deadline passes or its owner ends it."""
+
+    __slots__ = ("_delays", "_failures", "_spread")
+
+    def __init__(self, delays: Delays, spread: Callable[[], float] = _evenly) -> None:
+        """`spread` draws the factor of each delay, so that many processes do not come back in step."""
+        self._delays = delays
+        self._spread = spread
+        self._failures = 0
+
+    def next_s(self) -> float:
+        """An attempt failed: the delay before the next one."""
+        delay_s = self._delays.after(self._failures, factor=self._spread())
+        self._failures += 1
+        return delay_s
+
+    def reset(self) -> None:
+        """An attempt succeeded."""
+        self._failures = 0
 
 
 class Retry:

@@ -18,7 +18,7 @@ from neve.meta.lease import Lease
 from neve.meta.owned_key import OwnedKey
 from neve.meta.store import MetaStore
 from neve.meta.txn import Compare, KeyValue, Put, key_absent, mod_revision_is, value_is
-from neve.meta.waiting import Backoff, until_changed, until_settled, while_alive
+from neve.meta.waiting import LeaseBackoff, until_changed, until_settled, while_alive
 from neve.proto.errors import LockHeld, MaybeApplied, MetaUnavailable, NotOwner
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ async def acquire_lock(
 async def _win(store: MetaStore, bid: Bid, lease: Lease, *, name: str, takeover: bool, deadline_s: float) -> KeyValue:
     """Claim and wait until our put is the one that stands."""
     loop = asyncio.get_running_loop()
-    backoff = Backoff(lease)
+    backoff = LeaseBackoff(lease)
     key, value = bid.put.key, bid.put.value
     kv: KeyValue | None = None  # a guess; the first transaction tells if it was wrong
     seen_revision = 0

@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from neve.meta.core_retry import Backoff, Delays
 from neve.meta.lease import Lease
 from neve.meta.store import MetaStore, Resync
 from neve.meta.txn import KeyValue
@@ -21,8 +22,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BACKOFF_S_FIRST = 0.05
-BACKOFF_S_MAX = 1.0
+DELAYS = Delays(0.05, 1.0)
 
 
 def _spread(lease_id: int) -> float:
@@ -49,16 +49,15 @@ async def while_alive(lease: Lease, work: Coroutine[Any, Any, T]) -> T:
         lease.lost.remove_callback(stop)
 
 
-class Backoff:
+class LeaseBackoff:
     """Pauses that double, up to a bound, and never outlast the lease."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
-        self._pause_s = BACKOFF_S_FIRST * _spread(lease.lease_id)
+        self._backoff = Backoff(DELAYS, lambda: _spread(lease.lease_id))
 
     async def pause(self, *, pause_s_max: float = math.inf) -> None:
-        await asyncio.sleep(min(self._pause_s, self._lease.remaining_s(), pause_s_max))
-        self._pause_s = min(2 * self._pause_s, BACKOFF_S_MAX)
+        await asyncio.sleep(min(self._backoff.next_s(), self._lease.remaining_s(), pause_s_max))
 
 
 async def until_settled(lease: Lease, attempt: Callable[[], Awaitable[T]], *, timeout_s: float = math.inf) -> T:
@@ -68,7 +67,7 @@ async def until_settled(lease: Lease, attempt: Callable[[], Awaitable[T]], *, ti
     """
     loop = asyncio.get_running_loop()
     give_up_s = loop.time() + timeout_s
-    backoff = Backoff(lease)
+    backoff = LeaseBackoff(lease)
     while True:
         lease.ensure_alive()
         try:

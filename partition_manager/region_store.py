@@ -22,7 +22,7 @@ from neve.meta.follower import Follower
 from neve.meta.regions import RegionsState
 from neve.meta.store import MetaStore
 from neve.meta.txn import Compare, Delete, Get, Operation, Put, key_absent, mod_revision_is
-from neve.meta.waiting import Backoff
+from neve.meta.waiting import LeaseBackoff
 from neve.partition_manager.core_regions import Cause, Change, RegionMap
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm
@@ -134,7 +134,7 @@ class RegionStore:
         compares += leadership.guard()
         map_key = keys.region_map_key(self._root)
         cause = change.after.replayed[-1].call
-        backoff = Backoff(leadership.lease)
+        backoff = LeaseBackoff(leadership.lease)
         doubtful = False
         while True:
             leadership.ensure()

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from neve.client.client import Client
 from neve.client.writer_group import WriterGroup
 from neve.meta import keys
+from neve.meta.core_retry import Backoff, Delays
 from neve.meta.regions import decode_region
 from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.config import PartitionServerConfig
@@ -189,7 +190,8 @@ class Hosted:
 
     async def run(self) -> None:
         serving = self._around.config.serving
-        delay_s = LOAD_RETRY_S_MIN
+        rng = self._around.rng
+        backoff = Backoff(Delays(LOAD_RETRY_S_MIN, serving.load_retry_s_max), lambda: rng.uniform(0.5, 1.0))
         while (region := self._wanted) is not None:
             self._woken.clear()
             loads = self.loads
@@ -205,10 +207,9 @@ class Hosted:
                 log.exception("partition_failed partition_id=%d", self.partition_id)
             self._enter(Phase.LOADING)
             if self.loads > loads:
-                delay_s = LOAD_RETRY_S_MIN
+                backoff.reset()
             elif not self._woken.is_set():
-                await _wait(self._woken, delay_s * self._around.rng.uniform(0.5, 1.0))
-                delay_s = min(2 * delay_s, serving.load_retry_s_max)
+                await _wait(self._woken, backoff.next_s())
         self._enter(Phase.STOPPED)
 
     async def _serve(self, region: pm.RegionRecord) -> None:

@@ -17,6 +17,7 @@ from contextlib import aclosing
 from neve.client.client import Client
 from neve.client.types import Position, Record
 from neve.client.writer import Writer
+from neve.meta.core_retry import Backoff, Delays
 from neve.proto.errors import NeveError, NotFound, OutOfRange
 
 ATTEMPTS_MAX = 12
@@ -63,7 +64,7 @@ class OwnStream:
 
     async def read_record(self, position: Position) -> bytes | memoryview:
         """The payload of a record that is known to be acknowledged; NotFound if it has left the stream."""
-        delay_s = DELAY_S_MIN
+        backoff = Backoff(Delays(DELAY_S_MIN, DELAY_S_MAX))
         for attempt in range(ATTEMPTS_MAX):
             was_in_tail = self._in_tail(position)
             try:
@@ -74,6 +75,5 @@ class OwnStream:
                 last: NeveError = error
             if attempt:  # the first time it mostly has not been told yet; later it may have forgotten
                 self.writer.tell_again()
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, DELAY_S_MAX)
+            await asyncio.sleep(backoff.next_s())
         raise last

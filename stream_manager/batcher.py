@@ -35,7 +35,7 @@ from neve.meta.txn import (
     KeyValue,
     TxnResult,
 )
-from neve.meta.waiting import Backoff
+from neve.meta.waiting import LeaseBackoff
 from neve.proto import records_pb2 as pb
 from neve.proto.errors import (
     Internal,
@@ -284,7 +284,7 @@ class Batcher:
         reads = [lane.key, self._leadership.key]
         if len(batch.pending) == 1:  # why it failed is for its caller; in a larger batch each gets another try first
             reads += batch.revisions
-        backoff = Backoff(self._leadership.lease)
+        backoff = LeaseBackoff(self._leadership.lease)
         in_doubt = False
         tries = 0
         while True:
@@ -325,7 +325,7 @@ class Batcher:
         """Make sure that nothing of a batch can be applied any more; its revision if it was applied after all."""
         voided = pb.CommitRecord(term=self._leadership.create_revision, number=number, voided=True)
         value = voided.SerializeToString()
-        backoff = Backoff(self._leadership.lease)
+        backoff = LeaseBackoff(self._leadership.lease)
         while True:
             self._ensure()
             try:

@@ -19,7 +19,7 @@ from neve.meta.lock import lock_key
 from neve.meta.prompt import Prompt
 from neve.meta.store import MetaStore
 from neve.meta.txn import TXN_OPS_MAX
-from neve.meta.waiting import Backoff
+from neve.meta.waiting import LeaseBackoff
 from neve.proto.errors import MaybeApplied, MetaUnavailable, NeveError, NotLeader, NotOwner
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class OwnerChecks:
     async def _read(self, locks: list[str]) -> dict[str, int]:
         """The tokens with which these locks are held, 0 for those that nobody holds."""
         keys = [lock_key(self._root, lock) for lock in locks]
-        backoff = Backoff(self._leadership.lease)
+        backoff = LeaseBackoff(self._leadership.lease)
         while True:
             self._leadership.ensure()
             self.reads += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neve.meta.core_retry import Delays, Retries, Retry
+from neve.meta.core_retry import Backoff, Delays, Retries, Retry
 
 DELAYS = Delays(1.0, 10.0)
 
@@ -13,6 +13,16 @@ def test_delays_double_up_to_the_bound() -> None:
     assert [DELAYS.after(failures) for failures in range(6)] == [1, 2, 4, 8, 10, 10]
     assert DELAYS.after(10**6) == 10
     assert DELAYS.after(1, factor=0.75) == 1.5
+
+
+def test_the_delays_of_a_loop_are_spread_and_begin_again_after_a_success() -> None:
+    factors = iter([1.0, 0.5, 0.5, 0.75])
+    backoff = Backoff(DELAYS, lambda: next(factors))
+    assert [backoff.next_s() for _ in range(3)] == [1.0, 1.0, 2.0]
+    backoff.reset()
+    assert backoff.next_s() == 0.75
+    unspread = Backoff(DELAYS)
+    assert [unspread.next_s() for _ in range(5)] == [1, 2, 4, 8, 10]
 
 
 def test_what_was_not_tried_is_due_and_each_attempt_puts_it_off_for_longer() -> None:
