@@ -19,7 +19,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,8 +29,11 @@ from neve.client.options import ClientOptions
 from neve.meta.etcd import EtcdStore
 from neve.meta.etcd_config import EtcdConfig
 from neve.meta.txn import KeyRange, Put
+from neve.proto import extent_node_pb2 as pb
+from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
+from neve.rpc.wire.client import WireChannel
 from neve.tools import local_layout
 from tests.cluster.etcd import EtcdCluster, free_ports
 from tests.cluster.local_cluster import NEVE
@@ -85,13 +88,14 @@ class KeptCluster:
 
     # --- processes -----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        for server in self._servers.values():
-            server.start()
+    def start(self, kinds: Sequence[str] = local_layout.STOP_ORDER) -> None:
+        for name, server in self._servers.items():
+            if local_layout.kind_of(name) in kinds:
+                server.start()
 
-    def stop(self) -> None:
+    def stop(self, kinds: Sequence[str] = local_layout.STOP_ORDER) -> None:
         """As an operator stops a cluster; every process must end cleanly."""
-        for kind in local_layout.STOP_ORDER:
+        for kind in kinds:
             for name, server in self._servers.items():
                 if local_layout.kind_of(name) == kind:
                     assert server.terminate() == 0, f"{name} did not stop cleanly\n{server.log()[-4000:]}"
@@ -185,6 +189,20 @@ class KeptCluster:
             ],
         }
 
+    async def replicas(self, extent_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """What every node tells of its replicas, as far as it must stay over a restart."""
+        found = []
+        for address in self.layout.node_addresses:
+            channel = WireChannel(address, cluster=CLUSTER)
+            try:
+                for extent_id in extent_ids:
+                    request = pb.DescribeReplicaRequest(extent_id=extent_id)
+                    reply = await channel.call(methods.EXTENT_NODE_DESCRIBE_REPLICA, request, timeout_s=10)
+                    found.append(_told(reply.message))
+            finally:
+                await channel.close()
+        return sorted(found, key=lambda each: (each["extent"], each["node"]))
+
     # --- etcd ----------------------------------------------------------------------------------------------------
 
     async def keep_etcd(self) -> dict[str, Any]:
@@ -214,6 +232,24 @@ async def _raise_to(store: EtcdStore, revision: int) -> None:
     now = await store.revision()
     while now < revision:
         now = await store.put(FILLER_KEY, b"")
+
+
+def _told(replica: pb.ReplicaInfo) -> dict[str, Any]:
+    seal = replica.seal if replica.HasField("seal") else None
+    return {
+        "extent": replica.extent_id,
+        "node": replica.replica.node_id,
+        "disk": replica.replica.disk_uuid,
+        "incarnation": replica.replica.incarnation,
+        "eversion": replica.eversion,
+        "kind": pb.LengthAnswer.Kind.Name(replica.kind),
+        "length": replica.length,
+        "token": replica.token,
+        "fenced": replica.fenced,
+        "seal": [seal.length, seal.eversion, _text(seal.digest)] if seal is not None else None,
+        "created_ms": replica.created_ms,
+        "stream": replica.stream_id,
+    }
 
 
 def _text(data: bytes) -> str:

@@ -25,6 +25,7 @@ import neve.client
 from neve.client import Client, KeyValueClient
 from neve.client.kv_options import KeyValueOptions
 from neve.client.kv_types import Delete, Put
+from neve.tools import local_layout
 from tests.cluster.kept_cluster import CLUSTER, NODES, KeptCluster
 
 SMALL_EXTENT_BYTES = 4096
@@ -176,7 +177,12 @@ async def make(target: Path) -> None:
         deleted_keys = await make_objects(cluster)
         await cluster.until_rested()
         told = await contents(cluster, stream_ids, deleted_keys)
-        cluster.stop()
+        async with cluster.client() as neve:
+            extent_ids = sorted({extent_id async for stream in neve.streams() for extent_id in stream.extent_ids})
+        before_nodes = local_layout.STOP_ORDER[: local_layout.STOP_ORDER.index(local_layout.NODE)]
+        cluster.stop(before_nodes)
+        told["replicas"] = await cluster.replicas(extent_ids)
+        cluster.stop([local_layout.NODE])
         kept = await cluster.keep_etcd()
         keep_nodes(Path(folder), target / "nodes.tar.xz")
     for name, data in (("etcd.json", kept), ("contents.json", told)):

@@ -1,7 +1,8 @@
 """Data that an earlier commit has written is read, and takes appends and puts, by the code of today.
 
 Each folder in kept/ has a small cluster's data, moved here after a clean stop (make_kept_data.py says how it was
-made). Its nodes are started by today's code on other ports, over an etcd that has the kept keys.
+made). Today's code starts the nodes on other ports, first alone: each must tell of its replicas what it told before,
+seals, tokens and all. Then it starts the others, over an etcd that has the kept keys.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from neve.client import Client, KeyValueClient, NotFound, Position, Record
+from neve.client import Client, ConnectFailed, KeyValueClient, NotFound, Position, Record
+from neve.tools import local_layout
 from tests.cluster.kept_cluster import KeptCluster
 
 KEPT = Path(__file__).parent / "kept"
@@ -39,7 +41,9 @@ async def test_what_an_earlier_commit_has_written_opens_reads_and_takes_more(com
     with KeptCluster(tmp_path) as cluster:
         await cluster.restore_etcd(json.loads((KEPT / commit / "etcd.json").read_text()))
         unpack(KEPT / commit / "nodes.tar.xz", tmp_path)
-        cluster.start()
+        cluster.start([local_layout.NODE])  # alone: managers would have what is missing made anew
+        await check_replicas(cluster, contents["replicas"])
+        cluster.start([kind for kind in local_layout.STOP_ORDER if kind != local_layout.NODE])
         await cluster.until_all_alive()
         for stream in contents["streams"]:
             check_description(stream, await cluster.described(stream["id"]))
@@ -72,6 +76,21 @@ def unpack(archive: Path, folder: Path) -> None:
     subprocess.run(["tar", *flags, "-C", str(folder), "-xJf", str(archive)], check=True)
     attributes = {name for path in folder.rglob("*.ext") for name in os.listxattr(path)}
     assert "user.neve.meta" in attributes, "tar has restored no extended attributes"
+
+
+async def check_replicas(cluster: KeptCluster, kept: list[dict[str, Any]]) -> None:
+    extent_ids = sorted({each["extent"] for each in kept})
+    found: list[dict[str, Any]] = []
+
+    async def told() -> bool:
+        try:
+            found[:] = await cluster.replicas(extent_ids)
+        except ConnectFailed:  # it starts
+            return False
+        return True
+
+    await cluster.until(told, "all nodes answer")
+    assert found == kept
 
 
 # --- streams -----------------------------------------------------------------------------------------------------
