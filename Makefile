@@ -15,7 +15,7 @@ demo: setup  ## run Neve on this machine and show what it does
 test: setup-test lint typecheck unit  ## all checks and tests, but for those of `make long`
 
 long: setup-test  ## the checks that take long: the models' large configurations, and every deliberate bug is found
-	.venv/bin/python -m pytest -n 3 --dist loadgroup -m long
+	.venv/bin/python -m pytest -n 3 --dist loadscope -m long
 	.venv/bin/python -m tests.sim --bugs
 
 setup:  ## .venv with what a local cluster needs
@@ -32,7 +32,7 @@ typecheck: setup-test
 	scripts/typecheck
 
 unit: setup-test  ## the tests alone; PYTEST_ARGS="-k wire -x" narrows them
-	.venv/bin/python -m pytest -n 3 --dist loadgroup -m "not long" $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n 3 --dist loadscope -m "not long" $(PYTEST_ARGS)
 
 format: setup-test  ## format the code, and fix what can be fixed
 	.venv/bin/ruff format .
