@@ -25,6 +25,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from neve.meta.core_retry import Delays
 from neve.meta.etcd_config import EtcdConfig, EtcdTls, address
 from neve.meta.etcd_errors import translate
 from neve.proto import etcd_pb2 as pb
@@ -44,8 +45,7 @@ ROUNDS_MAX = 20  # over all members; the call's timeout ends it earlier, except 
 KEEPALIVE_PERIOD_S = 10.0  # etcd closes connections that ping more often than every 5 s
 KEEPALIVE_TIMEOUT_S = 5.0
 MESSAGE_BYTES_MAX = 64 << 20  # of an answer: a page of keys, a batch of events
-PAUSE_S_FIRST = 0.05
-PAUSE_S_MAX = 1.0
+PAUSES = Delays(0.05, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,7 @@ class EtcdLink:
 
     async def pause(self, round_number: int) -> None:
         """Wait before round 1, 2, …: doubling, and spread so that clients do not come back in step."""
-        pause_s = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2 ** min(round_number, 10))
-        await asyncio.sleep(pause_s * self._random.uniform(0.5, 1.0))
+        await asyncio.sleep(PAUSES.after(round_number, factor=self._random.uniform(0.5, 1.0)))
 
     async def close(self) -> None:
         self._closed = True

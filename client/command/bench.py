@@ -17,12 +17,13 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from neve.client.command.core_statistics import NS, Recorder, Report, Sample
+from neve.meta.core_retry import Delays
 from neve.proto import errors
 
 T = TypeVar("T")
 
 FAILURES_MAX = 10
-DELAY_S_MIN, DELAY_S_MAX = 0.05, 2.0
+DELAYS = Delays(0.05, 2.0)
 GRACE_S = 10.0  # for calls in flight when time is up
 LIVE_INTERVAL_S = 0.25
 YIELD_NS = 1_000_000  # a call that is answered from a cache never waits: others must get their turn all the same
@@ -124,7 +125,7 @@ class Bench:
                 self._add(began_ns, self._operations_each, 0, type(error).__name__)
                 if failures >= FAILURES_MAX or isinstance(error, FINAL):
                     return
-                await self._pause(min(DELAY_S_MAX, DELAY_S_MIN * 2**failures))
+                await self._pause(DELAYS.after(failures))
             except asyncio.CancelledError:
                 self._add(began_ns, self._operations_each, 0, UNFINISHED)
                 raise
