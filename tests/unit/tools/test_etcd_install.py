@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -23,6 +24,7 @@ from neve.tools import etcd_install, main
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "tools" / "etcd_build"
+BOUND_S = 120.0  # for a very slow machine
 
 ETCD = f"#!/bin/sh\necho 'etcd Version: {BUILT_VERSION}'\n"
 GO = """#!/bin/sh
@@ -34,6 +36,15 @@ case "$1" in
         chmod +x etcd
         ;;
 esac
+"""
+
+
+PATCHED = """
+import platform
+from neve.tools import etcd_install, main
+platform.machine = lambda: "x86_64"
+etcd_install._pip_command = lambda folder: {command!r}
+raise SystemExit(main.main(["etcd", "install"]))
 """
 
 
@@ -78,14 +89,14 @@ class Lives:
         self.script = f"exec 3>{path}; sleep 600 & echo >&3; wait"
 
     def wait_until_begun(self) -> None:
-        begun, _, _ = select.select([self._read_end], [], [], 60.0)  # a bound for a very slow machine
+        begun, _, _ = select.select([self._read_end], [], [], BOUND_S)
         assert begun
 
     def wait_until_gone(self) -> None:
-        os.set_blocking(self._read_end.fileno(), True)
         with self._read_end as stream:
-            while stream.read(1):
-                pass
+            while stream.read(1) != b"":  # the end, also if the script has not begun; None: somebody has it open
+                readable, _, _ = select.select([stream], [], [], BOUND_S)
+                assert readable, "the script or its child is still there"
 
 
 @pytest.fixture
@@ -118,6 +129,18 @@ def test_it_replaces_a_damaged_program(rig: Rig, capsys: pytest.CaptureFixture[s
     assert install() == 0
     assert capsys.readouterr().out == f"etcd {BUILT_VERSION} is installed: {built_path()}\n"
     assert find_etcd().path == built_path()
+
+
+def test_two_builds_at_once_do_no_harm(rig: Rig, tmp_path: Path) -> None:
+    code = PATCHED.format(command=[str(tmp_path / "pip")])
+    environment = {**os.environ, "TMPDIR": str(rig.temporary)}
+    builds = [subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=PIPE, text=True) for _ in range(2)]
+    for build in builds:
+        _, err = build.communicate(timeout=BOUND_S)
+        assert build.returncode == 0, err
+    assert [path.name for path in built_path().parent.iterdir()] == ["etcd"]
+    assert find_etcd().path == built_path()
+    assert rig.left_behind() == []
 
 
 def test_go_writes_into_the_temporary_folder_alone_and_keeps_the_registry_settings(
@@ -186,16 +209,12 @@ def test_a_build_that_is_told_to_stop_leaves_nothing_behind(tmp_path: Path) -> N
     lives = Lives(tmp_path / "lives")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    code = (
-        "from neve.tools import etcd_install, main\n"
-        f"etcd_install._pip_command = lambda folder: ['sh', '-c', {lives.script!r}]\n"
-        "raise SystemExit(main.main(['etcd', 'install']))\n"
-    )
+    code = PATCHED.format(command=["sh", "-c", lives.script])
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL) as process:
         lives.wait_until_begun()
         process.terminate()
-        assert process.wait() == 130
+        assert process.wait(BOUND_S) == 130
     lives.wait_until_gone()
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "cache").exists()
