@@ -137,7 +137,7 @@ class ExtentNodeServicer:
         wanted_bytes = min(request.max_bytes or self._read_bytes_max, self._read_bytes_max)
         if wanted_bytes >= RESERVE_BYTES_MIN:
             await call.reserve_reply(wanted_bytes)
-        result = self._reader.read_now(request) or await self._reader.read(request)
+        result = await self._reader.read(request)
         # Every block has its CRC, which the reader checks (rule 21): a second one over all of them would add nothing.
         if result.file is not None:
             call.attach_file(result.file, own_checksums=True)

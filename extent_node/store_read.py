@@ -72,22 +72,6 @@ class Reader:
         if bounds.serve_end == request.offset and not bounds.sealed:
             await self._follow(found, request)
 
-    def read_now(self, request: pb.ReadBlockRequest) -> ReadResult | None:
-        """What `read` answers if that is a warm range of a sealed extent that is open; else None."""
-        self._store.check_running()
-        found = self._store.replicas.get(request.extent_id)
-        if found is None or found.state.seal is None or (opened := self._files.get(found)) is None:
-            return None
-        bounds, found = self._bounds(request)
-        offset = request.offset
-        if bounds.serve_end == offset:
-            return None
-        end, count = self._run_of_blocks(found, opened, request, bounds, self._max_bytes(request))
-        if not self._files.is_warm(found, opened, offset, end):
-            return None
-        self._count(end - offset)
-        return self._sealed_result(opened, request, end, count, bounds)
-
     async def read(self, request: pb.ReadBlockRequest) -> ReadResult:
         self._store.check_running()
         if request.follow:
@@ -95,7 +79,6 @@ class Reader:
         bounds, found = self._bounds(request)
         if bounds.serve_end == request.offset:
             return ReadResult(request.offset, bounds.readable, bounds.sealed, 0)
-        self._store.check_backlog()
         max_bytes = self._max_bytes(request)
         if bounds.sealed:
             result = await self._read_sealed(found, request, bounds, max_bytes)
@@ -130,15 +113,24 @@ class Reader:
     # --- sealed ----------------------------------------------------------------------------------------------
 
     async def _opened(self, found: Replica) -> SealedFile:
-        return self._files.get(found) or await self._files.open(found)
+        opened = self._files.get(found)
+        if opened is None:
+            self._store.check_backlog()
+            opened = await self._files.open(found)
+        return opened
+
+    async def _warm(self, found: Replica, opened: SealedFile, start: int, end: int) -> None:
+        """Bring [start, end) into memory, if it is not there."""
+        if not self._files.is_warm(found, opened, start, end):
+            self._store.check_backlog()
+            await self._files.warm(found, opened, start, end)
 
     async def _read_sealed(
         self, found: Replica, request: pb.ReadBlockRequest, bounds: core.Readable, max_bytes: int
     ) -> ReadResult:
         opened = await self._opened(found)
         end, count = self._run_of_blocks(found, opened, request, bounds, max_bytes)
-        if not self._files.is_warm(found, opened, request.offset, end):
-            await self._files.warm(found, opened, request.offset, end)
+        await self._warm(found, opened, request.offset, end)
         return self._sealed_result(opened, request, end, count, bounds)
 
     def _sealed_result(
@@ -183,11 +175,9 @@ class Reader:
             raise seal.error
         assert found is not None
         self._store.check_disk(found)
-        self._store.check_backlog()
         opened = await self._opened(found)
         end = request.offset + request.length
-        if not self._files.is_warm(found, opened, request.offset, end):
-            await self._files.warm(found, opened, request.offset, end)
+        await self._warm(found, opened, request.offset, end)
         payload = opened.view[request.offset : end]
         self._store.counters.read_bytes += request.length
         return RangeResult(pb.ReadRangeReply(seal=seal, payload_crc32c=crc32c(payload)), [payload])
@@ -207,7 +197,6 @@ class Reader:
             raise seal.error
         assert found is not None
         self._store.check_disk(found)
-        self._store.check_backlog()
         index = (await self._opened(found)).blocks
         first, last = index.numbers_in(request.start, request.end or index.length)
         taken = min(last - first, request.max_blocks or INDEX_BLOCKS_MAX, INDEX_BLOCKS_MAX)
@@ -256,6 +245,7 @@ class Reader:
             if offset + HOT_TAIL_BYTES >= found.state.length:
                 data = found.read(offset, size_bytes) if size_bytes else b""
             else:
+                self._store.check_backlog()
                 data = await self._store.run_beside(found, found.read, offset, size_bytes)
             return data + deferred if deferred and len(data) == size_bytes else data
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -10,7 +11,7 @@ from neve.extent_node import store_append
 from neve.extent_node.replica import NO_FD, Replica
 from neve.extent_node.storage import Storage
 from neve.extent_node.store_checkpoint import purge_trash
-from neve.extent_node.store_read import Reader
+from neve.extent_node.store_read import Reader, ReadResult
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import (
@@ -468,34 +469,41 @@ def test_the_list_is_in_order_of_ids_and_pages() -> None:
     Machine().run(work)
 
 
-def test_a_read_that_need_not_wait_is_answered_as_one_that_may() -> None:
+def test_a_read_of_a_sealed_extent_gives_whole_blocks_and_waits_only_for_pages_that_were_not_touched() -> None:
     sent = [block_of(f"{number}", 50 + 37 * number) for number in range(40)]
     starts = [sum(map(len, sent[:number])) for number in range(len(sent) + 1)]
+
+    def answer_at_once(store: Storage, request: pb.ReadBlockRequest) -> ReadResult | None:
+        reading = store.reader.read(request)
+        try:
+            reading.send(None)
+        except StopIteration as end:
+            result: ReadResult = end.value
+            return result
+        reading.close()
+        return None
 
     async def work(store: Storage) -> None:
         await create(store, 1)
         await append(store, 1, 0, *sent)
-        wants = [
-            pb.ReadBlockRequest(extent_id=1, offset=offset, max_blocks=max_blocks, max_bytes=max_bytes)
-            for offset in (*starts, 1)
-            for max_blocks in (0, 1, 3)
-            for max_bytes in (0, 1, 500)
-        ]
         await tell_committed(store, 1, starts[-1])
-        assert store.reader.read_now(wants[0]) is None  # it is open
         await seal(store, 1, starts[-1])
-        assert store.reader.read_now(wants[0]) is None  # it is not mapped, and its pages were not touched
-        assert (await store.reader.read(wants[0])).blocks == len(sent)
-        answered = 0
-        for request in wants:
-            if request.offset == 1:
-                for answer in (store.reader.read(request), _now(store, request)):
-                    assert await error_of(answer) is InvalidArgument
-                continue
-            now, then = store.reader.read_now(request), await store.reader.read(request)
-            answered += now is not None
-            assert now == then or (now is None and request.offset == starts[-1])
-        assert answered == len(sent) * 9
+        first = pb.ReadBlockRequest(extent_id=1)
+        assert answer_at_once(store, first) is None  # it is not mapped, and its pages were not touched
+        assert (await store.reader.read(first)).blocks == len(sent)
+        assert await error_of(store.reader.read(pb.ReadBlockRequest(extent_id=1, offset=1))) is InvalidArgument
+        for number, offset in enumerate(starts):
+            for max_blocks, max_bytes in itertools.product((0, 1, 3), (0, 1, 500)):
+                request = pb.ReadBlockRequest(extent_id=1, offset=offset, max_blocks=max_blocks, max_bytes=max_bytes)
+                result = answer_at_once(store, request)
+                assert result is not None
+                wanted: list[bytes] = []
+                for block in sent[number : number + (max_blocks or len(sent))]:
+                    if wanted and max_bytes and len(b"".join(wanted)) + len(block) > max_bytes:
+                        break
+                    wanted.append(block)
+                assert (result.end, result.blocks) == (offset + len(b"".join(wanted)), len(wanted))
+                assert b"".join(bytes(piece) for piece in result.payload) == b"".join(wanted)
 
     Machine().run(work)
 
@@ -536,10 +544,6 @@ def test_no_answer_is_foretold_that_damage_will_not_let_through() -> None:
         assert (answer.end, answer.next_end) == (len(A + B), 0)
 
     Machine().run(work)
-
-
-async def _now(store: Storage, request: pb.ReadBlockRequest) -> None:
-    store.reader.read_now(request)
 
 
 def test_dirty_bytes_are_those_that_were_written_and_not_synced() -> None:

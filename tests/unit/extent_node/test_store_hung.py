@@ -192,18 +192,31 @@ def test_orders_that_pile_up_behind_a_hanging_disk_are_refused_above_a_bound() -
     machine.run(work)
 
 
-def test_reads_are_refused_when_too_much_waits_for_a_thread() -> None:
+def test_reads_that_need_a_thread_are_refused_when_too_much_waits_for_one() -> None:
     machine = Machine(backlog_max=3)
 
     async def work(store: Storage) -> None:
-        await create(store, 1)
-        await append(store, 1, 0, A)
-        await tell_committed(store, 1, len(A))
+        for extent_id in (1, 2):
+            await create(store, extent_id)
+            await append(store, extent_id, 0, A)
+            await tell_committed(store, extent_id, len(A))
+        await seal(store, 1, len(A))
         threads = store.state._pool = Threads(1, name="test")
         threads.unfinished = 3
-        assert await error_of(read_bytes(store, 1)) is Overloaded
+        index, some = pb.ReadIndexRequest(extent_id=1), pb.ReadRangeRequest(extent_id=1, length=1)
+        for reading in (
+            read_bytes(store, 1),
+            store.reader.read_index(index),
+            store.reader.read_range(some),
+        ):
+            assert await error_of(reading) is Overloaded
+        assert await read_bytes(store, 2) == A  # written a moment ago: it is read on the loop
         threads.unfinished = 2
+        store.state.check_backlog()
+        store.state._pool = None  # the simulated loop's own
         assert await read_bytes(store, 1) == A
+        store.state._pool, threads.unfinished = threads, 3
+        assert await read_bytes(store, 1) == A  # it is open and in memory now
 
     machine.run(work)
 
