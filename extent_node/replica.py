@@ -42,7 +42,7 @@ class NotWritten(OSError):
 
 
 class TurnLock:
-    """A lock in the order of asking. `try_acquire` and `enqueue` do not await, so that order is the caller's."""
+    """A lock that is given in the order of asking. `enqueue` does not await, so that order is the caller's."""
 
     __slots__ = ("_waiters", "held")
 
@@ -53,12 +53,6 @@ class TurnLock:
     @property
     def waiting(self) -> int:
         return len(self._waiters) if self._waiters else 0
-
-    def try_acquire(self) -> bool:
-        if self.held:
-            return False
-        self.held = True
-        return True
 
     def enqueue(self) -> asyncio.Future[None]:
         """A place in the line; the lock is the caller's when it is done. It must then be released, come what may."""

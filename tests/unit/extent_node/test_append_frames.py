@@ -139,7 +139,7 @@ def test_a_frame_that_is_given_up_leaves_no_line_and_no_answer() -> None:
             await rig.create(store, extent_id)
         await rig.append(store, 1, 0, rig.block_of("first"))
         held = store.state.replicas[2]
-        assert held.lock.try_acquire()  # somebody else's turn, for as long as it takes
+        assert held.lock.enqueue().done()  # somebody else's turn, for as long as it takes
         segments, bodies = [], []
         for extent_id, offset in ((1, store.state.replicas[1].state.length), (2, 0)):
             message, body = rig.segment(extent_id, offset, [rig.block_of(f"of {extent_id}")])
