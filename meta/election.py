@@ -132,10 +132,6 @@ class Election:
         earlier = [kv for kv in listing.kvs if kv.create_revision < mine.create_revision]
         return max(earlier, key=lambda kv: kv.create_revision, default=None)
 
-    async def leader(self) -> KeyValue | None:
-        """Who leads now, read linearizably."""
-        return _first_created((await self._store.range_all(self._candidates)).kvs)
-
     async def observe(self) -> AsyncGenerator[KeyValue | None, None]:
         """The leader's key now, and again whenever leader or value changes; None while there is none.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -478,7 +479,8 @@ async def test_one_election_one_lock_and_one_successor(backend: Backend) -> None
         state = backend.key("state")
         assert (await first.txn(leadership.guard(), [Put(state, b"one")])).succeeded
         await first.put(leadership.key, b"one, moved", lease_id=leadership.lease.lease_id)
-        leader = await Election(second, prefix).leader()
+        async with contextlib.aclosing(Election(second, prefix).observe()) as observed:
+            leader = await anext(observed)
         assert leader is not None
         assert leader.value == b"one, moved"
         await leadership.give_up("resigned")
