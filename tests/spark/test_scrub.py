@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from neve.proto import stream_manager_pb2 as sm
-from tests.cluster.stream_cluster import CLUSTER, StreamCluster
+from tests.cluster.stream_cluster import CLUSTER, ServerProcess, StreamCluster
 from tests.spark import programs
 from tests.spark.conftest import disks_of
 from tests.spark.driver import SparkDriver
@@ -36,6 +36,24 @@ async def _write(cluster: StreamCluster) -> list[sm.ExtentInfo]:
     return list(infos)
 
 
+@pytest.fixture(scope="module")
+def infos(cluster: StreamCluster) -> list[sm.ExtentInfo]:
+    return asyncio.run(_write(cluster))
+
+
+async def _until_replaced(cluster: StreamCluster, infos: list[sm.ExtentInfo], server: ServerProcess) -> None:
+    """No extent lists a replica on the server, and all replicas are confirmed."""
+    node_id = cluster.node_id(server)
+    async with cluster.client() as client:
+
+        async def replaced() -> bool:
+            found = await client.admin.describe_extents([info.extent_id for info in infos])
+            replicas = [each for info in found for each in info.replicas if info.HasField("seal")]
+            return all(each.confirmed and each.replica.node_id != node_id for each in replicas)
+
+        await cluster.until(replaced, f"the replicas of {server.name} are made elsewhere")
+
+
 def _scrub(spark: SparkDriver, cluster: StreamCluster, *more: str) -> tuple[int, dict[str, Any]]:
     arguments = ["--managers", ",".join(cluster.addresses), "--cluster", CLUSTER, "--json", *more]
     done = spark.call(programs.run_main, module="scrub", arguments=arguments)
@@ -48,9 +66,8 @@ def _bad(said: dict[str, Any]) -> set[tuple[int, int]]:
 
 
 def test_scrub_finds_each_of_100_planted_faults_and_no_other_and_has_them_repaired(
-    spark: SparkDriver, cluster: StreamCluster
+    spark: SparkDriver, cluster: StreamCluster, infos: list[sm.ExtentInfo]
 ) -> None:
-    infos = asyncio.run(_write(cluster))
     files = replica_files(cluster, infos)
     code, clean = _scrub(spark, cluster)
     assert (code, clean["bad"], clean["unread"], clean["notes"]) == (0, [], [], [])
@@ -76,17 +93,22 @@ def test_scrub_finds_each_of_100_planted_faults_and_no_other_and_has_them_repair
     assert after["replicas"] == clean["replicas"]
 
 
-def test_what_cannot_be_read_is_not_called_bad(spark: SparkDriver, cluster: StreamCluster) -> None:
+def test_what_cannot_be_read_is_not_called_bad(
+    spark: SparkDriver, cluster: StreamCluster, infos: list[sm.ExtentInfo]
+) -> None:
     """The last test of the module: two of its four nodes stay away.
 
-    With three nodes left, the manager would make the silent node's replicas elsewhere, and there would be none left to
-    scan by the time that a slow Spark begins. Two nodes have no room for a third replica, so metadata stays as it is.
+    The replicas of the first are made elsewhere, so all extents lie on the three nodes that are left. When one of them
+    goes, there is no fourth for its replicas: metadata stays as it is, however late Spark begins to scan.
     """
-    server, other = cluster.nodes[:2]
+    other, server = cluster.nodes[:2]
     other.kill()
+    asyncio.run(_until_replaced(cluster, infos, other))
     server.kill()
     code, said = _scrub(spark, cluster, "--dry-run", "--node", str(cluster.node_id(server)))
     assert code == 1
     assert (said["bad"], said["changed_meanwhile"]) == ([], [])
     assert {each["node_id"] for each in said["unread"]} == {cluster.node_id(server)}
-    assert len(said["unread"]) == said["replicas"] > 0
+    assert len(said["unread"]) == said["replicas"]
+    listed = [each.replica.node_id for info in infos for each in info.replicas]
+    assert said["replicas"] >= min(Counter(listed).values()) > 0
