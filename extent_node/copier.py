@@ -127,10 +127,6 @@ class Copier:
 
     # --- requests --------------------------------------------------------------------------------------------
 
-    @property
-    def tasks_running(self) -> int:
-        return len(self._running)
-
     def start(self, request: pb.StartCopyRequest) -> None:
         """Accept a task, or raise why not. One that runs or is done already is accepted and not begun again."""
         if self._stopping:

@@ -85,9 +85,6 @@ class SealedFiles:
         self._open: OrderedDict[Replica, SealedFile] = OrderedDict()
         self._opening: dict[Replica, asyncio.Task[SealedFile]] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def get(self, found: Replica) -> SealedFile | None:
         opened = self._open.get(found)
         if opened is not None:

@@ -530,7 +530,7 @@ async def test_bandwidth_is_bounded_over_all_tasks_and_for_each() -> None:
         # Extents that the source does not have: these tasks fail, having taken from the same bucket.
         made.start(order(nodes[1], task_id=1 + number, extent_id=EXTENT + number))
     progress = []
-    while made.tasks_running:
+    while len(made._running):
         await asyncio.sleep(2)
         progress.append(made.status(1).copied_bytes)
         moved = sum(size for _, size in given)

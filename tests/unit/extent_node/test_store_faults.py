@@ -851,7 +851,7 @@ def test_sealed_extents_beyond_the_bound_are_closed_and_opened_again() -> None:
         for _ in range(2):
             for extent_id in range(1, 6):
                 assert await read_bytes(store, extent_id) == A + block_of(str(extent_id))
-                assert len(store.state.sealed_files) <= 2
+                assert len(store.state.sealed_files._open) <= 2
 
     machine.run(work)
 

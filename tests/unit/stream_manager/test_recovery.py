@@ -188,7 +188,7 @@ async def test_t34_a_copy_that_runs_when_the_manager_changes_is_finished_by_the_
         await rig.wait(6)
         await passes(rig, 2)
         task_id = rig.ctx.state.tasks[extent.extent_id].task_id
-        assert rig.nodes[4].copier.tasks_running == 1
+        assert len(rig.nodes[4].copier._running) == 1
         await rig.depose()
         await rig.lead()
         await passes(rig, 3)
@@ -299,7 +299,7 @@ async def test_a_node_that_restarts_while_it_copies_is_given_the_task_again() ->
         extent = await rig.sealed_stream(nodes=(1, 2, 3))
         hold_copies(rig, 4, asyncio.Event())
         rig.nodes[3].kill()
-        await rig.until(lambda: rig.nodes[4].copier.tasks_running == 1)
+        await rig.until(lambda: len(rig.nodes[4].copier._running) == 1)
         rig.nodes[4].kill()
         await rig.nodes[4].start()
         await rig.until(lambda: recovered(rig, extent, 3))
@@ -313,7 +313,7 @@ async def test_copies_that_a_restarted_node_has_forgotten_take_no_place_at_their
         extents = [await rig.sealed_stream(replicas=2, nodes=(1, 2)) for _ in range(2)]
         hold_copies(rig, 3, asyncio.Event())
         rig.nodes[2].kill()
-        await rig.until(lambda: rig.nodes[3].copier.tasks_running == 2)
+        await rig.until(lambda: len(rig.nodes[3].copier._running) == 2)
         rig.nodes[3].kill()
         await rig.nodes[3].start()
         for extent in extents:
