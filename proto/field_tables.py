@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from neve.proto.fields import sized, varint
+from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
 
-# --- kinds of fields: from a field's number to what writes its value ------------------------------------------------
+# --- kinds of fields: from a field's number to what writes its value, which is not the default ----------------------
 
 Write = Callable[[Any], bytes]
 Wire = Callable[[int], Write]
@@ -26,25 +26,25 @@ Wire = Callable[[int], Write]
 
 def number(field: int) -> Write:
     tag = varint(field << 3)
-    return lambda value: tag + varint(value) if value else b""
+    return lambda value: tag + (SMALL[value] if value <= SMALL_MAX else varint(value))
 
 
 def flag(field: int) -> Write:
     tag = varint(field << 3) + b"\x01"
-    return lambda value: tag if value else b""
+    return lambda value: tag
 
 
 def text(field: int) -> Write:
     tag = varint(field << 3 | 2)
-    return lambda value: tag + sized(value.encode()) if value else b""
+    return lambda value: tag + sized(value.encode())
 
 
 def message(encode: Callable[[Any], bytes]) -> Wire:
-    """A message that is absent while the value is None; `encode` makes its bytes of the value."""
+    """A message that is absent while the value is None; `encode` makes its bytes of the value, which is truthy."""
 
     def wire(field: int) -> Write:
         tag = varint(field << 3 | 2)
-        return lambda value: tag + sized(encode(value)) if value is not None else b""
+        return lambda value: tag + sized(encode(value))
 
     return wire
 
@@ -54,7 +54,7 @@ def messages(encode: Callable[[Any], bytes]) -> Wire:
 
     def wire(field: int) -> Write:
         tag = varint(field << 3 | 2)
-        return lambda values: b"".join([tag + sized(encode(value)) for value in values]) if values else b""
+        return lambda values: b"".join([tag + sized(encode(value)) for value in values])
 
     return wire
 
@@ -62,7 +62,7 @@ def messages(encode: Callable[[Any], bytes]) -> Wire:
 def packed(field: int) -> Write:
     """A repeated number."""
     tag = varint(field << 3 | 2)
-    return lambda values: tag + sized(b"".join(map(varint, values))) if values else b""
+    return lambda values: tag + sized(b"".join(map(varint, values)))
 
 
 class GrowingLists:
@@ -96,13 +96,17 @@ _growing = GrowingLists()
 def growing(field: int) -> Write:
     """A repeated number whose lists grow at their ends: what is encoded of them is kept."""
     tag = varint(field << 3 | 2)
-    return lambda numbers: tag + sized(_growing.encode(numbers)) if numbers else b""
+    return lambda numbers: tag + sized(_growing.encode(numbers))
 
 
 def text_pairs(field: int) -> Write:
     """A map of texts, or a repeated message that looks like its entries, from pairs."""
     tag, first, second = varint(field << 3 | 2), text(1), text(2)
-    return lambda pairs: b"".join([tag + sized(first(key) + second(value)) for key, value in pairs]) if pairs else b""
+
+    def pair(key: str, value: str) -> bytes:
+        return (first(key) if key else b"") + (second(value) if value else b"")
+
+    return lambda pairs: b"".join([tag + sized(pair(key, value)) for key, value in pairs])
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -129,8 +133,8 @@ def encoder(fields: Iterable[Field], column: Literal["stored", "shown"], given: 
         if (number := getattr(field, column))
     ]
 
-    def encode(record: Any, value: Any = None) -> bytes:
-        return b"".join([write(get(record) if get is not None else value) for get, write in parts])
+    def encode(record: Any, passed: Any = None) -> bytes:
+        return b"".join([write(value) for get, write in parts if (value := get(record) if get is not None else passed)])
 
     return encode
 

@@ -47,4 +47,5 @@ VARINTS = _Varints()  # revisions of a batch, times of one millisecond, limits t
 
 def sized(value: bytes) -> bytes:
     """Bytes, text or a message: its length, then itself."""
-    return varint(len(value)) + value
+    size_bytes = len(value)
+    return (SMALL[size_bytes] if size_bytes <= SMALL_MAX else varint(size_bytes)) + value

@@ -7,9 +7,8 @@ nothing else of the manager has to know the field.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
@@ -17,9 +16,11 @@ from neve.proto.errors import InvalidArgument
 POLICIES_CACHED_MAX = 1_000  # distinct ones, whose bytes are kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPolicy:
-    """In a request 0 and "" mean the cluster's defaults; in a stream the manager has filled in all but `placement`."""
+class StreamPolicy(NamedTuple):
+    """In a request 0 and "" mean the cluster's defaults; in a stream the manager has filled in all but `placement`.
+
+    A tuple, because each creation of a stream looks up several things by its policy. Name the fields when making one.
+    """
 
     replicas: int = 0
     sync: bool = True  # the default of its writers: acknowledge what is on stable storage
@@ -51,13 +52,13 @@ class StreamPolicy:
 
     def filled(self, *, replicas: int, extent_bytes_max: int) -> StreamPolicy:
         """With the cluster's defaults in place of what the creator did not choose."""
-        return dataclasses.replace(
-            self, replicas=self.replicas or replicas, extent_bytes_max=self.extent_bytes_max or extent_bytes_max
+        return self._replace(
+            replicas=self.replicas or replicas, extent_bytes_max=self.extent_bytes_max or extent_bytes_max
         )
 
     def json(self) -> dict[str, object]:
         """For commands that print JSON: every field under its own name."""
-        return dataclasses.asdict(self)
+        return self._asdict()
 
 
 @functools.lru_cache(maxsize=POLICIES_CACHED_MAX)

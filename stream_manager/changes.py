@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from neve.meta.lock import lock_key
 from neve.meta.txn import ITEM_BYTES
 from neve.stream_manager import records as r
-from neve.stream_manager.record_kinds import EXTENT, STREAM, Id, Kind, R, Versioned
+from neve.stream_manager.record_kinds import EXTENT, STREAM, Id, Kind, R, Record
 from neve.stream_manager.records import Extent, Stream, StreamCall, check_first_extent
 from neve.stream_manager.replay import replay_bytes, replay_key
 
@@ -34,13 +34,8 @@ if TYPE_CHECKING:
 YOUNG_WINDOW = 8  # extents at the end of a list: bounds a stream's record when no replica confirms anything
 
 
-class Write(NamedTuple):
-    """A record as it will be."""
-
-    kind: Kind[Any, Any]
-    ident: int | str
-    record: Versioned | None  # None: deleted
-    has_key: bool = True  # a young extent has none, and so no mod revision
+# A record as it will be: its kind, its id, itself (None: deleted), whether it has a key, and so a mod revision.
+Write = tuple[Kind[Any, Any], int | str, Record | None, bool]
 
 
 class OwnerClaim(NamedTuple):
@@ -91,7 +86,7 @@ class Changes:
         key = kind.key(self.root, ident)
         self.require(key, 0 if old is None else old.mod_revision)
         self._set(key, kind.encode(new))
-        self.writes.append(Write(kind, ident, new))
+        self.writes.append((kind, ident, new, True))
 
     def delete(self, kind: Kind[Id, R], old: R) -> None:
         assert old.mod_revision > 0, f"{old} was never committed"
@@ -102,7 +97,7 @@ class Changes:
     def delete_uncompared(self, kind: Kind[Id, R], ident: Id) -> None:
         """Delete a record whose version another compare of this transaction covers, as a stream's covers its name."""
         self._set(kind.key(self.root, ident), None)
-        self.writes.append(Write(kind, ident, None))
+        self.writes.append((kind, ident, None, True))
 
     # --- streams and extents: a young extent stands in its stream's record -----------------------------------
 
@@ -111,7 +106,7 @@ class Changes:
         assert old is None or old.mod_revision > 0, f"{old} was never committed"
         self.require(key, 0 if old is None else old.mod_revision)
         self._streams.append((key, new))
-        self.writes.append(Write(STREAM, new.stream_id, new))
+        self.writes.append((STREAM, new.stream_id, new, True))
 
     def put_new_stream(self, stream: Stream, tail: Extent) -> None:
         """A stream that was just made, with its first extent."""
@@ -133,20 +128,20 @@ class Changes:
         """An extent without a key of its own, with the record of its stream, which must be put, too."""
         assert new.young, f"{new} has a key"
         self._young[new.extent_id] = new
-        self.writes.append(Write(EXTENT, new.extent_id, new, has_key=False))
+        self.writes.append((EXTENT, new.extent_id, new, False))
 
     def put_extent(self, old: Extent | None, new: Extent) -> None:
         """At a key of its own, from now on if `old` is young."""
         key = EXTENT.key(self.root, new.extent_id)
         self.require(key, 0 if old is None else old.mod_revision)
         self._set(key, EXTENT.encode(new))
-        self.writes.append(Write(EXTENT, new.extent_id, new))
+        self.writes.append((EXTENT, new.extent_id, new, True))
 
     def release_extent(self, new: Extent) -> None:
         """A young extent gets a key of its own, in a transaction that puts its stream, too: it is compared by that."""
         self._set(EXTENT.key(self.root, new.extent_id), EXTENT.encode(new))
         self._released.append(new.stream_id)
-        self.writes.append(Write(EXTENT, new.extent_id, new))
+        self.writes.append((EXTENT, new.extent_id, new, True))
 
     def replace_extent(self, old: Extent, new: Extent) -> None:
         """Where it stands: at its key, or, if it is young, in its stream's record, which must be put, too."""
@@ -159,7 +154,7 @@ class Changes:
         """A young one goes with its stream's record, which must be put without it, or deleted."""
         if old.young:
             self.require_extent(old)
-            self.writes.append(Write(EXTENT, old.extent_id, None, has_key=False))
+            self.writes.append((EXTENT, old.extent_id, None, False))
         else:
             self.delete(EXTENT, old)
 

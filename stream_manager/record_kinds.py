@@ -19,11 +19,11 @@ from neve.stream_manager import records as r
 from neve.stream_manager.records import (
     Disk,
     Labels,
-    Name,
     NodeEntry,
     Quota,
     Settings,
     Task,
+    Versioned,
     check_format,
     replica_at,
     replica_message,
@@ -33,7 +33,16 @@ from neve.stream_manager.records import (
 FORMAT = 1
 
 
-class Versioned(Protocol):
+@dataclass(frozen=True, slots=True)
+class Name(Versioned):
+    """The stream that a name belongs to."""
+
+    name: str
+    stream_id: int
+    mod_revision: int = 0
+
+
+class Record(Protocol):
     """A record: it knows the revision of its key."""
 
     @property
@@ -44,7 +53,7 @@ class Versioned(Protocol):
 
 
 Id = TypeVar("Id", int, str)
-R = TypeVar("R", bound=Versioned)
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -95,15 +95,21 @@ class Stream(NamedTuple):
         return self.extent_ids[-1] if self.extent_ids else None
 
     def changed(
-        self, extent_ids: tuple[int, ...], *, sealed: bool | None = None, truncated_before: int | None = None
+        self,
+        extent_ids: tuple[int, ...],
+        *,
+        sealed: bool | None = None,
+        truncated_before: int | None = None,
+        linked_by: StreamCall | None = None,
     ) -> Stream:
-        """The next version, with another list."""
+        """The next version, with another list. `linked_by`: the call that linked the last extent; None: as before."""
         return self._replace(
             extent_ids=extent_ids,
             sealed=self.sealed if sealed is None else sealed,
             version=self.version + 1,
             truncated_before=self.truncated_before if truncated_before is None else truncated_before,
             mod_revision=0,
+            linked_by=linked_by or self.linked_by,
         )
 
     def with_list(
@@ -127,13 +133,14 @@ class Stream(NamedTuple):
         after_hole = tuple(pair[1] for pair in itertools.pairwise(extent_ids) if pair not in follows)
         return self.changed(extent_ids, truncated_before=truncated_before)._replace(after_hole=after_hole)
 
-    def linked(self, call: StreamCall) -> Stream:
-        """This version, as written by that call."""
-        return self._replace(linked_by=call)
-
     def at(self, mod_revision: int) -> Stream:
-        """As committed at this revision."""
-        return self._replace(mod_revision=mod_revision)
+        """As committed at this revision. `_replace` takes four times as long, and each creation and roll needs some."""
+        values = [*self]
+        values[_STREAM_REVISION] = mod_revision
+        return Stream._make(values)
+
+
+_STREAM_REVISION = Stream._fields.index("mod_revision")
 
 
 def check_first_extent(stream: Stream, tail: Extent) -> None:
@@ -200,7 +207,9 @@ class Extent(NamedTuple):
 
     def at(self, mod_revision: int) -> Extent:
         """As committed at this revision."""
-        return self._replace(mod_revision=mod_revision)
+        values = [*self]
+        values[_EXTENT_REVISION] = mod_revision
+        return Extent._make(values)
 
     @property
     def young(self) -> bool:
@@ -218,7 +227,11 @@ class Extent(NamedTuple):
         assert self.seal.digest in (b"", digest), self
         before = self.confirmed
         confirmed = shared(tuple([n for n in self.node_ids if n in node_ids or n in before]))
-        return self._replace(seal=self.seal._replace(digest=digest), confirmed=confirmed)
+        seal = ExtentSeal(self.seal.length, self.seal.eversion, digest)
+        return self._replace(seal=seal, confirmed=confirmed)
+
+
+_EXTENT_REVISION = Extent._fields.index("mod_revision")
 
 
 def check_replicas(extent: Extent) -> None:
@@ -226,7 +239,7 @@ def check_replicas(extent: Extent) -> None:
     assert len(set(extent.node_ids)) == len(extent.replicas) > 0, extent
 
 
-class _Versioned:
+class Versioned:
     """A dataclass with the field `mod_revision`."""
 
     __slots__ = ()
@@ -247,7 +260,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEntry(_Versioned):
+class NodeEntry(Versioned):
     """What is kept of a node. Usage, load and the age of its heartbeat are the leader's own, in registry.py."""
 
     node_id: int
@@ -277,7 +290,7 @@ class NodeEntry(_Versioned):
 
 
 @dataclass(frozen=True, slots=True)
-class Task(_Versioned):
+class Task(Versioned):
     """A recovery: one for an extent at a time."""
 
     task_id: int
@@ -293,16 +306,7 @@ class Task(_Versioned):
 
 
 @dataclass(frozen=True, slots=True)
-class Name(_Versioned):
-    """The stream that a name belongs to."""
-
-    name: str
-    stream_id: int
-    mod_revision: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Quota(_Versioned):
+class Quota(Versioned):
     """Bounds for streams with a label whose text `key=value` begins with `prefix`; 0: not bounded."""
 
     prefix: str
@@ -313,7 +317,7 @@ class Quota(_Versioned):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(_Versioned):
+class Settings(Versioned):
     """The cluster's, of which there is one record."""
 
     stopped_regions: tuple[str, ...] = ()
@@ -476,18 +480,8 @@ def _read_extent(record: pb.ExtentRecord, mod_revision: int) -> Extent:
 
 # --- keys -----------------------------------------------------------------------------------------------------
 
-STREAMS, EXTENTS, NODES, NAMES, TASKS, REPLAY, QUOTAS, SETTINGS, COMMITS, IDS = (
-    b"streams/",
-    b"extents/",
-    b"nodes/",
-    b"names/",
-    b"recovery/",
-    b"replay/",
-    b"quotas/",
-    b"settings/",
-    b"commits/",
-    b"ids",
-)
+STREAMS, EXTENTS, NODES, NAMES, TASKS = b"streams/", b"extents/", b"nodes/", b"names/", b"recovery/"
+REPLAY, QUOTAS, SETTINGS, COMMITS, IDS = b"replay/", b"quotas/", b"settings/", b"commits/", b"ids"
 SETTINGS_NAME = "cluster"
 
 

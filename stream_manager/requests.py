@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from neve.proto import common_pb2
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NotFound, NotOwner, QuotaExceeded
-from neve.proto.stream_policy import StreamPolicy
+from neve.proto.stream_policy import POLICIES_CACHED_MAX, StreamPolicy
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX, Extent, Labels, Stream, shared
 from neve.stream_manager.state import State
@@ -59,7 +60,7 @@ def end_for(tail: Extent, request: sm.SealStreamRequest) -> int | None:
 def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> StreamPolicy:
     """With the cluster's defaults in place of what was not said."""
     defaults = config.defaults
-    policy = StreamPolicy.of(wanted).filled(replicas=defaults.replicas, extent_bytes_max=defaults.extent_bytes_max)
+    policy = _filled(wanted.SerializeToString(), defaults.replicas, defaults.extent_bytes_max)
     if not 1 <= policy.replicas <= REPLICAS_MAX:
         detail = f"{policy.replicas}, at least 1 and at most {REPLICAS_MAX}"
         raise InvalidArgument(what="policy.replicas", detail=detail)
@@ -67,7 +68,14 @@ def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> StreamPolicy:
     if not config.limits.extent_bytes_min <= size_bytes <= EXTENT_BYTES_LIMIT:
         detail = f"{size_bytes}, at least {config.limits.extent_bytes_min} and at most {EXTENT_BYTES_LIMIT} bytes"
         raise InvalidArgument(what="policy.extent_bytes_max", detail=detail)
-    return shared(policy)
+    return policy
+
+
+@functools.lru_cache(maxsize=POLICIES_CACHED_MAX)
+def _filled(wanted: bytes, replicas: int, extent_bytes_max: int) -> StreamPolicy:
+    """The same object for equal requests: most streams share a few policies."""
+    policy = StreamPolicy.of(sm.StreamPolicy.FromString(wanted))
+    return shared(policy.filled(replicas=replicas, extent_bytes_max=extent_bytes_max))
 
 
 def labels_of(labels: Mapping[str, str]) -> Labels:

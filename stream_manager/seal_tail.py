@@ -221,9 +221,9 @@ def _link(
         if old is not None and old.young:  # it may have got a key while its lock was waited for
             changes.release_extent(old)
     changes.put_young(extent)
-    new_stream = stream.changed((*stream.extent_ids, extent.extent_id), sealed=sealed)
     call = changes.stream_call = order.stream_call() if order.stream_call is not None else None
-    changes.put_stream(stream, new_stream if call is None else new_stream.linked(call))
+    extent_ids = (*stream.extent_ids, extent.extent_id)
+    changes.put_stream(stream, stream.changed(extent_ids, sealed=sealed, linked_by=call))
 
 
 def _check_age(ctx: LeaderContext, order: SealOrder) -> None:

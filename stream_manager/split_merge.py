@@ -19,8 +19,8 @@ from neve.stream_manager import records as r
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import stream_info
-from neve.stream_manager.record_kinds import KINDS, NAME
-from neve.stream_manager.records import Name, Stream
+from neve.stream_manager.record_kinds import KINDS, NAME, Name
+from neve.stream_manager.records import Stream
 from neve.stream_manager.requests import (
     STREAM_EXTENTS_MAX,
     check_end_names_extent,

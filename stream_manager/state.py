@@ -30,7 +30,7 @@ from neve.stream_manager.record_kinds import (
     Id,
     Kind,
     R,
-    Versioned,
+    Record,
 )
 from neve.stream_manager.records import Extent, Settings, Stream, check_replicas
 
@@ -153,7 +153,7 @@ class State:
 
     # --- one record ------------------------------------------------------------------------------------------
 
-    def _set(self, kind: Kind[Any, Any], ident: Any, new: Versioned | None) -> None:
+    def _set(self, kind: Kind[Any, Any], ident: Any, new: Record | None) -> None:
         if kind is EXTENT:
             self._set_extent(ident, cast(Extent | None, new))
         elif kind is STREAM:

@@ -20,8 +20,8 @@ from neve.stream_manager.changes import Changes
 from neve.stream_manager.context import LeaderContext, Mutation
 from neve.stream_manager.describe import create_reply, extent_info, stream_info
 from neve.stream_manager.make_extent import make_extent
-from neve.stream_manager.record_kinds import NAME, TASK
-from neve.stream_manager.records import Extent, Name, Stream
+from neve.stream_manager.record_kinds import NAME, TASK, Name
+from neve.stream_manager.records import Extent, Stream
 from neve.stream_manager.requests import (
     check_name,
     check_stream_name,

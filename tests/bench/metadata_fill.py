@@ -20,12 +20,11 @@ from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import records as r
-from neve.stream_manager.record_kinds import NAME, NODE
+from neve.stream_manager.record_kinds import NAME, NODE, Name
 from neve.stream_manager.records import (
     Disk,
     Extent,
     ExtentSeal,
-    Name,
     NodeEntry,
     ReplicaAt,
     Stream,

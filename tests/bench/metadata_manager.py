@@ -8,7 +8,7 @@ All else is the manager as it is: its front door, pipeline, locks, placement, ba
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
@@ -17,23 +17,37 @@ from neve.rpc.pool import ChannelPool
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.context import NodeChoice
+from neve.stream_manager.fan_out import Asked
 from neve.stream_manager.node_calls import NodeCalls
 from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, seal_message
 
 DIGEST = bytes(32)
+EVERSION_SEALED = 2
 
 _new = tuple.__new__  # as in stream_manager.records
+
+
+class Done(Asked[en.SealExtentReply]):
+    """A call that was answered at once."""
+
+    def __init__(self, value: en.SealExtentReply) -> None:
+        self.waits = None
+        self.value = value
 
 
 class AtOnce(NodeCalls):
     """Nodes whose replies cost nothing, so that the manager alone is measured.
 
-    Every replica exists, is empty and confirms its seal.
+    Every replica exists, is empty and confirms its seal. Orders to all replicas of an extent get replies that were made
+    before.
     """
 
     def __init__(self, node: Callable[[int], NodeEntry | None]) -> None:
         self._node = node
         self._disks: dict[int, str] = {}  # every node has one
+        self._fenced = en.LengthAnswer(kind=en.LengthAnswer.LENGTH, fenced=True)
+        seal = common_pb2.Seal(length=0, eversion=EVERSION_SEALED, digest=DIGEST)
+        self._sealed = Done(en.SealExtentReply(confirmed=True, seal=seal))
 
     async def create_all(
         self, extent_id: int, choices: Sequence[NodeChoice], *, eversion: int, extent_bytes_max: int, stream_id: int
@@ -43,6 +57,14 @@ class AtOnce(NodeCalls):
             if choice.node_id not in disks:
                 disks[choice.node_id] = self._disk(choice)
         return [_new(ReplicaAt, (choice.node_id, disks[choice.node_id], extent_id)) for choice in choices]
+
+    async def fence_all(
+        self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
+    ) -> list[en.LengthAnswer | NeveError]:
+        return [self._fenced] * len(timeouts_s)
+
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Asked[en.SealExtentReply]]:
+        return [self._sealed] * len(replicas)
 
     def _disk(self, choice: NodeChoice) -> str:
         if choice.disk_uuid:

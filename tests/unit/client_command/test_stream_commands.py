@@ -103,7 +103,7 @@ class FakeClient:
             self.stream_5,
             id=self.created,
             name=options.get("name", ""),
-            policy=replace(POLICY, sync=options["sync"]),
+            policy=POLICY._replace(sync=options["sync"]),
             labels=options["labels"],
         )
 

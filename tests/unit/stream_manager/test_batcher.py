@@ -30,8 +30,8 @@ from neve.proto.errors import (
 )
 from neve.stream_manager.batcher import ITEMS_MAX, Batcher
 from neve.stream_manager.changes import Changes
-from neve.stream_manager.record_kinds import NAME, NODE
-from neve.stream_manager.records import Name, NodeEntry
+from neve.stream_manager.record_kinds import NAME, NODE, Name
+from neve.stream_manager.records import NodeEntry
 from neve.stream_manager.state import State
 from tests.sim import loop as sim_loop
 

@@ -194,7 +194,7 @@ def test_a_request_that_avoids_or_excludes_nodes_is_chosen_for_itself() -> None:
 def test_each_policy_is_asked_for_as_it_is() -> None:
     cluster = Cluster(1, 2, 3)
     cluster.chosen()
-    cluster.chosen(replace(POLICY, replicas=3, placement="region", strict=True))
+    cluster.chosen(POLICY._replace(replicas=3, placement="region", strict=True))
     found = [(one.replicas, one.extent_bytes_max, one.policy, one.strict) for one in cluster.requests]
     assert found == [(2, GIB, "rack", False), (3, GIB, "region", True)]
 
@@ -202,5 +202,5 @@ def test_each_policy_is_asked_for_as_it_is() -> None:
 def test_many_policies_do_not_fill_memory() -> None:
     cluster = Cluster(1, 2)
     for number in range(3 * placement_cache.POLICIES_MAX):
-        cluster.chosen(replace(POLICY, extent_bytes_max=GIB + number))
+        cluster.chosen(POLICY._replace(extent_bytes_max=GIB + number))
         assert len(cluster.ensembles._chosen) <= placement_cache.POLICIES_MAX + 1

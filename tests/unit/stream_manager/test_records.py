@@ -15,7 +15,7 @@ from neve.proto.errors import UnsupportedVersion
 from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager import describe
 from neve.stream_manager import records as r
-from neve.stream_manager.record_kinds import EXTENT, KINDS, NAME, NODE, QUOTA, SETTINGS, STREAM, TASK, Kind
+from neve.stream_manager.record_kinds import EXTENT, KINDS, NAME, NODE, QUOTA, SETTINGS, STREAM, TASK, Kind, Name
 from neve.stream_manager.records import extent_bytes, read_extent, read_stream, replica_at, stream_bytes
 from neve.stream_manager.replay import read_replay, replay_bytes
 from neve.stream_manager.state import State
@@ -80,7 +80,7 @@ RECORDS: dict[Kind[Any, Any], st.SearchStrategy[Any]] = {
     TASK: st.builds(
         r.Task, ids, ids, st.integers(0, 3), st.none() | replicas, st.none() | replicas, ids, ids, ids, texts
     ).map(lambda task: replace(task, attempts=task.attempts % 1000)),
-    NAME: st.builds(r.Name, texts, ids),
+    NAME: st.builds(Name, texts, ids),
     QUOTA: st.builds(r.Quota, texts, ids, ids, ids),
     SETTINGS: st.builds(r.Settings, st.lists(texts, max_size=3).map(tuple)),
 }

@@ -728,7 +728,7 @@ async def test_the_lost_replica_of_a_strict_stream_is_placed_strictly_if_any_nod
         assert lost is not None
         targets = []
         for strict in (False, True):
-            state.streams[extent.stream_id] = stream._replace(policy=replace(stream.policy, strict=strict))
+            state.streams[extent.stream_id] = stream._replace(policy=stream.policy._replace(strict=strict))
             target = steps._choose_target(extent, lost, steps.budget())
             assert target is not None
             targets.append(target.node_id)

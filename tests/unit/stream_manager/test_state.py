@@ -15,8 +15,8 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.stream_policy import StreamPolicy
 from neve.stream_manager.changes import YOUNG_WINDOW, Changes
 from neve.stream_manager.quota import QuotaTable, Usage, matches
-from neve.stream_manager.record_kinds import EXTENT, NAME, NODE, QUOTA, TASK
-from neve.stream_manager.records import Extent, ExtentSeal, Name, NodeEntry, Quota, ReplicaAt, Stream, Task
+from neve.stream_manager.record_kinds import EXTENT, NAME, NODE, QUOTA, TASK, Name
+from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, Quota, ReplicaAt, Stream, Task
 from neve.stream_manager.state import State
 
 ROOT = b"/t/"
