@@ -18,9 +18,9 @@ from neve.proto.errors import NeveError, NotFound
 from neve.rpc.grpc_client import GrpcChannel
 from neve.rpc.grpc_server import GrpcServer
 from neve.rpc.service import Call, Channel, Service
-from neve.rpc.sim import SimNetwork
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
+from tests.sim.network.network import SimNetwork
 
 CLUSTER = "example"
 

@@ -26,9 +26,9 @@ from neve.meta.memory import MemoryClient
 from neve.proto.errors import Overloaded
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
-from neve.rpc.sim import SimNetwork
 from tests.sim.ledger import Attempt, Ledger, Session, Sighting
 from tests.sim.manager import META_TIMEOUT_S, meta_plan
+from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER
 from tests.sim.processes import Killed, Process
 from tests.sim.watched_store import WatchedStore

@@ -31,7 +31,6 @@ from neve.client.types import Position, Stream
 from neve.proto import extent_node_pb2 as en
 from neve.proto.blocks import HEADER_BYTES, split_record, verify
 from neve.proto.errors import INT64_MAX, NeveError
-from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
 from neve.stream_manager.core_health import HealthConfig
 from neve.stream_manager.leader import Term
@@ -44,6 +43,7 @@ from tests.sim.ledger import Attempt, Ledger
 from tests.sim.loop import current
 from tests.sim.manager import PORT, SimManager
 from tests.sim.memory import held_by_modules
+from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, SimNode
 from tests.sim.processes import Clock
 from tests.sim.reads import Readings

@@ -11,7 +11,7 @@ from typing import Any
 
 from neve.proto import errors
 from neve.proto.method import Method
-from neve.rpc import sim_server
+from tests.sim.network import server as sim_server
 
 
 @dataclass(slots=True)

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 
 from neve.extent_node.replica import NO_FD
 from neve.meta.lock import lock_key
-from neve.rpc.sim_connection import host_of
 from neve.stream_manager import records
 from tests.sim import held, memory
 from tests.sim.cluster import ROOT, SimCluster
 from tests.sim.leaked_files import leaked_files
 from tests.sim.manager import SimManager
+from tests.sim.network.connection import host_of
 from tests.sim.node import SimNode
 
 LOCKS = lock_key(ROOT, "")

@@ -18,13 +18,13 @@ from neve.meta.memory_link import FaultPlan
 from neve.proto import methods
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.node_calls import RpcNodeCalls
 from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.servicer import StreamManagerServicer
+from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS
 from tests.sim.processes import Clock, Process
 from tests.sim.watched_store import WatchedStore

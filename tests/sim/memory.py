@@ -18,8 +18,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from neve.meta.memory import MemoryStore
-from neve.rpc.sim import SimNetwork
-from neve.rpc.sim_connection import Connection
+from tests.sim.network.connection import Connection
+from tests.sim.network.network import SimNetwork
 
 PRODUCT = "neve."
 LOWEST = ("neve.proto.fields",)  # others have its names

@@ -41,9 +41,9 @@ from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from neve.rpc.sim import SimNetwork
 from tests.sim.disk import SimFileSystem
 from tests.sim.disk_nodes import PowerCutMode
+from tests.sim.network.network import SimNetwork
 from tests.sim.processes import Clock, Killed, Process, ProcessFileSystem, lasting
 
 CLUSTER = "test"

@@ -35,10 +35,10 @@ from neve.partition_server.servicer import PartitionServerServicer
 from neve.proto import methods
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from neve.rpc.sim_server import SimServer
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
+from tests.sim.network.server import SimServer
 from tests.sim.node import CLUSTER
 from tests.sim.processes import Clock, Process, lasting
 

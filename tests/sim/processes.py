@@ -39,8 +39,8 @@ _OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner",
 # Timers of these run on their own account, whoever caused them.
 _OUTSIDE = frozenset(
     {
-        "neve.rpc.sim_link",
-        "neve.rpc.sim_connection",
+        "tests.sim.network.link",
+        "tests.sim.network.connection",
         "neve.meta.memory",
         "neve.meta.memory_link",
         "tests.sim.watched_store",
@@ -48,7 +48,7 @@ _OUTSIDE = frozenset(
 )
 
 # These ask for the world's time, whoever calls them. A channel is called by both ends of its connection.
-_WORLD = _OUTSIDE | {"neve.rpc.sim", "neve.rpc.sim_channel"}
+_WORLD = _OUTSIDE | {"tests.sim.network.network", "tests.sim.network.channel"}
 
 
 class Killed(Exception):

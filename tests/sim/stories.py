@@ -26,7 +26,6 @@ from typing import Any, Protocol, TypeVar
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
-from neve.rpc.sim import exponential_delay
 from neve.stream_manager.config import Collecting
 from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
 from tests.sim.client import OPTIONS, Killed, SimClient
@@ -36,6 +35,7 @@ from tests.sim.explained import is_explained
 from tests.sim.ghost import Ghost
 from tests.sim.leaks import stop_and_look
 from tests.sim.loop import current
+from tests.sim.network.network import exponential_delay
 from tests.sim.node import SimNode
 from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of

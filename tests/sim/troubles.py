@@ -15,10 +15,10 @@ from typing import Any, Protocol, TypeVar
 
 from neve.meta.memory_link import Fault
 from neve.proto.errors import NeveError
-from neve.rpc.sim import DEFAULT_DELAY, exponential_delay
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import SimManager
+from tests.sim.network.network import DEFAULT_DELAY, exponential_delay
 from tests.sim.node import SimNode
 from tests.sim.partitions import SimKeyValue
 from tests.sim.swarm import Shape

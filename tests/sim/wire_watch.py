@@ -25,9 +25,9 @@ from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Gap
-from neve.rpc.sim_frame import Frame, Kind
-from neve.rpc.sim_link import Pipe
 from neve.stream_manager.records import ReplicaAt, replica_at
+from tests.sim.network.frame import Frame, Kind
+from tests.sim.network.link import Pipe
 from tests.sim.watched_store import WatchedStore
 
 ALL_METHODS: dict[int, Any] = {

@@ -11,12 +11,12 @@ import pytest
 from neve.meta.memory import MemoryStore
 from neve.proto.errors import LeaseLost
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimNetwork
 from tests.proto import methods
 from tests.proto import testing_pb2 as pb
 from tests.sim import processes
 from tests.sim.disk import SimFileSystem
 from tests.sim.disk_faults import SimulatedCrash
+from tests.sim.network.network import SimNetwork
 from tests.sim.processes import Process, ProcessFileSystem
 
 

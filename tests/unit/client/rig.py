@@ -22,8 +22,8 @@ from neve.proto import common_pb2
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from neve.rpc.sim import SimNetwork
 from tests.sim import processes
+from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, SimNode
 from tests.sim.processes import Process
 from tests.unit.client.scripted_manager import METHODS, ScriptedManager

@@ -27,9 +27,9 @@ from neve.proto.method import Method
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimNetwork
 from neve.rpc.started import Started
 from tests.sim import loop as sim_loop
+from tests.sim.network.network import SimNetwork
 
 OPTIONS = ClientOptions(
     call_timeout_s=10.0,

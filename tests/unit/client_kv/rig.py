@@ -14,8 +14,8 @@ from neve.client.kv_options import KeyValueOptions
 from neve.client.sync_client import LoopThread
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
-from neve.rpc.sim import SimNetwork
 from tests.sim import loop as sim_loop
+from tests.sim.network.network import SimNetwork
 from tests.unit.client_kv.scripted_partitions import CLUSTER, MANAGER, ScriptedCluster
 
 OPTIONS = KeyValueOptions(

@@ -23,8 +23,8 @@ from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c
 from neve.proto.method import Method
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimNetwork
 from neve.rpc.wire.server import WireServer
+from tests.sim.network.network import SimNetwork
 
 CLUSTER = "test"
 MANAGER = "pm1:3701"

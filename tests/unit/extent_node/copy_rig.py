@@ -18,7 +18,7 @@ from neve.proto.methods import EXTENT_NODE_READ_RANGE
 from neve.proto.stream_manager_pb2 import BadReplica
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimNetwork
+from tests.sim.network.network import SimNetwork
 from tests.unit.extent_node import store_rig as rig
 from tests.unit.extent_node.store_rig import Machine, block_of
 

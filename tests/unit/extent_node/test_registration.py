@@ -18,7 +18,7 @@ from neve.proto.errors import ConnectFailed, InvalidArgument, NeveError, NotLead
 from neve.proto.method import Method
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimNetwork
+from tests.sim.network.network import SimNetwork
 
 METHODS: list[Method[Any, Any]] = [
     methods.STREAM_MANAGER_REGISTER_NODE,

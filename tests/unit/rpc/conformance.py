@@ -18,10 +18,10 @@ from neve.proto.errors import NeveError, TransportError, from_message
 from neve.rpc.auth import Authenticator
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
 from neve.rpc.service import Call, Channel, Reply, Service
-from neve.rpc.sim import SimNetwork
 from neve.rpc.tls import TlsFiles
 from tests.proto import methods, testing_pb2
 from tests.sim import loop as sim_loop
+from tests.sim.network.network import SimNetwork
 
 CLUSTER = "conformance"
 

@@ -33,7 +33,6 @@ from neve.proto.method import Method, Rep, Req
 from neve.rpc.authorisation import Authoriser
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from neve.rpc.sim import SimNetwork
 from neve.stream_manager import describe
 from neve.stream_manager.config import Limits, ManagerConfig
 from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
@@ -47,6 +46,7 @@ from neve.stream_manager.registry import Registry
 from neve.stream_manager.servicer import StreamManagerServicer
 from neve.stream_manager.topology import Topology, resolver_for
 from tests.sim import processes
+from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
 from tests.sim.processes import Process
 

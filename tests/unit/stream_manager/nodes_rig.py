@@ -24,7 +24,6 @@ from neve.proto.methods import EXTENT_NODE_APPEND_BLOCK, STREAM_MANAGER
 from neve.proto.stream_policy import StreamPolicy
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimNetwork
 from neve.stream_manager.config import Collecting, ManagerConfig, Placing, Recovery
 from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.core_health import HealthConfig
@@ -36,6 +35,7 @@ from neve.stream_manager.nodes_part import ClusterNodes
 from neve.stream_manager.records import Extent, ReplicaAt, Stream
 from neve.stream_manager.seal_tail import SealOrder, seal_tail
 from tests.sim import processes
+from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
 from tests.unit.extent_node.store_rig import block_of, segment
 

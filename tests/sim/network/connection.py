@@ -12,8 +12,8 @@ import asyncio
 from typing import Protocol
 
 from neve.proto.errors import ConnectFailed, to_message
-from neve.rpc.sim_frame import Frame, Kind
-from neve.rpc.sim_link import Conditions, Pipe
+from tests.sim.network.frame import Frame, Kind
+from tests.sim.network.link import Conditions, Pipe
 
 _END = Frame(kind=Kind.END)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neve.rpc.sim_frame import Frame, Kind
+from tests.sim.network.frame import Frame, Kind
 
 # Draws the seconds that a frame of so many bytes takes.
 Delay = Callable[[random.Random, int], float]

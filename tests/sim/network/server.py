@@ -21,8 +21,8 @@ from neve.proto import errors, wire_pb2
 from neve.rpc.auth import Authenticator
 from neve.rpc.limits import Limits
 from neve.rpc.service import Call, Route, Service, merge_routes
-from neve.rpc.sim_connection import Connection, host_of
-from neve.rpc.sim_frame import Frame, Kind, pack, unpack
+from tests.sim.network.connection import Connection, host_of
+from tests.sim.network.frame import Frame, Kind, pack, unpack
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import pytest
 from neve.proto import errors
 from neve.rpc.limits import Limits
 from neve.rpc.service import Call, Service
-from neve.rpc.sim import SimChannel, SimNetwork, SimServer, exponential_delay, fixed_delay
-from neve.rpc.sim_link import DELAY_S_MAX
 from tests.proto import methods, testing_pb2
 from tests.sim import loop as sim_loop
+from tests.sim.network.link import DELAY_S_MAX
+from tests.sim.network.network import SimChannel, SimNetwork, SimServer, exponential_delay, fixed_delay
 from tests.unit.rpc.conformance import CLUSTER, FOREVER_S, Servicer, do, hang
 
 SERVER = "server:7000"

@@ -22,9 +22,9 @@ from neve.proto.method import Method, Rep, Req
 from neve.rpc.grpc_message import check_sizes
 from neve.rpc.limits import Limits
 from neve.rpc.service import REPLY_BYTES_DEFAULT, Buffer, Channel, Reply, bounded_timeout_s
-from neve.rpc.sim_connection import Connection, End
-from neve.rpc.sim_connection import Network as ConnectionNetwork
-from neve.rpc.sim_frame import Frame, Kind, pack, unpack
+from tests.sim.network.connection import Connection, End
+from tests.sim.network.connection import Network as ConnectionNetwork
+from tests.sim.network.frame import Frame, Kind, pack, unpack
 
 
 class Network(ConnectionNetwork, Protocol):

@@ -17,7 +17,7 @@ first one is still on its way, and reordering from different connections.
 
 Invariants: same rng state and same calls, same trace: nothing here reads a clock but the loop's, iterates over a set,
             or depends on the hash of a string;
-            the sides share no object (`rpc.sim_frame`).
+            the sides share no object (`tests.sim.network.frame`).
 Note:       It needs no special loop, but only a virtual clock makes it repeatable.
 Not here:   processes. A paused or crashed host stops its messages and handlers; its other tasks are the user's to stop.
 """
@@ -30,10 +30,10 @@ from collections.abc import Callable, Sequence
 from neve.rpc.auth import AllowAll, Authenticator
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
 from neve.rpc.service import Service
-from neve.rpc.sim_channel import SimChannel
-from neve.rpc.sim_connection import Connection, End, Listener, host_of
-from neve.rpc.sim_link import Delay, Link, Watcher, exponential_delay, fixed_delay
-from neve.rpc.sim_server import SimServer
+from tests.sim.network.channel import SimChannel
+from tests.sim.network.connection import Connection, End, Listener, host_of
+from tests.sim.network.link import Delay, Link, Watcher, exponential_delay, fixed_delay
+from tests.sim.network.server import SimServer
 
 __all__ = ["Delay", "SimChannel", "SimNetwork", "SimServer", "exponential_delay", "fixed_delay"]
 
