@@ -431,8 +431,11 @@ class Writes:
                         raise store.log_refused(error) from error
                 memtable = store.view.memtables[0]
                 memtable.pending += 1  # it is not flushed, nor the log cut, before this is acknowledged
-                future.add_done_callback(functools.partial(self._on_part_logged, memtable))
-                pending.append((future, value_at, len(piece)))
+                # A future of its own: the log's may be done, and this function go on, before its callback has pinned
+                # the extent. That took a pin away before it was there.
+                pinned: asyncio.Future[Position] = self._loop.create_future()
+                future.add_done_callback(functools.partial(self._on_part_logged, memtable, pinned))
+                pending.append((pinned, value_at, len(piece)))
             for future, _, _ in pending:
                 await asyncio.shield(future)
         except BaseException:
@@ -441,14 +444,19 @@ class Writes:
             raise
         return tuple(Part(*future.result(), value_at, length) for future, value_at, length in pending)
 
-    def _on_part_logged(self, memtable: Memtable, future: asyncio.Future[Position]) -> None:
+    def _on_part_logged(
+        self, memtable: Memtable, pinned: asyncio.Future[Position], future: asyncio.Future[Position]
+    ) -> None:
         store = self._store
         memtable.pending -= 1
         error = future.exception()
         if error is not None:
             store.fail(error if isinstance(error, NeveError) else AppendOutcomeUnknown(detail=str(error)))
+            pinned.set_exception(error)
+            pinned.exception()  # it may be that nobody waits for it any more
         else:
             store.pins.add([future.result().extent_id])
+            pinned.set_result(future.result())
         if memtable.closed:
             store.work.set()
 
