@@ -108,6 +108,8 @@ class ClientConnection(Connection):
         elif kind == Kind.BEAT:
             pass
         elif kind == Kind.WELCOME:
+            if self.welcome.cancelled():
+                return  # the handshake has just timed out, and its task is about to end this connection
             if self.welcome.done():
                 raise violation_of_kind(prelude, "twice")
             self.welcome.set_result(parse(wire_pb2.Welcome, message))
