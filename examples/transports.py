@@ -1,9 +1,8 @@
-"""One servicer, three transports: what it answers and what it raises is the same over wire, gRPC and the simulator.
+"""One servicer, two transports: what it answers and what it raises is the same over the wire and gRPC.
 
-    python examples/transports.py          exit code 0 when all three agree
+    python examples/transports.py          exit code 0 when both agree
 
-The wire is what Neve's servers speak to each other, gRPC is for any other language, and the simulated network is what
-lets tests run whole clusters in one process (there, on a virtual clock; here, on the real one).
+Neve's servers speak to each other over the wire; gRPC is for any other language.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from neve.rpc.grpc_server import GrpcServer
 from neve.rpc.service import Call, Channel, Service
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
-from tests.sim.network.network import SimNetwork
 
 CLUSTER = "example"
 
@@ -63,21 +61,18 @@ async def main() -> int:
     services = [Service(methods.DIAGNOSTICS, Diagnostics())]
     wire_server = WireServer(services, cluster=CLUSTER)
     grpc_server = GrpcServer(services, cluster=CLUSTER)
-    network = SimNetwork(random.Random(1))
-    sim_server = network.serve("node1:7000", services, cluster=CLUSTER)
     channels: dict[str, Channel] = {
         "wire": WireChannel(await wire_server.start("127.0.0.1", 0), cluster=CLUSTER),
         "grpc": GrpcChannel(await grpc_server.start("127.0.0.1", 0), cluster=CLUSTER),
-        "sim": network.channel("laptop", sim_server.address, cluster=CLUSTER),
     }
     raised = [await ask(name, channel) for name, channel in channels.items()]
     for channel in channels.values():
         await channel.close()
-    for server in (wire_server, grpc_server, sim_server):
+    for server in (wire_server, grpc_server):
         await server.stop(1.0)
 
     agreed = all(type(error) is NotFound and error.name == "nobody" for error in raised)
-    print("the same error, three times" if agreed else "the transports DISAGREE")
+    print("the same error, twice" if agreed else "the transports DISAGREE")
     return 0 if agreed else 1
 
 

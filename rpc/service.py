@@ -7,10 +7,10 @@ A servicer is any object with a method for each rpc of its service:
             call.attach(call.attachment)         # bulk bytes go beside the message, never through protobuf
             return pb.EchoReply(text=request.text)
 
-and it is served unchanged by `rpc.wire.server`, `rpc.grpc_server` and `rpc.sim`. It raises errors of
-`proto.errors`; the caller gets an exception of the same class with the same fields.
+and it is served unchanged by `rpc.wire.server` and `rpc.grpc_server`. It raises errors of `proto.errors`; the caller
+gets an exception of the same class with the same fields.
 
-Invariants: handlers of one connection start in the order in which their requests arrived (on wire and sim: gRPC
+Invariants: handlers of one connection start in the order in which their requests arrived (on the wire: gRPC
             promises no order between calls in flight, so a caller that needs it there awaits each call);
             a handler may be cancelled at any await (the caller gave up, its deadline passed, the server stops):
             what must be finished once begun, it shields;
@@ -31,7 +31,7 @@ from google.protobuf.message import Message
 
 from neve.proto.errors import DeadlineExceeded
 from neve.proto.method import Method, Rep, Req
-from neve.rpc.started import OnDone, Started
+from neve.rpc.started import OnDone
 
 Buffer = bytes | bytearray | memoryview
 
@@ -235,9 +235,6 @@ class Channel(ABC):
 
     address: str
 
-    # Whether `call` uses nothing that needs a task (rpc/started.py says what): then `begin` makes none.
-    calls_without_a_task = False
-
     @abstractmethod
     async def call(
         self,
@@ -278,7 +275,7 @@ class Channel(ABC):
         """
         message = method.request.FromString(request) if isinstance(request, bytes) else request
         answer = self.call(method, message, timeout_s=timeout_s, attachment=attachment, reply_bytes_max=reply_bytes_max)
-        return Started(answer, on_done) if self.calls_without_a_task else _InTask(answer, on_done)
+        return _InTask(answer, on_done)
 
     @abstractmethod
     async def close(self) -> None:

@@ -52,7 +52,7 @@ OPTIONS = ClientOptions(
     lease_ttl_s=4,
     lock_timeout_s=20.0,
     avoid_node_s=10.0,
-    limits=Limits(dead_peer_s=6.0, keepalive_s=2.0, connect_timeout_s=0.5, handshake_timeout_s=0.5),
+    limits=Limits(dead_peer_s=6.0, keepalive_s=4.0, connect_timeout_s=0.5, handshake_timeout_s=0.5),
 )
 
 
@@ -122,12 +122,11 @@ class SimClient:
     def pause(self, *, buffered: bool = False) -> None:
         """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""
         self.process.pause()
-        if not buffered:
-            self._network.pause(self.name)
+        self._network.pause(self.name, buffered=buffered)
 
     def resume(self) -> None:
+        self._network.resume(self.name)  # first: a process reads what has come before it runs its late timers
         self.process.resume()
-        self._network.resume(self.name)
 
     # --- use -------------------------------------------------------------------------------------------------
 

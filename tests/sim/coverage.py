@@ -11,7 +11,7 @@ from typing import Any
 
 from neve.proto import errors
 from neve.proto.method import Method
-from tests.sim.network import server as sim_server
+from tests.sim.network.frames import FrameDecoder
 
 
 @dataclass(slots=True)
@@ -45,20 +45,16 @@ class Coverage:
             count[cls.__name__] += 1
             return Exception.__new__(cls)
 
-        answered = self.methods
-        send_reply = sim_server._Session._send_reply
-
-        def counted(session: Any, route: Any, *arguments: Any) -> None:
-            answered[method_name(route.method)] += 1
-            send_reply(session, route, *arguments)
+        def answered(method: Method[Any, Any]) -> None:
+            self.methods[method_name(method)] += 1
 
         errors.NeveError.__new__ = new  # type: ignore[assignment]
-        sim_server._Session._send_reply = counted  # type: ignore[method-assign, assignment]
+        FrameDecoder.on_reply = answered
         try:
             yield
         finally:
             del errors.NeveError.__new__
-            sim_server._Session._send_reply = send_reply  # type: ignore[method-assign]
+            FrameDecoder.on_reply = None
             log.removeHandler(handler)
             log.setLevel(level)
 

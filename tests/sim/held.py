@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from neve.rpc.wire.buffers import POOL_BYTES_MAX, STREAM_CHUNK_BYTES
+from neve.rpc.wire.deadlines import BUCKETS_SWEEP_MIN
 from tests.sim.memory import held_by
 
 Bounds = Mapping[str, str | int]  # by name: a field of Counts, or how many
@@ -55,10 +57,31 @@ NUMBERS = (
     "Share.used_bytes",
     "StoreState._orders",
     "TurnLock.held",
-    "_Session.in_flight_bytes",
+    "ByteBudget.held_bytes",
+    "ClientConnection.inflight_bytes",
+    "ServerConnection._unsettled_bytes",
+    "ServerConnection.request_bytes",
+    "WireServer.request_bytes",
 )
 
-CONNECTED: Bounds = {"ChannelPool._channels": "hosts", "SimServer._sessions": "hosts", "SimServer.routes": 100}
+_DEADLINES = {"Deadlines._buckets": BUCKETS_SWEEP_MIN, "Deadlines._timers": BUCKETS_SWEEP_MIN}  # of calls that are over
+_CHUNKS = {  # receive buffers, to be used again
+    "ChunkPool._by_size": 8,
+    "ChunkPool._by_size[]": 256,
+    "ChunkPool._by_size[][]": POOL_BYTES_MAX,
+    "ChunkPool._stream": STREAM_CHUNK_BYTES,
+}
+_STOPPED_WIRE = {**_CHUNKS, "WireServer.routes": 100}
+
+CONNECTED: Bounds = {
+    **_DEADLINES,
+    **_CHUNKS,
+    "ChannelPool._channels": "hosts",
+    "WireServer._acceptors": 1,
+    "WireServer._listeners": 1,
+    "WireServer.connections": "hosts",
+    "WireServer.routes": 100,
+}
 
 NODE: Bounds = {
     **CONNECTED,
@@ -171,9 +194,9 @@ STOPPED_SERVER: Bounds = {
     "BlockCache._blocks": 10_000,  # bounded by its bytes
     "Host._regions": "streams_made",
     "Host._starts": "streams_made",
-    "SimServer.routes": 100,
+    **_STOPPED_WIRE,
 }
-STOPPED_MANAGER: Bounds = {**CLIENT, **_REGIONS, "Manager._tasks": 2, "Roster._candidates": 8, "SimServer.routes": 100}
+STOPPED_MANAGER: Bounds = {**CLIENT, **_REGIONS, **_STOPPED_WIRE, "Manager._tasks": 2, "Roster._candidates": 8}
 KEY_VALUE: Bounds = {
     **_REGIONS,
     "Dispatcher._puts": 8,  # servers

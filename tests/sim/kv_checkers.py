@@ -89,10 +89,10 @@ def check_memory(partitions: PartitionCluster) -> None:
     """Of servers and managers that have stopped, and of clients that are closed."""
     counts, found = counts_of(partitions.sim), []
     for server in partitions.servers.values():
-        served = (server.host_, server.around, server.registration, server.door, server.streams, server._channels)
+        served = (server.host_, server.around, server.registration, server.door.wire, server.streams, server._channels)
         found += [f"{server.host} holds {what}" for what in held.too_much(held.STOPPED_SERVER, counts, *served)]
     for manager in partitions.managers.values():
-        managed = (manager.manager, manager.door, manager.streams, manager._channels)
+        managed = (manager.manager, manager.door.wire, manager.streams, manager._channels)
         found += [f"{manager.host} holds {what}" for what in held.too_much(held.STOPPED_MANAGER, counts, *managed)]
     for client in partitions.clients:
         if client.process.stopped:

@@ -38,7 +38,7 @@ def left_over(cluster: SimCluster) -> list[str]:
         if node.running:
             found += leaked_files(node, cluster.state.extents)
             found += unexplained_descriptors(node)
-    return found or [*held_in_memory(cluster), *unused_connections(cluster)]
+    return found or [*held_in_memory(cluster), *unused_connections(cluster), *unanswered_calls(cluster)]
 
 
 # --- memory and connections ----------------------------------------------------------------------------------
@@ -49,11 +49,11 @@ def held_in_memory(cluster: SimCluster) -> list[str]:
     counts, found = counts_of(cluster), []
     for node in cluster.nodes.values():
         if node.running:
-            roots = (node.store, node.copier, node.registrar, node.server, node._channels)
+            roots = (node.store, node.copier, node.registrar, node.server.wire, node._channels)
             found += [f"{node.host} holds {what}" for what in held.too_much(held.NODE, counts, *roots)]
     for manager in cluster.managers.values():
         if manager.running:
-            many = held.too_much(held.MANAGER, counts, manager.manager, manager._server, manager._channels)
+            many = held.too_much(held.MANAGER, counts, manager.manager, manager._server.wire, manager._channels)
             found += [f"{manager.host} holds {what}" for what in many]
     for client in cluster.clients.values():
         if client.process.stopped:
@@ -87,6 +87,15 @@ def unused_connections(cluster: SimCluster) -> list[str]:
         f"{count} connections from {host} to {address}"
         for (host, address), count in found.items()
         if host in ended or host_of(address) in ended or count > held.LANES
+    ]
+
+
+def unanswered_calls(cluster: SimCluster) -> list[str]:
+    """Those on connections that both ends keep up."""
+    return [
+        f"{len(each.calls.open)} calls from {each.client_host} to {each.address} have no answer"
+        for each in cluster.network._connections
+        if each.calls.open and not each.client.over and not each.server.over
     ]
 
 

@@ -166,15 +166,15 @@ class SimLoop(asyncio.SelectorEventLoop):
         return self._thread_rng.choice((0.0, self._thread_rng.uniform(0.0, THREAD_DELAY_S_MAX)))
 
     def _add_reader(self, *_: Any) -> Any:
-        raise NotSimulated("a socket was opened under simulation: use tests.sim.network.network")
+        raise NotSimulated("a socket was opened under simulation: use tests.sim.network")
 
     _add_writer = _add_reader
 
     async def create_connection(self, *_: Any, **__: Any) -> Any:
-        raise NotSimulated("create_connection under simulation: use tests.sim.network.network")
+        raise NotSimulated("create_connection under simulation: use tests.sim.network")
 
     async def create_server(self, *_: Any, **__: Any) -> Any:
-        raise NotSimulated("create_server under simulation: use tests.sim.network.network")
+        raise NotSimulated("create_server under simulation: use tests.sim.network")
 
     async def subprocess_exec(self, *_: Any, **__: Any) -> Any:
         raise NotSimulated("a subprocess was started under simulation")

@@ -98,7 +98,8 @@ class SimManager:
             wall_ms=self.wall_ms,
         )
         servicer = StreamManagerServicer(self.manager)
-        self._server = self._network.serve(self.address, [Service(methods.STREAM_MANAGER, servicer)], cluster=CLUSTER)
+        services = [Service(methods.STREAM_MANAGER, servicer)]
+        self._server = self._network.serve(self.address, services, cluster=CLUSTER)
         self.manager.start(self.address)
 
     async def stop(self) -> None:
@@ -136,8 +137,8 @@ class SimManager:
 
     def resume(self) -> None:
         assert self.process is not None
+        self._network.resume(self.host)  # first: a process reads what has come before it runs its late timers
         self.process.resume()
-        self._network.resume(self.host)
 
     def wall_ms(self) -> int:
         return wall_ms() + self.skew_ms

@@ -4,7 +4,8 @@
     held_by_modules()                     {"neve.proto.errors._BY_CODE": 40, ...}: of all processes together
 
 Invariants: it looks at whatever there is: what somebody adds tomorrow is looked at tomorrow, without a word here;
-            what several processes share (the network, the metadata store) is nobody's own, and is not entered;
+            what several processes share (the network, which is no part of the product, and the metadata store) is
+            nobody's own, and is not entered;
             it changes nothing. Bytes are not looked at, nor what is only in a closure or a task.
 """
 
@@ -18,12 +19,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from neve.meta.memory import MemoryStore
-from tests.sim.network.connection import Connection
-from tests.sim.network.network import SimNetwork
 
 PRODUCT = "neve."
 LOWEST = ("neve.proto.fields",)  # others have its names
-SHARED = (SimNetwork, Connection, MemoryStore)
+SHARED = (MemoryStore,)
 CONTAINERS = (dict, list, set, frozenset, collections.deque, bytearray)
 
 
@@ -88,7 +87,7 @@ def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         yield from value.keys()
         yield from value.values()
-    else:
+    elif not isinstance(value, bytearray):  # a receive buffer has many bytes
         yield from value
 
 
@@ -99,7 +98,8 @@ def _kind(value: object) -> Hashable:
 @functools.cache
 def _is_own(kind: Hashable) -> bool:
     assert isinstance(kind, type)
-    return kind.__module__.startswith(PRODUCT) and not issubclass(kind, (*SHARED, type, BaseException))
+    product = any(each.__module__.startswith(PRODUCT) for each in kind.__mro__)  # itself, or what it extends
+    return product and not issubclass(kind, (*SHARED, type, BaseException))
 
 
 @functools.cache

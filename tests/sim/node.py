@@ -222,7 +222,8 @@ class SimNode:
             node_id=self.node_id,
             read_bytes_max=self._config.read_bytes_max,
         )
-        self.server = self._network.serve(self.address, [Service(methods.EXTENT_NODE, servicer)], cluster=CLUSTER)
+        services = [Service(methods.EXTENT_NODE, servicer)]
+        self.server = self._network.serve(self.address, services, cluster=CLUSTER)
         self.serving = True
         self._tasks = []
         if self._managers:
@@ -309,8 +310,8 @@ class SimNode:
 
     def resume(self) -> None:
         assert self.process is not None
+        self._network.resume(self.host)  # first: a process reads what has come before it runs its late timers
         self.process.resume()
-        self._network.resume(self.host)
 
     def wipe(self) -> None:
         """The disks are replaced by empty ones, formatted as new disks of this node. The process must not run."""

@@ -38,7 +38,7 @@ from neve.rpc.service import Service
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import META_TIMEOUT_S, meta_plan, wall_ms
-from tests.sim.network.server import SimServer
+from tests.sim.network.network import SimServer
 from tests.sim.node import CLUSTER
 from tests.sim.processes import Clock, Process, lasting
 
@@ -136,13 +136,12 @@ class SimProcess:
         """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""
         assert self.process is not None
         self.process.pause()
-        if not buffered:
-            self._cluster.network.pause(self.host)
+        self._cluster.network.pause(self.host, buffered=buffered)
 
     def resume(self) -> None:
         assert self.process is not None
+        self._cluster.network.resume(self.host)  # first: a process reads what has come before it runs its late timers
         self.process.resume()
-        self._cluster.network.resume(self.host)
 
 
 class SimPartitionManager(SimProcess):

@@ -111,12 +111,11 @@ class SimKeyValue:
     def pause(self, *, buffered: bool = False) -> None:
         """SIGSTOP. `buffered`: what is sent to it waits in its own buffers, not on the way."""
         self.process.pause()
-        if not buffered:
-            self._network.pause(self.name)
+        self._network.pause(self.name, buffered=buffered)
 
     def resume(self) -> None:
+        self._network.resume(self.name)  # first: a process reads what has come before it runs its late timers
         self.process.resume()
-        self._network.resume(self.name)
 
 
 class PartitionCluster:

@@ -36,19 +36,16 @@ TASKS_LEFT_S = 0.05  # far above what a cancelled task takes to hear of it, far 
 
 _OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
-# Timers of these run on their own account, whoever caused them.
+# Callbacks of these run on their own account, whoever caused them, and these ask for the world's time.
 _OUTSIDE = frozenset(
     {
-        "tests.sim.network.link",
-        "tests.sim.network.connection",
+        "tests.sim.network.pipe",
+        "tests.sim.network.transport",
         "neve.meta.memory",
         "neve.meta.memory_link",
         "tests.sim.watched_store",
     }
 )
-
-# These ask for the world's time, whoever calls them. A channel is called by both ends of its connection.
-_WORLD = _OUTSIDE | {"tests.sim.network.network", "tests.sim.network.channel"}
 
 
 class Killed(Exception):
@@ -227,7 +224,7 @@ def _clock_of(caller: types.FrameType) -> Clock | None:
     if owner is None or owner.clock.true:
         return None
     module = caller.f_globals.get("__name__", "")
-    return None if module in _WORLD or module.startswith("tests.") else owner.clock
+    return None if module in _OUTSIDE or module.startswith("tests.") else owner.clock
 
 
 def _is_outside(callback: Callable[..., object]) -> bool:

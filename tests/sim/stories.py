@@ -35,7 +35,8 @@ from tests.sim.explained import is_explained
 from tests.sim.ghost import Ghost
 from tests.sim.leaks import stop_and_look
 from tests.sim.loop import current
-from tests.sim.network.network import exponential_delay
+from tests.sim.network.link import exponential_delay
+from tests.sim.network.scale import network_options, wire
 from tests.sim.node import SimNode
 from tests.sim.partition_world import PartitionWorld
 from tests.sim.swarm import Shape, weights_of
@@ -402,13 +403,14 @@ def play(
     }
     begun_s = time.process_time()
     try:
-        with outcome.coverage.watching():
+        with wire(scaled=shape.ragged), outcome.coverage.watching():
             outcome.trace_hash = run_story(
                 story,
                 seed=seed,
                 managers=shape.managers,
                 nodes=shape.nodes,
                 node_options=options,
+                network_options=network_options(seed, ragged=shape.ragged, far=bool(shape.far)),
                 collecting=COLLECTING,
                 **kind.cluster_options(seed),
             )

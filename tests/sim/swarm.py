@@ -69,6 +69,7 @@ class Shape:
     append_timeout_s: float  # writers' patience with a node
     hasty: bool  # writers append while appends are under way, more often than they wait
     restless: bool  # writers leave and come back after a few appends, without waiting for them
+    ragged: bool  # reads end in the middle of frames, and little is on the way before senders wait
     eager_journal: bool  # it takes the bytes of single extents, too, and larger ones go in place
 
     @classmethod
@@ -95,6 +96,7 @@ class Shape:
             far=rng.choice(("", "", "node", "clients")),
             far_s=rng.choice((0.02, 0.15)),
             restless=rng.random() < 0.3,
+            ragged=seed % 2 == 0,
             eager_journal=rng.random() < 0.5,
             hasty=rng.random() < 0.3,
             append_timeout_s=rng.choice((0.5, 0.5, 2.0)),

@@ -16,7 +16,7 @@ from neve.stream_manager.records import Extent
 from tests.sim import raw
 from tests.sim.client import SimClient, SimWriter
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.network.network import fixed_delay
+from tests.sim.network.link import fixed_delay
 from tests.unit.extent_node.store_rig import block_of
 
 LARGE = 1 << 20  # an extent that no story fills

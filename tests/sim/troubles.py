@@ -18,7 +18,8 @@ from neve.proto.errors import NeveError
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster
 from tests.sim.manager import SimManager
-from tests.sim.network.network import DEFAULT_DELAY, exponential_delay
+from tests.sim.network.link import exponential_delay
+from tests.sim.network.network import DEFAULT_DELAY
 from tests.sim.node import SimNode
 from tests.sim.partitions import SimKeyValue
 from tests.sim.swarm import Shape

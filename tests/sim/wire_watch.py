@@ -25,9 +25,10 @@ from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Gap
+from neve.rpc.wire.frame import Kind
 from neve.stream_manager.records import ReplicaAt, replica_at
-from tests.sim.network.frame import Frame, Kind
-from tests.sim.network.link import Pipe
+from tests.sim.network.frames import Frame
+from tests.sim.network.pipe import Pipe
 from tests.sim.watched_store import WatchedStore
 
 ALL_METHODS: dict[int, Any] = {
@@ -124,7 +125,7 @@ class WireWatch:
 
     def __call__(self, event: str, pipe: Pipe, frame: Frame) -> None:
         kind = frame.kind
-        if kind is Kind.REQUEST:
+        if kind == Kind.REQUEST:
             if event == "deliver":
                 self._begun(pipe, frame)
             elif event == "send":
@@ -136,12 +137,12 @@ class WireWatch:
                     self._tell(frame, "request", pipe)
         elif event == "send" and kind in (Kind.REPLY, Kind.ERROR):
             asked = self._asked.pop((pipe.name, frame.call_id), None)
-            if asked is not None and kind is Kind.REPLY:
+            if asked is not None and kind == Kind.REPLY:
                 method = ALL_METHODS[frame.method_id]
                 request = method.request.FromString(asked.request.message)
                 reply = method.reply.FromString(frame.message)
                 self._judges[frame.method_id](pipe.source, asked, request, reply)
-            if self.listeners and kind is Kind.REPLY:
+            if self.listeners and kind == Kind.REPLY:
                 self._tell(frame, "reply", pipe)
 
     def _tell(self, frame: Frame, kind: str, pipe: Pipe) -> None:

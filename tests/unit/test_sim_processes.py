@@ -113,8 +113,10 @@ def test_handlers_belong_to_the_process_that_serves() -> None:
         task = client.spawn(call())
         await started.wait()
         server.pause()
-        await asyncio.sleep(100)
+        network.pause("server")
+        await asyncio.sleep(20)
         assert not task.done()
+        network.resume("server")
         server.resume()
         await task
         await channel.close()

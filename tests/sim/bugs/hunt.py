@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.sim.bugs import damage_bugs, leak_bugs, partition_bugs, read_bugs  # noqa: F401 - they come into BUGS
+from tests.sim.bugs import damage_bugs, leak_bugs, partition_bugs, read_bugs, wire_bugs  # noqa: F401 - they come into BUGS
 from tests.sim.bugs.bugs import BUGS, Bug
 from tests.sim.stories import WORLDS, play
 from tests.sim.swarm import has_kind

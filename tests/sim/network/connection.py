@@ -1,9 +1,8 @@
-"""A simulated TCP connection: two pipes, two ends, and the ways in which it comes apart.
+"""A simulated TCP connection: two pipes, two ends, how it is made, and the ways in which it comes apart.
 
-Invariants: an end that is over hears nothing more, and learns of it once;
-            a cut is seen at once by the client only. The server may still receive what was on the way, later, and
+Invariants: a cut is seen at once by the client only. The server may still receive what was on the way, later, and
             execute it: that is how a request sent again after ConnectionLost is executed twice;
-            what stays stalled for `dead_peer_s` is given up by each end whose host runs, as beats do on the wire.
+            a host that never answers costs the caller the time that it is prepared to wait.
 """
 
 from __future__ import annotations
@@ -11,31 +10,22 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from neve.proto.errors import ConnectFailed, to_message
-from tests.sim.network.frame import Frame, Kind
-from tests.sim.network.link import Conditions, Pipe
-
-_END = Frame(kind=Kind.END)
-
-
-class End(Protocol):
-    def on_frame(self, frame: Frame) -> None: ...
-
-    def on_ended(self, reason: str) -> None:
-        """Called once, unless this end closed the connection itself."""
-        ...
+from tests.sim.network.frames import Calls, FrameDecoder, Methods
+from tests.sim.network.pipe import Conditions, Mark, Pipe
+from tests.sim.network.transport import Host, SimTransport
 
 
 class Listener(Protocol):
-    def accept(self, connection: Connection, hello: Frame) -> End | None:
-        """The server's end for a new connection; None when it was refused, which the client has been told."""
-        ...
+    def arrived(self, connection: Connection) -> None: ...
 
 
-class Network(Conditions, Protocol):
+class Network(Conditions, Host, Protocol):
     late_s_mean: float
+    methods: Methods
 
     def listener(self, address: str) -> Listener | None: ...
+
+    def runs_since_s(self, host: str) -> float: ...
 
     def forget(self, connection: Connection) -> None: ...
 
@@ -48,163 +38,119 @@ def host_of(address: str) -> str:
 
 
 class Connection:
-    """Begins with the client's HELLO; `number` tells connections apart in the trace."""
+    """Begins when the client calls; `number` tells connections apart in the trace."""
 
-    def __init__(
-        self, network: Network, number: int, *, client_host: str, address: str, client: End, dead_peer_s: float
-    ) -> None:
+    def __init__(self, network: Network, number: int, *, client_host: str, address: str) -> None:
         self.client_host = client_host
         self.address = address
         self.peer = f"{client_host}#{number}"
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._network = network
         self._number = number
-        self._dead_peer_s = dead_peer_s
-        self._client: End | None = client
-        self._server: End | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        server_host = host_of(address)
-        self._up = Pipe(network, f"#{number}", source=client_host, target=server_host, deliver=self._to_server)
-        self._down = Pipe(network, f"#{number}", source=server_host, target=client_host, deliver=self._to_client)
-        self.update()
+        server_host, name = host_of(address), f"#{number}"
+        self.calls = Calls(f"{client_host} to {address}", wrong=network.wrong, runs_since_s=self._server_runs_since_s)
+        self.client = SimTransport(network, client_host, on_over=self._on_over)
+        self.server = SimTransport(network, server_host, on_over=self._on_over)
+        self._up = Pipe(
+            *(network, name),
+            source=client_host,
+            target=server_host,
+            receive=self.server.arrived,
+            decoder=FrameDecoder(network.methods, self.calls),
+        )
+        self._down = Pipe(
+            *(network, name),
+            source=server_host,
+            target=client_host,
+            receive=self.client.arrived,
+            decoder=FrameDecoder(network.methods, self.calls),
+        )
+        self.client.out = self.server.into = self._up
+        self.server.out = self.client.into = self._down
+        self._up.on_room, self._down.on_room = self.client.on_room, self.server.on_room
+        self.server.on_mark, self.client.on_mark = self._on_call, self._on_answer
+        self.client.reached = True
+        self._up.send(Mark.CONNECT)
 
-    # --- the ends --------------------------------------------------------------------------------------------
+    # --- how it is made --------------------------------------------------------------------------------------
 
-    def send_to_server(self, frame: Frame) -> None:
-        self._up.send(frame)
-        self._after_sending(self._up)
+    def _on_call(self, mark: Mark) -> None:
+        assert mark is Mark.CONNECT, mark
+        self.server.reached = True
+        listener = self._network.listener(self.address)
+        if listener is None:
+            self._down.send(Mark.REFUSED)
+            self.server.finish(None)
+        else:
+            self._down.send(Mark.ACCEPTED)
+            listener.arrived(self)
 
-    def send_to_client(self, frame: Frame) -> None:
-        self._down.send(frame)
-        self._after_sending(self._down)
+    def _on_answer(self, mark: Mark) -> None:
+        if self.accepted.done():
+            return
+        if mark is Mark.ACCEPTED:
+            self.accepted.set_result(None)
+        else:
+            self.accepted.set_exception(ConnectionRefusedError(f"{self.address} refused the connection"))
+            self.client.finish(None)
 
-    def close_client(self) -> None:
-        """The client hangs up: what it had sent still arrives, then the end."""
-        self._client = None
-        self._down.shut()
-        self._up.send(_END)
-        self._forget_if_over()
-
-    def close_server(self) -> None:
-        self._server = None
-        self._up.shut()
-        self._down.send(_END)
-        self._forget_if_over()
-
-    # --- trouble ---------------------------------------------------------------------------------------------
+    # --- how it ends -----------------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """The network, or the client's host, loses the connection."""
         self._network.note(f"cut #{self._number} {self.client_host} {self.address}")
-        self._up.cut(late_s=self._draw_late_s())
-        client, self._client = self._client, None
-        self._down.shut()
-        self._up.send(_END, extra_s=self._draw_late_s())  # until then its handlers go on
-        self._forget_if_over()
-        if client is not None:
-            client.on_ended("the connection was cut")
-
-    def void(self) -> None:
-        """The client's process is gone, and was about to connect: nothing is sent, and what it waits for fails."""
-        client, self._client = self._client, None
-        self._up.shut()
-        self._down.shut()
-        self._forget_if_over()
-        if client is not None:
-            asyncio.get_running_loop().call_soon(client.on_ended, "this process is gone")
+        if not self.client.over:
+            self._up.cut(late_s=self._draw_late_s())
+            self._break(self.client, extra_s=self._draw_late_s())  # until then its handlers go on
 
     def crash_server(self) -> None:
         """The server's process is gone; of what it had sent, a part arrives."""
-        self._server = None
-        self._up.shut()
-        self._down.cut(late_s=0.0)
-        self._down.send(_END)
-        self._forget_if_over()
+        if not self.server.over:
+            self._down.cut(late_s=0.0)
+            self._break(self.server)
 
     @property
     def is_held(self) -> bool:
         """The client has not hung up, nor heard that it is over."""
-        return self._client is not None
+        return not self.client.over
 
     def touches(self, host: str) -> bool:
-        return host in (self._up.source, self._up.target)
+        return host in (self.client_host, self.server.host)
 
-    def update(self, *, healed: bool = False, resumed_host: str = "") -> None:
-        """Conditions have changed: go on where possible, and watch what is stalled."""
-        for pipe in (self._up, self._down):
-            if resumed_host and resumed_host == pipe.source:
-                pipe.depart()
-            if healed or (resumed_host and resumed_host == pipe.target):
-                pipe.catch_up()
-            else:
-                pipe.pump()
-        stalled = any(
-            pipe.lost or pipe.is_stalled() or self._network.is_paused(pipe.source) for pipe in (self._up, self._down)
-        )
-        if stalled and self._stall_timer is None and not self._is_over():
-            self._stall_timer = asyncio.get_running_loop().call_later(self._dead_peer_s, self._give_up)
-        elif not stalled and self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-        self._forget_if_over()
+    def heal(self) -> None:
+        """A partition between the two hosts is over."""
+        self._up.catch_up()
+        self._down.catch_up()
+
+    def resume(self, host: str, *, late: bool) -> None:
+        """A host that was paused runs again. `late`: what was sent to it arrives from now on."""
+        for end in (self.client, self.server):
+            if end.host == host and not end.over:
+                end.out.depart()
+                if late:
+                    end.into.catch_up()
+                end.resume_host()
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _to_server(self, frame: Frame) -> None:
-        if frame.kind is Kind.HELLO:
-            listener = self._network.listener(self.address)
-            if listener is None:
-                refused = to_message(ConnectFailed(address=self.address, detail="connection refused"))
-                self.send_to_client(Frame(kind=Kind.REFUSED, message=refused.SerializeToString()))
-            else:
-                self._server = listener.accept(self, frame)
-        elif frame.kind is Kind.END:
-            server = self._server
-            self.close_server()
-            if server is not None:
-                server.on_ended("closed by the peer")
-        elif self._server is not None:
-            self._server.on_frame(frame)
-
-    def _to_client(self, frame: Frame) -> None:
-        if frame.kind is Kind.END:
-            client = self._client
-            self.close_client()
-            if client is not None:
-                client.on_ended("closed by the peer")
-        elif self._client is not None:
-            self._client.on_frame(frame)
-
-    def _give_up(self) -> None:
-        """Nothing was heard for too long. A paused host cannot notice: it hears the rest when it resumes."""
-        self._stall_timer = None
-        reason = f"nothing heard for {self._dead_peer_s:g} s"
-        client, server = self._client, self._server
-        if client is not None and not self._network.is_paused(self.client_host):
-            self._network.note(f"dead_peer #{self._number} at client")
-            self.close_client()
-            client.on_ended(reason)
-        if server is not None and not self._network.is_paused(host_of(self.address)):
-            self._network.note(f"dead_peer #{self._number} at server")
-            self.close_server()
-            server.on_ended(reason)
-        if self._client is None and self._server is None:
-            self._up.shut()
-            self._down.shut()
-        self.update()  # an end on a paused host is watched on
-
-    def _after_sending(self, pipe: Pipe) -> None:
-        if pipe.lost and self._stall_timer is None:
-            self.update()
+    def _break(self, end: SimTransport, *, extra_s: float = 0.0) -> None:
+        error = ConnectionResetError("the connection was cut")
+        if end is self.client and not self.accepted.done():
+            self.accepted.set_exception(error)
+            self.accepted.exception()  # it may be that nobody waits for it any more
+        end.finish(error, extra_s=extra_s)
 
     def _draw_late_s(self) -> float:
         return self._network.rng.expovariate(1 / self._network.late_s_mean)
 
-    def _is_over(self) -> bool:
-        return self._client is None and self._server is None and self._up.is_empty() and self._down.is_empty()
+    def _server_runs_since_s(self) -> float:
+        """Since when the server has been able to answer."""
+        return max(self._network.runs_since_s(self.server.host), self.server.writable_since_s)
 
-    def _forget_if_over(self) -> None:
-        if self._is_over():
-            if self._stall_timer is not None:
-                self._stall_timer.cancel()
-                self._stall_timer = None
+    def _on_over(self) -> None:
+        """An end is over. What is on the way to the other one keeps the connection until that is over, too."""
+        never_reached = self.client.over and not self.server.reached and (self._up.lost or self._up.is_empty())
+        if self.client.over and (self.server.over or never_reached):
+            self._up.shut()
+            self._down.shut()
             self._network.forget(self)

@@ -281,6 +281,7 @@ def test_an_operation_ends_at_its_deadline_with_what_is_known() -> None:
     async def story(rig: Rig) -> None:
         loop = asyncio.get_running_loop()
         async with rig.client() as kv:
+            await kv.put(b"x", b"0")  # connects
             rig.network.pause("ps1")
             begun_s = loop.time()
             with pytest.raises(errors.DeadlineExceeded):

@@ -1,7 +1,8 @@
-"""What the conformance tests share: one servicer, and the three transports behind one face.
+"""What the conformance tests share: one servicer, and the transports behind one face.
 
-A test gets a `Transport`, opens it with `async with`, serves and calls; whatever it made is closed at the end. The
-simulated one runs on the deterministic loop (see `transport` in conftest.py), the other two on uvloop and loopback.
+A test gets a `Transport`, opens it with `async with`, serves and calls; whatever it made is closed at the end. The wire
+over the simulator's network runs on the deterministic loop (see `transport` in conftest.py), the wire over sockets and
+gRPC on uvloop and loopback.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from neve.proto.crc import crc32c
 from neve.proto.errors import NeveError, TransportError, from_message
@@ -188,9 +189,13 @@ class GrpcTransport(Transport):
         return GrpcChannel(address, **options)
 
 
-class SimTransport(Transport):
+class MemoryTransport(Transport):
+    """The wire over simulated byte streams."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
     async def __aenter__(self) -> Self:
-        self.network = SimNetwork(sim_loop.current().rng)
+        self.network = SimNetwork(sim_loop.current().rng, **self.options)
         return self
 
     async def _serve(self, services: list[Service], address: str, options: dict[str, Any]) -> Server:
@@ -201,6 +206,12 @@ class SimTransport(Transport):
     def _channel(self, address: str, options: dict[str, Any]) -> Channel:
         assert options.pop("tls") is None
         return self.network.channel("client", address, **options)
+
+
+class RaggedTransport(MemoryTransport):
+    """Reads end in the middle of frames, and little is on the way before writers have to wait."""
+
+    options: ClassVar[dict[str, Any]] = {"ragged": True, "window_bytes": 3000, "write_buffer_bytes_max": 1000}
 
 
 def _split(address: str) -> tuple[str, int]:

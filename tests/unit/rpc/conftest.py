@@ -1,17 +1,18 @@
-"""The fixtures that run a test on each transport; the simulated one on the deterministic loop."""
+"""The fixtures that run a test on each transport; the in-memory one on the deterministic loop."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.rpc.conformance import GrpcTransport, SimTransport, Transport, WireTransport
+from tests.unit.rpc.conformance import GrpcTransport, MemoryTransport, RaggedTransport, Transport, WireTransport
 
 
 @pytest.fixture(
     params=[
         pytest.param(WireTransport, id="wire"),
         pytest.param(GrpcTransport, id="grpc"),
-        pytest.param(SimTransport, id="sim", marks=pytest.mark.sim(seed=1)),
+        pytest.param(MemoryTransport, id="memory", marks=pytest.mark.sim(seed=1)),
+        pytest.param(RaggedTransport, id="ragged", marks=pytest.mark.sim(seed=1)),
     ]
 )
 def transport(request: pytest.FixtureRequest) -> Transport:
