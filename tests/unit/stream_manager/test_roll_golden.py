@@ -20,10 +20,12 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed
 from neve.stream_manager.allocate import Allocator
 from tests.sim import processes
+from tests.unit.stream_manager import manager_rig
 from tests.unit.stream_manager.manager_rig import REAL_LIMIT_S, ROOT, Cluster
 
 GOLDEN = Path(__file__).with_name("roll_golden.json")
 STORED = (b"streams/", b"extents/", b"names/", b"replay/")
+WALL_MS = 1_701_000_000_000
 SETTLE_S = 1.0  # of the simulation: until the confirmations of a seal are recorded by a transaction of their own
 
 
@@ -94,6 +96,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return reply
 
     monkeypatch.setattr(Allocator, "alloc_extent", recorded)
+    monkeypatch.setattr(manager_rig, "wall_ms", lambda: WALL_MS)  # the network's delays are not what is compared
     stored = processes.run(story(), seed=0, real_limit_s=REAL_LIMIT_S)
     return {"stored": stored, "replies": replies}
 
