@@ -116,7 +116,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         },
     ),
     "rolls": Configuration(
-        what="two writers who ask for the next extent",
+        what="two writers that request the next extent",
         bounds=Bounds(blocks=(2, 1), leases=True, seals=True),
         witnesses={
             "the second owner has acknowledged": _second_writer_acknowledged,
@@ -126,12 +126,12 @@ CONFIGURATIONS: dict[str, Configuration] = {
         },
     ),
     "managers": Configuration(
-        what="two managers who seal X for its writer and by themselves",
+        what="two managers that seal X, for its writer and by themselves",
         bounds=Bounds(blocks=(2,), seals=True, own_seals=True, terms=2),
         witnesses={"a deposed manager is at work": _deposed_and_busy, "all have confirmed": _all_confirmed},
     ),
     "takeovers": Configuration(
-        what="a second writer takes the lock over; the first one has its lease and hears of it late",
+        what="a second writer takes the lock over; the first one still has its lease and learns of it late",
         bounds=Bounds(blocks=(1, 1), takeovers=True, seals=True),
         witnesses={
             "the second has opened, and the first does not know": _put_out_and_unaware,
@@ -154,7 +154,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         witnesses={"lost and filled": _disk_lost_and_filled},
     ),
     "lost disk, readers": Configuration(
-        what="readers, managers who seal by themselves, and a disk that is lost",
+        what="readers, managers that seal by themselves, and a disk that is lost",
         bounds=Bounds(blocks=(2,), losses=1, readers=True, own_seals=True, seals=True),
         witnesses={"read to the end": _read_to_the_end},
     ),
@@ -209,7 +209,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         witnesses={"all have confirmed": _all_confirmed, "confirmations have acknowledged": _acknowledged_late},
     ),
     "unknown outcomes": Configuration(
-        what="managers who do not hear whether their transaction was applied",
+        what="managers that do not learn whether their transaction was applied",
         bounds=Bounds(blocks=(1, 1), unknown=True, seals=True, leases=True),
         witnesses={"unsure, and it was": _unsure_and_sealed},
     ),
@@ -247,7 +247,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
 
 LARGE: dict[str, Configuration] = {
     "owners, rolls": Configuration(
-        what="two writers who ask for the next extent, two managers",
+        what="two writers that request the next extent, two managers",
         bounds=Bounds(blocks=(1, 1), leases=True, seals=True, terms=2),
         witnesses={"confirmations have acknowledged": _acknowledged_late, "both owners have written X": _both_wrote_x},
     ),

@@ -27,11 +27,13 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         name="1-new-token", off="a process that opens again keeps its token", where="reopening", found="one sequence"
     ),
-    Switch(name="1-adopt", off="a writer adopts another one's lock", where="page cache, owners", found="one sequence"),
+    Switch(
+        name="1-adopt", off="a writer adopts another writer's lock", where="page cache, owners", found="one sequence"
+    ),
     Switch(name="2-deadline", off="a writer acknowledges after its lease has ended", where="reopening", found="G5"),
     Switch(
         name="3-every-answer",
-        off="a repeated answer with a sealed length is given to whoever asks",
+        off="a repeated answer with a sealed length is given to any caller",
         where="takeovers",
         found="G5",
     ),
@@ -51,7 +53,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(name="5-retry", off="a repeated append is answered without a sync", where="power", found="G1"),
     Switch(
         name="6-cancel",
-        off="a cancelled block's place is given to another one",
+        off="a cancelled block's place is given to another block",
         where="lost disk, two blocks",
         found="one sequence",
     ),
@@ -63,7 +65,7 @@ SWITCHES: tuple[Switch, ...] = (
         name="11-gap",
         off="a replay writes beyond a gap",
         where="node",
-        why="No gap can come up while rule 10 holds. If it did, rule 13 would find the hole; without the rule a valid"
+        why="No gap can arise while rule 10 holds. If it did, rule 13 would find the hole; without the rule a valid"
         " block would then stand behind it.",
     ),
     Switch(name="11-seal", off="a replay writes past a seal", where="node", found="G3"),
@@ -73,7 +75,7 @@ SWITCHES: tuple[Switch, ...] = (
         where="node, incarnations",
         found="G2",
     ),
-    Switch(name="12-doubt", off="no replica gets doubtful", where="page cache", found="G1"),
+    Switch(name="12-doubt", off="no replica becomes doubtful", where="page cache", found="G1"),
     Switch(name="12-order", off="the boot id is stored before the doubt", where="node", found="G8"),
     Switch(name="12-remount", off="a remount does not count as a boot", where="node, remount", found="G8"),
     Switch(name="13-damage", off="any bad block at the end is cut silently", where="node, damage", found="G8"),
@@ -95,8 +97,8 @@ SWITCHES: tuple[Switch, ...] = (
         name="15-fenced",
         off="a new owner goes on with a fenced tail",
         where="owners",
-        why="Nobody acknowledges on a fenced replica: the first append is refused and the tail sealed. It costs a round"
-        " trip, never data.",
+        why="No writer acknowledges on a fenced replica: the first append is refused and the tail sealed. It costs a"
+        " round trip, never data.",
     ),
     Switch(
         name="15-doubtful",
@@ -109,11 +111,16 @@ SWITCHES: tuple[Switch, ...] = (
         name="15-proof",
         off="a new owner goes on without the transaction",
         where="owners",
-        why="Whoever sealed the old tail has fenced at least one of its replicas, and an acknowledgement needs all. The"
-        " transaction keeps a new owner from taking an old tail for the end of the stream, as a partition server would"
-        " that replays it.",
+        why="The manager that sealed the old tail has fenced at least one of its replicas, and an acknowledgement needs"
+        " all. The transaction keeps a new owner from taking an old tail for the end of the stream, as a partition"
+        " server that replays the stream would.",
     ),
-    Switch(name="16-silent", off="the writer goes on acknowledging while it asks", where="page cache", found="G8"),
+    Switch(
+        name="16-silent",
+        off="the writer goes on acknowledging while its request is under way",
+        where="page cache",
+        found="G8",
+    ),
     Switch(name="16-settle", off="(E, L] is acknowledged at once", where="page cache", found="G1"),
     Switch(name="16-resend", off="all beyond E is sent again", where="page cache", found="G6"),
     Switch(
@@ -133,7 +140,7 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     Switch(
         name="18-committed",
-        off="a length below what was told to be committed is trusted",
+        off="a length below a reported `committed` is trusted",
         where="readers",
         why="As 18-short, where no E is known.",
     ),
@@ -143,7 +150,12 @@ SWITCHES: tuple[Switch, ...] = (
         where="lost disk, two blocks",
         why="For availability: with E one replica is enough, without it two are needed.",
     ),
-    Switch(name="18-two", off="one answer is enough, whoever is missing", where="lost disk, readers", found="G2"),
+    Switch(
+        name="18-two",
+        off="one answer is enough, whichever replicas are missing",
+        where="lost disk, readers",
+        found="G2",
+    ),
     Switch(name="18-longest", off="of doubtful replicas the shortest decides", where="doubts", found="G8"),
     Switch(
         name="19-leader",
@@ -184,7 +196,7 @@ SWITCHES: tuple[Switch, ...] = (
         why="Its Fence meets the newer token and is refused.",
     ),
     Switch(name="19-lock-and-fence", off="... and its Fence is obeyed", where="takeovers", found="G5"),
-    Switch(name="19-bits", off="who took part counts as confirmed", where="reopening", found="G3"),
+    Switch(name="19-bits", off="a replica that took part counts as confirmed", where="reopening", found="G3"),
     Switch(name="20-cut", off="a replica confirms without cutting", where="reopening", found="G3"),
     Switch(name="20-short", off="a shorter replica confirms", where="reopening", found="G3"),
     Switch(
@@ -208,11 +220,11 @@ SWITCHES: tuple[Switch, ...] = (
 
 # Rules, or parts of them, that no switch can take away from a model of this kind.
 UNMODELLED: dict[int, str] = {
-    7: "A conflict cannot come up while rules 1, 4 and 6 hold; the models stop a writer that meets one, as the"
+    7: "A conflict cannot arise while rules 1, 4 and 6 hold; the models stop a writer that meets one, as the"
     " rule says.",
     8: "That eversion and replicas of an open extent stay as they are is part of the models' structure; the simulator's"
-    " metadata store looks for it at every transaction.",
-    17: "That the successor is made before the tail is fenced, and that dead nodes are not waited for, is for"
-    " availability.",
+    " metadata store checks it at every transaction.",
+    17: "That the successor is made before the tail is fenced, and that the manager does not wait for dead nodes, is"
+    " for availability.",
     20: "That the reconciler repeats until all have confirmed is for redundancy: the simulator waits for it.",
 }
