@@ -39,6 +39,7 @@ _OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner",
 # Callbacks of these run on their own account, whoever caused them, and these ask for the world's time.
 _OUTSIDE = frozenset(
     {
+        "tests.sim.network.frames",
         "tests.sim.network.pipe",
         "tests.sim.network.transport",
         "neve.meta.memory",

@@ -23,8 +23,6 @@ from neve.stream_manager import allocate, describe
 from tests.sim.bugs.bugs import FORGETFUL, bug
 from tests.sim.swarm import Shape
 
-UNANSWERED = r"calls from \S+ to \S+ have no answer"
-
 
 def _ragged(shape: Shape) -> bool:
     return shape.ragged
@@ -40,7 +38,7 @@ def _answered_early(change: Any) -> None:
     change(PendingAppend, "then", wrong)
 
 
-@bug("a handler that has begun is not told of its cancellation", origin="Channel.call", shows="cancelled")
+@bug("a begun handler is not told of its cancellation", origin="Channel.call", shows="cancelled", world="partitions")
 def _resumed_anyway(change: Any) -> None:
     """A call that is cancelled between its handler's first step and its task's goes on as if nobody had."""
 
@@ -75,7 +73,7 @@ def _not_cancelled(change: Any) -> None:
     change(WireCall, "cancel", wrong)
 
 
-@bug("a receive buffer is used again too early", origin="rpc/wire/buffers.py", suits=_ragged)
+@bug("a receive buffer is used again too early", origin="rpc/wire/buffers.py", suits=_ragged, world="partitions")
 def _used_again(change: Any) -> None:
     """Whoever still holds a view of a chunk finds what came after it."""
 
@@ -109,7 +107,7 @@ def _to_another(change: Any) -> None:
     change(server_connection, "encode_reply", wrong)
 
 
-@bug("frames are lost when a full connection goes on", origin="docs/formats/wire.md", suits=_ragged, shows=UNANSWERED)
+@bug("frames are lost when a full connection goes on", origin="docs/formats/wire.md", suits=_ragged, shows="answer")
 def _lost_when_resumed(change: Any) -> None:
     """What was queued while a server's transport was full is forgotten when that has room again."""
     resume_writing = Connection.resume_writing
@@ -150,9 +148,9 @@ def _stale(change: Any) -> None:
     change(allocate, "alloc_reply", wrong)
 
 
-@bug("a refused request keeps its bytes", origin="rpc/wire/server_connection.py", shows="request_bytes")
+@bug("a cancelled request keeps its bytes", origin="rpc/wire/server_connection.py", shows="request_bytes")
 def _never_released(change: Any) -> None:
-    """A server that has answered with an error goes on counting the request against its bound."""
+    """A server goes on counting a request that was cancelled against its bound."""
     finish = ServerConnection._finish
 
     def wrong(self: ServerConnection, call: WireCall) -> None:

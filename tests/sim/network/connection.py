@@ -8,6 +8,7 @@ Invariants: a cut is seen at once by the client only. The server may still recei
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Protocol
 
 from tests.sim.network.frames import Calls, FrameDecoder, Methods
@@ -145,10 +146,13 @@ class Connection:
 
     def _server_runs_since_s(self) -> float:
         """Since when the server has been able to answer."""
+        if self.server.write_paused or self._network.is_paused(self.server.host):
+            return math.inf
         return max(self._network.runs_since_s(self.server.host), self.server.writable_since_s)
 
     def _on_over(self) -> None:
         """An end is over. What is on the way to the other one keeps the connection until that is over, too."""
+        self.calls.end()
         never_reached = self.client.over and not self.server.reached and (self._up.lost or self._up.is_empty())
         if self.client.over and (self.server.over or never_reached):
             self._up.shut()

@@ -8,6 +8,7 @@ Invariants: a frame's fingerprint is the same in every process that sends the sa
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Methods = dict[int, Method[Any, Any]]
 
 # How long a handler may go on after its server has read that the call is cancelled: it is told so at once.
 CANCEL_S = 0.25
+ANSWER_S = 2.0  # within this a cancelled call is answered, if its server can
 
 _BYTES_MAX = 1 << 30
 _PAYLOAD_TAG = bytes([PAYLOAD_NUMBER << 3 | 2])
@@ -53,15 +55,36 @@ class Calls:
         self._name = name
         self._wrong = wrong
         self._runs_since_s = runs_since_s  # since when the server has been able to answer
+        self._ended = False
         self._cancelled_s: dict[int, float] = {}  # when the server read that nobody waits for it
 
     def on_cancel(self, call_id: int) -> None:
-        if call_id in self.open:
-            self._cancelled_s[call_id] = asyncio.get_running_loop().time()
+        if call_id in self.open and not self._ended:
+            loop = asyncio.get_running_loop()
+            self._cancelled_s[call_id] = loop.time()
+            loop.call_later(ANSWER_S, self._check_answered, call_id, context=contextvars.Context())
+
+    def end(self) -> None:
+        """The connection is over, for one side at least: no answer is judged any more."""
+        self._ended = True
+        self.open.clear()
+        self._cancelled_s.clear()
+
+    def _check_answered(self, call_id: int) -> None:
+        cancelled_s = self._cancelled_s.get(call_id)
+        if cancelled_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() - max(cancelled_s, self._runs_since_s()) < ANSWER_S / 2:  # it was not able to answer
+            loop.call_later(ANSWER_S, self._check_answered, call_id, context=contextvars.Context())
+        else:
+            self._wrong(f"{self._name}: call {call_id} of {self.open[call_id]:#06x} was cancelled, and is not answered")
 
     def on_answer(self, call_id: int) -> int:
         """Its method."""
         method_id = self.open.pop(call_id, None)
+        if self._ended:
+            return method_id or 0
         if method_id is None:
             self._wrong(f"{self._name}: an answer to call {call_id}, which has one, or was never made")
             return 0

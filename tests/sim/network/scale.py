@@ -38,8 +38,8 @@ def network_options(seed: int, *, ragged: bool, far: bool) -> dict[str, Any]:
     rng = random.Random(f"network {seed}")
     return {
         "ragged": True,
-        "window_bytes": WINDOW_BYTES if far else rng.choice((1000, 4000, 64_000)),
-        "write_buffer_bytes_max": rng.choice((200, 1000, 16_000)),
+        "window_bytes": WINDOW_BYTES if far else rng.choice((600, 1500, 6000)),
+        "write_buffer_bytes_max": rng.choice((100, 500, 4000)),
     }
 
 

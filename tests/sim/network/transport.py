@@ -63,7 +63,7 @@ class SimTransport(asyncio.Transport):
         self._buffer_bytes = 0
         self._high_bytes = 0
         self._low_bytes = 0
-        self._write_paused = False
+        self.write_paused = False
         self.writable_since_s = 0.0  # when its protocol was last told to go on
         self._flush_due = False
         self._closing = False
@@ -120,8 +120,8 @@ class SimTransport(asyncio.Transport):
         if data:
             self._buffer.append(data)
             self._buffer_bytes += len(data)
-            if not self._write_paused and self._buffer_bytes > self._high_bytes and self._protocol is not None:
-                self._write_paused = True
+            if not self.write_paused and self._buffer_bytes > self._high_bytes and self._protocol is not None:
+                self.write_paused = True
                 self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
@@ -211,8 +211,8 @@ class SimTransport(asyncio.Transport):
             if rest:
                 self._buffer.appendleft(rest)
                 break
-        if self._write_paused and self._buffer_bytes <= self._low_bytes:
-            self._write_paused = False
+        if self.write_paused and self._buffer_bytes <= self._low_bytes:
+            self.write_paused = False
             self.writable_since_s = asyncio.get_running_loop().time()
             assert self._protocol is not None
             self._protocol.resume_writing()
