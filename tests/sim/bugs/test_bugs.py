@@ -26,6 +26,10 @@ QUICK = (
     "a deposed partition manager's transaction",
     "a put is answered before it is in the log",
     "an aborted upload becomes an object",
+    "an append is answered before it is durable",
+    "a reply goes to another call",
+    "a lost connection forgets its calls",
+    "an encoded reply has gone stale",
 )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from types import coroutine as generator_based
 from typing import Any
 
 from neve.extent_node.store_append import PendingAppend
@@ -36,29 +35,6 @@ def _answered_early(change: Any) -> None:
         asyncio.get_running_loop().call_soon(lambda: on_done(self._reply(), None))
 
     change(PendingAppend, "then", wrong)
-
-
-@bug("a begun handler is not told of its cancellation", origin="Channel.call", shows="cancelled", world="partitions")
-def _resumed_anyway(change: Any) -> None:
-    """A call that is cancelled between its handler's first step and its task's goes on as if nobody had."""
-
-    @generator_based
-    def wrong(coroutine: Any, waits_for: Any, call: WireCall) -> Any:
-        thrown: BaseException | None = None
-        while True:
-            sent = None
-            if thrown is None:
-                try:
-                    sent = yield waits_for
-                except BaseException as error:  # noqa: BLE001 - it belongs to the handler
-                    thrown = error
-            try:
-                waits_for = coroutine.send(sent) if thrown is None else coroutine.throw(thrown)
-            except StopIteration as returned:
-                return returned.value
-            thrown = None
-
-    change(server_connection, "_resumed", wrong)
 
 
 @bug("a cancelled call's handler goes on", origin="Channel.call", shows="cancelled")
