@@ -55,7 +55,7 @@ MODULE_LINES_MAX = 500
 CLASS_ATTRIBUTES_MAX = 41  # partition_server/store.py
 FOLDER_MODULES_MAX = 59  # stream_manager
 MANY_PARAMETERS_MAX = 48
-LONG_DOCUMENT_LINES_MAX = 1121  # mostly rows of tables, and documents that are not rewritten yet
+LONG_DOCUMENT_LINES_MAX = 650  # mostly rows of tables, and documents that are not rewritten yet
 
 
 def modules(folder: str) -> Iterator[Path]:
