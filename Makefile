@@ -48,7 +48,7 @@ fuzz: setup-test  ## fuzz the frame decoder for a minute
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
 	.venv/bin/python -m tests.fuzz.frames -max_total_time=60
 
-mutants: setup-test  ## change the decision cores in small ways: their tests should notice; MUTANTS_ARGS=core_seal for one
+mutants: setup-test  ## change the decision cores in small ways: their tests should notice; MUTANTS_ARGS=meta/core_retry for one
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'mutmut>=3.8,<4'
 	.venv/bin/python -m tests.mutants $(MUTANTS_ARGS)
 

@@ -6,17 +6,17 @@
 The command `stream-client` is in the package `command`.
 """
 
-from neve.client.client import Client
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_options import KeyValueOptions
-from neve.client.kv_sync import SyncKeyValueClient
-from neve.client.kv_transfer import ObjectStream
-from neve.client.kv_types import Delete, Object, ObjectInfo, Put
-from neve.client.options import ClientOptions
-from neve.client.sync_client import SyncClient, SyncWriter
-from neve.client.types import Extent, Position, Record, Replica, Stream
-from neve.client.writer import Writer, WriterStats
-from neve.client.writer_group import WriterGroup
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.options import KeyValueOptions
+from neve.client.objects.sync import SyncKeyValueClient
+from neve.client.objects.transfer import ObjectStream
+from neve.client.objects.types import Delete, Object, ObjectInfo, Put
+from neve.client.streams.client import Client
+from neve.client.streams.options import ClientOptions
+from neve.client.streams.sync import SyncClient, SyncWriter
+from neve.client.streams.types import Extent, Position, Record, Replica, Stream
+from neve.client.streams.writer import Writer, WriterStats
+from neve.client.streams.writer_group import WriterGroup
 from neve.proto.errors import (
     AcknowledgedLost,
     AlreadyExists,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdAccess
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdAccess
 from neve.meta.lock import lock_key
 from neve.proto.errors import InvalidArgument, MetaUnavailable, PermissionDenied, Unauthenticated
 

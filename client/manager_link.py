@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from neve.client.options import ClientOptions
+from neve.client.streams.options import ClientOptions
 from neve.meta.core_retry import Backoff
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm

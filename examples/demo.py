@@ -26,12 +26,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from neve.client.client import Client
-from neve.client.kv_client import KeyValueClient
-from neve.client.types import Position
+from neve.client.objects.client import KeyValueClient
+from neve.client.streams.client import Client
+from neve.client.streams.types import Position
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
-from neve.tools.local_supervisor import dying_with_parent
+from neve.tools.local.supervisor import dying_with_parent
 
 STEP_TIMEOUT_S = 90.0  # a bound for a slow machine; the steps take seconds
 STOP_TIMEOUT_S = 40.0

@@ -20,8 +20,8 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import aclosing
 
 from neve.meta.election import Election
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.txn import KeyRange, KeyValue, Put
 from neve.proto.errors import NeveError
 

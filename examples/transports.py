@@ -14,8 +14,8 @@ import sys
 from neve.proto import diagnostics_pb2 as pb
 from neve.proto import methods
 from neve.proto.errors import NeveError, NotFound
-from neve.rpc.grpc_client import GrpcChannel
-from neve.rpc.grpc_server import GrpcServer
+from neve.rpc.grpc.client import GrpcChannel
+from neve.rpc.grpc.server import GrpcServer
 from neve.rpc.service import Call, Channel, Service
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neve.extent_node.store_config import DiskConfig, StoreConfig
+from neve.extent_node.store.config import DiskConfig, StoreConfig
 from neve.proto.errors import InvalidArgument
 from neve.rpc import config
 from neve.rpc.front import FrontConfig

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neve.extent_node.storage import Storage
+from neve.extent_node.store.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.rpc.wire.server import WireServer
 

@@ -25,13 +25,13 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from neve.extent_node.config import NodeConfig, load
-from neve.extent_node.copier import Copier
-from neve.extent_node.disk import DiskRefused, short_id
-from neve.extent_node.fs import FileSystem, RealFileSystem
-from neve.extent_node.journal_label import SEGMENT_BYTES_DEFAULT, JournalRefused
-from neve.extent_node.kernel_sync import KernelSync, kernel_sync_or_none
+from neve.extent_node.disk.disk import DiskRefused, short_id
+from neve.extent_node.disk.file_system import FileSystem, RealFileSystem
+from neve.extent_node.disk.kernel_sync import KernelSync, kernel_sync_or_none
+from neve.extent_node.disk.prepare import prepare
+from neve.extent_node.disk.threads import Threads
+from neve.extent_node.journal.folder import SEGMENT_BYTES_DEFAULT, JournalRefused
 from neve.extent_node.metrics import NodeMetrics, StoreCollector
-from neve.extent_node.prepare import prepare
 from neve.extent_node.registration import (
     ManagerLink,
     Registrar,
@@ -39,12 +39,12 @@ from neve.extent_node.registration import (
     first_id,
     registration_request,
 )
-from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.servicer import ExtentNodeServicer
-from neve.extent_node.storage import Storage
-from neve.extent_node.store_config import StoreConfig
-from neve.extent_node.store_start import NoUsableDisk, ShortOfResources
-from neve.extent_node.threads import Threads
+from neve.extent_node.store.config import StoreConfig
+from neve.extent_node.store.copier import Copier
+from neve.extent_node.store.scrubber import Scrubber
+from neve.extent_node.store.start import NoUsableDisk, ShortOfResources
+from neve.extent_node.store.storage import Storage
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument, NeveError

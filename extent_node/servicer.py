@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any
 
-from neve.extent_node import store_append, store_control
-from neve.extent_node.bandwidth import Pacer
-from neve.extent_node.copier import Copier
 from neve.extent_node.metrics import NodeMetrics, Times
-from neve.extent_node.storage import Storage
-from neve.extent_node.store_audit import SLICE_BYTES, audit
-from neve.extent_node.store_read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
+from neve.extent_node.store import append as store_append
+from neve.extent_node.store import control as store_control
+from neve.extent_node.store.audit import SLICE_BYTES, audit
+from neve.extent_node.store.bandwidth import Pacer
+from neve.extent_node.store.copier import Copier
+from neve.extent_node.store.read import INDEX_BLOCK_BYTES, INDEX_BLOCKS_MAX
+from neve.extent_node.store.storage import Storage
 from neve.proto import blocks, common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.crc import crc32c

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
 from neve.gateway import docs, openapi
 from neve.gateway.config import Limits
 from neve.gateway.core_http import error_body, status_of

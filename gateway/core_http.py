@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from neve.client.kv_types import ObjectInfo
+from neve.client.objects.types import ObjectInfo
 from neve.proto import errors
 from neve.proto.errors import InvalidArgument, NeveError
 

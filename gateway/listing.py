@@ -12,8 +12,8 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from neve.client.core_kv_routing import key_after
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.core_routing import key_after
 from neve.gateway.config import Limits
 from neve.gateway.core_http import key_of_token, key_to_text, query_fields, token_of_key, whole_number
 from neve.gateway.objects import describe

@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_transfer import ObjectStream
-from neve.client.kv_types import ObjectInfo
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.transfer import ObjectStream
+from neve.client.objects.types import ObjectInfo
 from neve.gateway.config import Limits
 from neve.gateway.core_http import (
     Conditions,

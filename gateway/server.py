@@ -23,8 +23,8 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_options import KeyValueOptions
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.options import KeyValueOptions
 from neve.gateway.app import make_app
 from neve.gateway.config import GatewayConfig, load
 from neve.gateway.metrics import GatewayMetrics, Measured

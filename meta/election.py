@@ -14,7 +14,7 @@ import functools
 import logging
 from collections.abc import AsyncGenerator, Iterable
 
-from neve.meta.bid import Bid
+from neve.meta.key_claim import Bid
 from neve.meta.lease import Lease
 from neve.meta.owned_key import OwnedKey
 from neve.meta.store import EventKind, Listing, MetaStore, Resync, WatchItem

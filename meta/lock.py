@@ -13,7 +13,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from neve.meta.bid import Bid
+from neve.meta.key_claim import Bid
 from neve.meta.lease import Lease
 from neve.meta.owned_key import OwnedKey
 from neve.meta.store import MetaStore

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from neve.meta.bid import Bid
+from neve.meta.key_claim import Bid
 from neve.meta.latch import Latch
 from neve.meta.lease import Lease
 from neve.meta.store import EventKind, MetaStore, Resync, WatchItem

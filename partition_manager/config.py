@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.config import EtcdConfig
 from neve.partition_manager.core_balance import BalanceConfig
 from neve.rpc import config
 from neve.rpc.front import FrontConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 
-from neve.client.client import Client
+from neve.client.streams.client import Client
 from neve.meta import keys
 from neve.meta.contender import Contender
 from neve.meta.election import Leadership

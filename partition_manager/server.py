@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from neve.client.client import Client
-from neve.meta.etcd import EtcdStore
+from neve.client.streams.client import Client
+from neve.meta.etcd.client import EtcdStore
 from neve.partition_manager.config import PartitionManagerConfig, load
 from neve.partition_manager.manager import Manager
 from neve.partition_manager.metrics import ManagerCollector, ManagerMetrics

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from neve.client.client import Client
+from neve.client.streams.client import Client
 from neve.meta import keys
 from neve.meta.election import Leadership
 from neve.meta.store import MetaStore

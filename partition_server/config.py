@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neve.meta.etcd_config import EtcdAccess
-from neve.partition_server.engine_config import EngineConfig
+from neve.meta.etcd.config import EtcdAccess
+from neve.partition_server.engine.config import EngineConfig
 from neve.rpc import config
 from neve.rpc.front import FrontConfig
 from neve.rpc.limits import MIB

@@ -23,16 +23,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from neve.client.client import Client
-from neve.client.writer_group import WriterGroup
+from neve.client.streams.client import Client
+from neve.client.streams.writer_group import WriterGroup
 from neve.meta import keys
 from neve.meta.core_retry import Backoff, Delays
 from neve.meta.regions import decode_region
-from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.config import PartitionServerConfig
-from neve.partition_server.engine import PartitionStreams
-from neve.partition_server.engine_face import Engine
-from neve.partition_server.memory import MemoryBudget
+from neve.partition_server.engine.engine import PartitionStreams
+from neve.partition_server.engine.interface import Engine
+from neve.partition_server.engine.memory import MemoryBudget
+from neve.partition_server.tables.block_cache import BlockCache
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps

@@ -17,7 +17,7 @@ from neve.meta import keys
 from neve.meta.follower import Follower
 from neve.meta.regions import RegionsState
 from neve.meta.store import MetaStore
-from neve.partition_server.engine_face import Engine
+from neve.partition_server.engine.interface import Engine
 from neve.partition_server.hosted import Hosted, Phase, Surroundings
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import MetaUnavailable, NeveError, Overloaded, WrongServer

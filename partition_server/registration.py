@@ -13,8 +13,8 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 
-from neve.client.client import Client
 from neve.client.manager_link import ManagerLink
+from neve.client.streams.client import Client
 from neve.meta.lease import Lease
 from neve.partition_server.config import PartitionServerConfig
 from neve.proto import common_pb2, methods

@@ -18,22 +18,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from neve.client.client import Client
 from neve.client.manager_link import ManagerLink
-from neve.client.options import ClientOptions
+from neve.client.streams.client import Client
+from neve.client.streams.options import ClientOptions
 from neve.meta import keys
-from neve.partition_server.block_cache import BlockCache
 from neve.partition_server.config import PartitionServerConfig, load
-from neve.partition_server.engine import Partition, PartitionStreams
-from neve.partition_server.engine_config import READ_BYTES
-from neve.partition_server.engine_face import Engine
-from neve.partition_server.garbage import Collections, tune
+from neve.partition_server.engine.config import READ_BYTES
+from neve.partition_server.engine.engine import Partition, PartitionStreams
+from neve.partition_server.engine.interface import Engine
+from neve.partition_server.engine.memory import MemoryBudget
 from neve.partition_server.hosted import Surroundings
 from neve.partition_server.lifecycle import Host
-from neve.partition_server.memory import MemoryBudget
 from neve.partition_server.metrics import ServerCollector, ServerMetrics
+from neve.partition_server.python_gc import Collections, tune
 from neve.partition_server.registration import Registration
 from neve.partition_server.servicer import PartitionServerServicer
+from neve.partition_server.tables.block_cache import BlockCache
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.rpc.command_line import run_server

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable
 
-from neve.partition_server.engine import Operation, expected_of
-from neve.partition_server.engine_face import Admit, Engine
+from neve.partition_server.engine.engine import Operation, expected_of
+from neve.partition_server.engine.interface import Admit, Engine
 from neve.partition_server.lifecycle import Host
 from neve.partition_server.metrics import ServerMetrics
-from neve.partition_server.multi import Multi
-from neve.partition_server.put_many import PutMany
+from neve.partition_server.operation_frames import Multi
+from neve.partition_server.put_frames import PutMany
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import InvalidArgument
 from neve.rpc.service import Buffer, Call, eager

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from neve.client.command.failures import DONE, FAILED, CommandFailed
 from neve.client.command.options import duration_s
 from neve.client.command.tables import human_bytes, print_json, print_table
-from neve.pipeline import core_gc, snapshot
-from neve.pipeline.core_gc import Evidence, LogExtent, Plan, PlanRow, Policy, UnlistedFile, UnreferencedExtent
+from neve.pipeline.core import gc as core_gc
+from neve.pipeline.core.gc import Evidence, LogExtent, Plan, PlanRow, Policy, UnlistedFile, UnreferencedExtent
 from neve.pipeline.jobs import JobContext, job_parser, read_whole, run_job
-from neve.pipeline.link import Link, link_for
 from neve.pipeline.live_bytes import live_by_extent, log_extents
-from neve.pipeline.partitions import PartitionPlan, plan_partitions
-from neve.pipeline.snapshot import Snapshot
+from neve.pipeline.scan import snapshot
+from neve.pipeline.scan.connections import Link, link_for
+from neve.pipeline.scan.partitions import PartitionPlan, plan_partitions
+from neve.pipeline.scan.snapshot import Snapshot
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError, NotFound

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from neve.client.command.failures import CommandFailed, guarded
 from neve.client.command.options import connection_options, etcd_access, etcd_options, label, tls_files
-from neve.meta.etcd_config import EtcdTls
-from neve.pipeline import options
-from neve.pipeline.options import ScanOptions
+from neve.meta.etcd.config import EtcdTls
 from neve.pipeline.progress import JobProgress
+from neve.pipeline.scan import options
+from neve.pipeline.scan.options import ScanOptions
 from neve.pipeline.session import MASTER_DEFAULT, open_session
 from neve.proto.errors import Compacted, NeveError, NotFound
 from neve.rpc.command_line import parsed

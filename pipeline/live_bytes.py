@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neve.pipeline.core_gc import LogExtent
-from neve.pipeline.partitions import PartitionPlan
-from neve.pipeline.snapshot import Snapshot
+from neve.pipeline.core.gc import LogExtent
+from neve.pipeline.scan.partitions import PartitionPlan
+from neve.pipeline.scan.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

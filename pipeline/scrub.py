@@ -20,10 +20,10 @@ from typing import Any
 from neve.client.command.failures import DONE, FAILED
 from neve.client.command.options import duration_s
 from neve.client.command.tables import human_bytes, print_json, print_table
-from neve.pipeline import core_scrub
-from neve.pipeline.core_scrub import ReplicaVerdict, Summary
+from neve.pipeline.core import scrub as core_scrub
+from neve.pipeline.core.scrub import ReplicaVerdict, Summary
 from neve.pipeline.jobs import JobContext, job_parser, run_job
-from neve.pipeline.link import Link, link_for
+from neve.pipeline.scan.connections import Link, link_for
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.entry import enter

@@ -22,11 +22,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from neve.pipeline import columns, core_filters, options, planning, tasks, worker
-from neve.pipeline.core_filters import Condition, Filters
-from neve.pipeline.link import link_for
-from neve.pipeline.options import ScanOptions
-from neve.pipeline.tasks import ScanTask
+from neve.pipeline.core import filters as core_filters
+from neve.pipeline.core.filters import Condition, Filters
+from neve.pipeline.scan import columns, options, planning, tasks, worker
+from neve.pipeline.scan.connections import link_for
+from neve.pipeline.scan.options import ScanOptions
+from neve.pipeline.scan.tasks import ScanTask
 from neve.proto.errors import InvalidArgument
 
 FORMAT = "neve"
@@ -58,7 +59,7 @@ class NeveDataSource(DataSource):
         return NeveReader(parsed, names_of(schema, parsed))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        from neve.pipeline.follow import NeveStreamReader
+        from neve.pipeline.scan.follow import NeveStreamReader
 
         parsed = options.parse(self.options)
         return NeveStreamReader(parsed, names_of(schema, parsed))

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from neve.client.command.failures import DONE
 from neve.client.command.tables import human_bytes, print_json, print_table
-from neve.pipeline import picture, snapshot
-from neve.pipeline.core_gc import LogExtent
+from neve.pipeline import picture
+from neve.pipeline.core.gc import LogExtent
 from neve.pipeline.jobs import JobContext, job_parser, read_whole, run_job
-from neve.pipeline.link import Link, link_for
 from neve.pipeline.live_bytes import live_by_extent, log_extents
-from neve.pipeline.partitions import PartitionPlan, plan_partitions
-from neve.pipeline.snapshot import Snapshot
+from neve.pipeline.scan import snapshot
+from neve.pipeline.scan.connections import Link, link_for
+from neve.pipeline.scan.partitions import PartitionPlan, plan_partitions
+from neve.pipeline.scan.snapshot import Snapshot
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.entry import enter
 

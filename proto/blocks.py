@@ -6,7 +6,7 @@ Invariants: no valid block begins with zeros, so a hole in a file is never taken
             "cut short by the end" (a torn write) and "wrong" (damage) are never confused, not even when a flipped bit
             in a size makes a whole block seem to reach beyond the end (rule 13);
             nothing here does I/O or keeps a payload.
-Not here:   whole extents (scan.py), where the blocks of a sealed extent are (index.py).
+Not here:   whole extents (block_scan.py), where the blocks of a sealed extent are (index.py).
 """
 
 from __future__ import annotations

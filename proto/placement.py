@@ -1,7 +1,7 @@
 """The names of the placement policies, and where each puts the replicas of an extent.
 
 A stream's policy names one of them, and so does `defaults.placement` of a stream manager. The help of the commands and
-docs/operations.md show this table; stream_manager/placement_policies.py implements each entry, and tests compare all of
+docs/operations.md show this table; stream_manager/placement/policies.py implements each entry, and tests compare all of
 them.
 """
 

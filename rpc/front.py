@@ -17,7 +17,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from neve.rpc.auth import AllowAll, Authenticator, TokenFile
-from neve.rpc.grpc_server import GrpcServer
+from neve.rpc.grpc.server import GrpcServer
 from neve.rpc.limits import Limits
 from neve.rpc.service import Service
 from neve.rpc.status_page import Facts, StatusPage

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.config import EtcdConfig
 from neve.proto.placement import DEFAULT_PLACEMENT
 from neve.rpc import config
 from neve.rpc.front import FrontConfig
 from neve.rpc.limits import MIB
 from neve.rpc.logs import Logging
-from neve.stream_manager.core_health import HealthConfig
-from neve.stream_manager.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX
+from neve.stream_manager.metadata.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX
+from neve.stream_manager.nodes.core.health import HealthConfig
 
 GIB = 1 << 30
 

@@ -16,13 +16,13 @@ from neve.meta.election import Leadership
 from neve.meta.store import MetaStore
 from neve.meta.waiting import while_alive
 from neve.rpc.authorisation import Authoriser, PermitAll
-from neve.stream_manager import records as r
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.follower import StateFollower
-from neve.stream_manager.ids import IdSource
-from neve.stream_manager.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, adopt, load
-from neve.stream_manager.pipeline import Observe
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata import records as r
+from neve.stream_manager.metadata.follower import StateFollower
+from neve.stream_manager.metadata.ids import IdSource
+from neve.stream_manager.metadata.state import State
+from neve.stream_manager.term.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, adopt, load
+from neve.stream_manager.term.pipeline import Observe
 
 log = logging.getLogger(__name__)
 

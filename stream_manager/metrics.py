@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.call_times import CallTimes
-from neve.stream_manager import reads
-from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata.state import State
+from neve.stream_manager.streams import reads
+from neve.stream_manager.term.leader import Term
 
 log = logging.getLogger(__name__)
 

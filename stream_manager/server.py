@@ -22,7 +22,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from neve.meta.etcd import EtcdStore
+from neve.meta.etcd.client import EtcdStore
 from neve.meta.store import MetaStore
 from neve.proto import common_pb2, methods
 from neve.proto.errors import InvalidArgument
@@ -32,14 +32,14 @@ from neve.rpc.pool import ChannelPool
 from neve.rpc.server_process import ServerProcess
 from neve.rpc.service import Service
 from neve.stream_manager.config import ManagerConfig, load
-from neve.stream_manager.leader import Loaded
 from neve.stream_manager.manager import Manager
+from neve.stream_manager.metadata.records import NodeEntry
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
-from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
-from neve.stream_manager.nodes_part import ClusterNodes
-from neve.stream_manager.placement_policies import policy_named
-from neve.stream_manager.records import NodeEntry
+from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.placement.policies import policy_named
 from neve.stream_manager.servicer import StreamManagerServicer
+from neve.stream_manager.term.leader import Loaded
+from neve.stream_manager.term.node_calls import NodeCalls, RpcNodeCalls
 
 log = logging.getLogger(__name__)
 

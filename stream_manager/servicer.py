@@ -22,14 +22,15 @@ from neve.proto.errors import InvalidArgument
 from neve.proto.stream_policy import StreamPolicy
 from neve.rpc.limits import MIB
 from neve.rpc.service import Answer, Call, answers
-from neve.stream_manager import open_stream, quota_flows, reads, split_merge, streams
-from neve.stream_manager.context import LeaderContext, Mutation
-from neve.stream_manager.describe import node_record
-from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.reads import NodeRecordOf
-from neve.stream_manager.records import COMMITS
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata.describe import node_record
+from neve.stream_manager.metadata.records import COMMITS
+from neve.stream_manager.metadata.state import State
+from neve.stream_manager.streams import open_stream, reads, split_merge, streams
+from neve.stream_manager.streams import set_quota as quota_flows
+from neve.stream_manager.streams.reads import NodeRecordOf
+from neve.stream_manager.term.context import LeaderContext, Mutation
+from neve.stream_manager.term.leader import Term
 
 Req = TypeVar("Req", bound=Message)
 Rep = TypeVar("Rep", bound=Message)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from neve.client.admin import Admin
 from neve.client.manager_link import ManagerLink
-from neve.client.options import ClientOptions
+from neve.client.streams.admin import Admin
+from neve.client.streams.options import ClientOptions
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.pool import ChannelPool
 from neve.rpc.tls import TlsFiles

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from neve.extent_node.fs import FileSystem, RealFileSystem
+from neve.extent_node.disk.file_system import FileSystem, RealFileSystem
 from neve.tools.inspection import (
     CannotInspect,
     DiskFindings,

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neve.extent_node import attributes, index
-from neve.extent_node.attributes import Attributes, BadAttribute, Seal
-from neve.extent_node.disk import EXTENTS, FOLDERS, LABEL, LOCK, TMP
-from neve.extent_node.fs import FileSystem
-from neve.extent_node.scan import Scan, scan_file
-from neve.extent_node.store_label import LabelDamaged, read_label
+from neve.extent_node.disk import attributes, index
+from neve.extent_node.disk.attributes import Attributes, BadAttribute, Seal
+from neve.extent_node.disk.block_scan import Scan, scan_file
+from neve.extent_node.disk.disk import EXTENTS, FOLDERS, LABEL, LOCK, TMP
+from neve.extent_node.disk.file_system import FileSystem
+from neve.extent_node.disk.labels import LabelDamaged, read_label
 from neve.proto.blocks import HEADER_BYTES, BlockType, ProblemKind
 
 Progress = Callable[[int], None]  # called with bytes looked at

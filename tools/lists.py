@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from neve.client.command import options
 from neve.client.command import streams as stream_view
-from neve.client.types import Stream
+from neve.client.streams.types import Stream
 from neve.tools import views
 from neve.tools.admin_link import AdminLink
 from neve.tools.ask import add_command, show

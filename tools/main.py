@@ -14,7 +14,10 @@ from neve.client.command.failures import guarded
 from neve.client.command.options import Parser
 from neve.rpc.command_line import parsed
 from neve.rpc.entry import enter
-from neve.tools import inspect, kv, lists, local_etcd, orders, partitions, status, up
+from neve.tools import inspect, lists, orders, status
+from neve.tools.local import etcd as local_etcd
+from neve.tools.local import up
+from neve.tools.objects import kv, partitions
 
 
 def parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from neve.client.command import streams as stream_view
 from neve.client.command.confirm import add_force, add_yes, confirm, refuse_partition
 from neve.client.command.failures import DONE, USAGE, CommandFailed
 from neve.client.command.tables import print_json, print_table
-from neve.client.types import Stream
+from neve.client.streams.types import Stream
 from neve.proto import stream_manager_pb2 as sm
 from neve.tools import views
 from neve.tools.admin_link import AdminLink

@@ -21,9 +21,10 @@ from neve.client.command.tables import console, print_json
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
-from neve.tools import partitions, views
+from neve.tools import views
 from neve.tools.admin_link import AdminLink
 from neve.tools.ask import add_command
+from neve.tools.objects import partitions
 
 _GOOD, _BAD = "green", "bold red"
 

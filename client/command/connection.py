@@ -8,9 +8,9 @@ from typing import Any
 
 import uvloop
 
-from neve.client.client import Client
 from neve.client.command import options
-from neve.client.options import DEFAULT_OPTIONS, ClientOptions
+from neve.client.streams.client import Client
+from neve.client.streams.options import DEFAULT_OPTIONS, ClientOptions
 
 Command = Callable[[Client, argparse.Namespace], Coroutine[Any, Any, int]]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from neve.client.command.failures import USAGE, CommandFailed
 from neve.client.command.records import RECORD_BYTES_MAX
-from neve.client.types import Position
-from neve.meta.etcd_config import EtcdAccess, EtcdTls
+from neve.client.streams.types import Position
+from neve.meta.etcd.config import EtcdAccess, EtcdTls
 from neve.proto.errors import InvalidArgument
 from neve.rpc.tls import TlsFiles, client_context
 from neve.rpc.wire.sockets import split_address

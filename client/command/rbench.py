@@ -13,14 +13,14 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
-from neve.client.client import Client
 from neve.client.command import options
 from neve.client.command.bench import Operation, stop_on_interrupt, unless_stopped
 from neve.client.command.connection import add_command
 from neve.client.command.failures import CommandFailed
 from neve.client.command.streams import add_stream
 from neve.client.command.wbench import add_duration, measure
-from neve.client.types import Position, Record
+from neve.client.streams.client import Client
+from neve.client.streams.types import Position, Record
 
 POSITIONS_MAX = 100_000  # of random reads: a sample, if the stream has more
 GROUP_RECORDS_MAX = 1_000  # of a sequential sample: one call of the network brings about as many small ones

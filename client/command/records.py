@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from neve.client.types import Record
+from neve.client.streams.types import Record
 
 FORMATS = ("text", "raw", "json", "hex")
 RECORD_BYTES_MAX = 1 << 30  # as a reader joins at most

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from neve.client.client import Client
 from neve.client.command import options
 from neve.client.command.confirm import add_force, add_yes, confirm, refuse_partition
 from neve.client.command.connection import add_command
 from neve.client.command.failures import DONE
 from neve.client.command.tables import human_bytes, human_time, print_json, print_table
-from neve.client.types import Extent, Stream
+from neve.client.streams.client import Client
+from neve.client.streams.types import Extent, Stream
 from neve.proto.placement import placement_help
 
 REPLICAS_MAX = 7  # as the managers have it: a number that cannot be is refused before anybody is asked

@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from neve.client.client import Client
 from neve.client.command import options, records
 from neve.client.command.connection import add_command
 from neve.client.command.failures import DONE, CommandFailed
 from neve.client.command.feed import Feed, closing, standard_input
 from neve.client.command.streams import add_stream
 from neve.client.command.tables import print_json
-from neve.client.types import Position, Record, Stream
-from neve.client.writer import Writer
+from neve.client.streams.client import Client
+from neve.client.streams.types import Position, Record, Stream
+from neve.client.streams.writer import Writer
 from neve.proto.errors import Overloaded
 
 PENDING_MAX = 10_000

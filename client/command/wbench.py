@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from neve.client.client import Client
 from neve.client.command import options
 from neve.client.command.bench import Bench, Operation, stop_on_interrupt, unless_stopped
 from neve.client.command.connection import add_command
@@ -25,8 +24,9 @@ from neve.client.command.failures import DONE, FAILED, sentence
 from neve.client.command.live import LiveLine, report_lines
 from neve.client.command.samples import SampleWriter
 from neve.client.command.streams import add_policy
-from neve.client.types import Stream
-from neve.client.writer import Writer
+from neve.client.streams.client import Client
+from neve.client.streams.types import Stream
+from neve.client.streams.writer import Writer
 from neve.proto.errors import NeveError
 from neve.rpc.entry import INTERRUPTED
 

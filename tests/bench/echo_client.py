@@ -35,7 +35,7 @@ def make_channel(transport: str, address: str) -> Channel:
 
             return WireChannel(address, cluster=CLUSTER)
         case "grpc":
-            from neve.rpc.grpc_client import GrpcChannel
+            from neve.rpc.grpc.client import GrpcChannel
 
             return GrpcChannel(address, cluster=CLUSTER)
         case "bare_grpc":

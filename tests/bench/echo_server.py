@@ -43,7 +43,7 @@ def make_server(transport: str) -> Server:
 
             return WireServer(services, cluster=CLUSTER)
         case "grpc":
-            from neve.rpc.grpc_server import GrpcServer
+            from neve.rpc.grpc.server import GrpcServer
 
             return GrpcServer(services, cluster=CLUSTER)
         case "bare_grpc":

@@ -27,14 +27,14 @@ from pathlib import Path
 import uvloop
 
 from neve.client import Client
-from neve.client.options import ClientOptions
-from neve.client.writer_group import WriterGroup
-from neve.partition_server import garbage
-from neve.partition_server.block_cache import BlockCache
-from neve.partition_server.engine import Partition, PartitionStreams, Puts
-from neve.partition_server.engine_config import READ_BYTES, EngineConfig
-from neve.partition_server.memory import MemoryBudget
-from neve.partition_server.puts import Results
+from neve.client.streams.options import ClientOptions
+from neve.client.streams.writer_group import WriterGroup
+from neve.partition_server import python_gc as garbage
+from neve.partition_server.engine.config import READ_BYTES, EngineConfig
+from neve.partition_server.engine.engine import Partition, PartitionStreams, Puts
+from neve.partition_server.engine.memory import MemoryBudget
+from neve.partition_server.engine.puts import Results
+from neve.partition_server.tables.block_cache import BlockCache
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import NotFound
 from neve.rpc.limits import MIB

@@ -19,9 +19,9 @@ import grpc
 
 from neve.client import KeyValueClient, NeveError, NotFound, Object, ObjectInfo
 from neve.client.command.core_statistics import Histogram
-from neve.meta.etcd_link import service_stub
+from neve.meta.etcd.connections import service_stub
 from neve.proto import etcd_pb2
-from neve.tools.kv_bench import Store, Workload
+from neve.tools.objects.kv_bench import Store, Workload
 from tests.bench import orders
 
 GC_THRESHOLDS = (100_000, 20, 50)  # as in stream_client.py

@@ -30,7 +30,7 @@ import uvloop
 
 from neve.client import KeyValueClient
 from neve.client.command.core_statistics import Histogram
-from neve.client.kv_options import KeyValueOptions
+from neve.client.objects.options import KeyValueOptions
 from tests.bench.engine import VALUE_BYTES, Report, small_key
 from tests.bench.harness import Progress
 from tests.cluster.local_cluster import LocalCluster

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.lock import lock_key
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as en
@@ -28,7 +28,7 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, NotLeader
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.wire.client import WireChannel
-from neve.stream_manager.records import root_of
+from neve.stream_manager.metadata.records import root_of
 from tests.bench import metadata_fill, orders
 from tests.bench.node_process import CLUSTER
 

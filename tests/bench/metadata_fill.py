@@ -13,15 +13,15 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.txn import TXN_OPS_MAX, Put
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.stream_policy import StreamPolicy
-from neve.stream_manager import records as r
-from neve.stream_manager.record_kinds import NAME, NODE, Name
-from neve.stream_manager.records import (
+from neve.stream_manager.metadata import records as r
+from neve.stream_manager.metadata.record_kinds import NAME, NODE, Name
+from neve.stream_manager.metadata.records import (
     Disk,
     Extent,
     ExtentSeal,

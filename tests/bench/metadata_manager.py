@@ -16,10 +16,10 @@ from neve.proto.errors import NeveError
 from neve.rpc.pool import ChannelPool
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.context import NodeChoice
-from neve.stream_manager.fan_out import Asked
-from neve.stream_manager.node_calls import NodeCalls
-from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, seal_message
+from neve.stream_manager.metadata.records import Extent, NodeEntry, ReplicaAt, seal_message
+from neve.stream_manager.term.context import NodeChoice
+from neve.stream_manager.term.fan_out import Asked
+from neve.stream_manager.term.node_calls import NodeCalls
 
 DIGEST = bytes(32)
 EVERSION_SEALED = 2

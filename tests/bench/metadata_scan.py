@@ -19,15 +19,15 @@ from typing import Any, cast
 from neve.meta.core_retry import Delays
 from neve.meta.txn import KeyValue
 from neve.proto import stream_manager_pb2 as sm
-from neve.stream_manager import reads
 from neve.stream_manager.config import Recovery as RecoveryConfig
-from neve.stream_manager.context import LeaderContext
-from neve.stream_manager.open_extents import OpenExtents
-from neve.stream_manager.problems import Problems
-from neve.stream_manager.record_kinds import NODE
-from neve.stream_manager.recovery import Recovery
-from neve.stream_manager.registry import Registry
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata.record_kinds import NODE
+from neve.stream_manager.metadata.state import State
+from neve.stream_manager.nodes.recovery import Recovery
+from neve.stream_manager.nodes.registry import Registry
+from neve.stream_manager.streams import reads
+from neve.stream_manager.streams.open_extents import OpenExtents
+from neve.stream_manager.term.context import LeaderContext
+from neve.stream_manager.term.hold_ups import Problems
 from tests.bench import metadata_fill
 
 EXTENTS = 1_000_000

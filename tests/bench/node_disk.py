@@ -19,12 +19,12 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from neve.extent_node import attributes
-from neve.extent_node.attributes import Meta, Seal
-from neve.extent_node.disk import Disk, format_disk
-from neve.extent_node.fs import RealFileSystem
-from neve.extent_node.journal_label import format_journal
-from neve.extent_node.replica import make_replica
+from neve.extent_node.disk import attributes
+from neve.extent_node.disk.attributes import Meta, Seal
+from neve.extent_node.disk.disk import Disk, format_disk
+from neve.extent_node.disk.file_system import RealFileSystem
+from neve.extent_node.journal.folder import format_journal
+from neve.extent_node.store.replica import make_replica
 from neve.proto.blocks import extent_digest
 from tests.bench import limits
 from tests.bench.node_process import CLUSTER, NODE_ID, disk_folder, journal_folder

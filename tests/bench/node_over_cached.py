@@ -14,7 +14,7 @@ import sys
 from typing import ClassVar
 
 from neve.extent_node import server
-from neve.extent_node.fs import Buffer, RealFileSystem
+from neve.extent_node.disk.file_system import Buffer, RealFileSystem
 
 EXTENT_SUFFIX = ".ext"
 FILL_BYTES = 1 << 20

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from neve.client.options import DEFAULT_OPTIONS
-from neve.client.read_race import with_headers
+from neve.client.streams.options import DEFAULT_OPTIONS
+from neve.client.streams.reading.read_race import with_headers
 from neve.rpc.limits import Limits
 from neve.rpc.wire.buffers import POOL_BYTES_MAX, STREAM_CHUNK_BYTES
 from tests.bench import limits, node_disk, node_process

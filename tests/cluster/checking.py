@@ -13,8 +13,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from neve.client.client import Client
-from neve.client.types import Position
+from neve.client.streams.client import Client
+from neve.client.streams.types import Position
 from neve.proto.errors import NeveError
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from neve.meta.etcd_binary import find_etcd
+from neve.meta.etcd.binary import find_etcd
 
 START_TIMEOUT_S = 60.0  # a bound for a very slow machine, not an expectation
 STARTS_MAX = 5

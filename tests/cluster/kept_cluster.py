@@ -25,16 +25,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from neve.client import Client, KeyValueClient
-from neve.client.options import ClientOptions
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.client.streams.options import ClientOptions
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.txn import KeyRange, Put
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.rpc.wire.client import WireChannel
-from neve.tools import local_layout
+from neve.tools.local import layout as local_layout
 from tests.cluster.etcd import EtcdCluster, free_ports
 from tests.cluster.local_cluster import NEVE
 from tests.cluster.stream_cluster import MANAGER_SETTINGS, NODE_SETTINGS, STEP_TIMEOUT_S, ServerProcess

@@ -10,8 +10,8 @@ import asyncio
 import sys
 
 from neve.meta.election import Election
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.txn import Put
 from neve.proto.errors import NeveError
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import neve.client
 from neve.client import Client, KeyValueClient
-from neve.client.kv_options import KeyValueOptions
-from neve.client.kv_types import Delete, Put
-from neve.tools import local_layout
+from neve.client.objects.options import KeyValueOptions
+from neve.client.objects.types import Delete, Put
+from neve.tools.local import layout as local_layout
 from tests.cluster.kept_cluster import CLUSTER, NODES, KeptCluster
 
 SMALL_EXTENT_BYTES = 4096

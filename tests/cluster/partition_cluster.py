@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from neve.client.kv_client import KeyValueClient
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.client.objects.client import KeyValueClient
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.keys import root_of
 from tests.cluster.local_cluster import SETTINGS, TIMEOUT_S, LocalCluster
 from tests.history.workload import Journal

@@ -21,14 +21,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from neve.client.client import Client
-from neve.client.options import ClientOptions
+from neve.client.streams.client import Client
+from neve.client.streams.options import ClientOptions
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.rpc.wire.client import WireChannel
-from neve.tools import local_layout
+from neve.tools.local import layout as local_layout
 from tests.cluster.etcd import EtcdCluster, dying_with_parent, free_ports
 
 CLUSTER = "test"

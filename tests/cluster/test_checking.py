@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from neve.client.client import Client
-from neve.client.types import Position, Record
+from neve.client.streams.client import Client
+from neve.client.streams.types import Position, Record
 from tests.cluster.checking import Written, check_stream, payload_of
 
 

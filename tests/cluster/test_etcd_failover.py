@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 
 from neve.meta import lease as lease_module
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.txn import KeyValue, Put, mod_revision_is
 from neve.proto.errors import MaybeApplied, MetaUnavailable, NeveError
 from tests.cluster.etcd import EtcdCluster

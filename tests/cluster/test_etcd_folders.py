@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from neve.meta import etcd_binary
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_binary import EtcdBinary
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd import binary as etcd_binary
+from neve.meta.etcd.binary import EtcdBinary
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.txn import KeyRange
-from neve.tools.etcd_folder import minor_of, read_folder, record_path
+from neve.tools.etcd.folder import minor_of, read_folder, record_path
 from tests.cluster.etcd import STARTS_MAX, dying_with_parent, free_ports
 from tests.cluster.local_cluster import NEVE, TIMEOUT_S
 

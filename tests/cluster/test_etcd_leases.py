@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from neve.meta.election import Election
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.lock import acquire_lock
 from neve.meta.store import EventKind, WatchBatch
 from neve.meta.txn import Put

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from neve.meta import etcd_binary
 from neve.meta import lease as lease_module
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig, EtcdTls
-from neve.meta.etcd_link import service_stub
+from neve.meta.etcd import binary as etcd_binary
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig, EtcdTls
+from neve.meta.etcd.connections import service_stub
 from neve.meta.txn import KeyRange
 from neve.proto.errors import Compacted, MetaUnavailable, PermissionDenied, Unauthenticated
 from tests.cluster.etcd import EtcdCluster, EtcdServerTls

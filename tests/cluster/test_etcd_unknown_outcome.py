@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.lock import acquire_lock
 from neve.meta.txn import Compare, Operation, Put, TxnResult, mod_revision_is
 from neve.proto.errors import MaybeApplied, MetaUnavailable

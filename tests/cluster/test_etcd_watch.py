@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from neve.meta import etcd_link, etcd_watch
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd import connections as etcd_link
+from neve.meta.etcd import watch as etcd_watch
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.store import EventKind, Resync, WatchBatch, WatchItem
 from neve.meta.txn import Delete, KeyRange, Put
 from neve.proto.errors import MaybeApplied, MetaUnavailable

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from neve.client import Client, ConnectFailed, KeyValueClient, NotFound, Position, Record
-from neve.tools import local_layout
+from neve.tools.local import layout as local_layout
 from tests.cluster.kept_cluster import KeptCluster
 
 KEPT = Path(__file__).parent / "kept"

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from neve.proto import common_pb2, errors, methods
 from neve.proto import diagnostics_pb2 as diagnostics
 from neve.proto import extent_node_pb2 as pb
-from neve.rpc.grpc_client import GrpcChannel
+from neve.rpc.grpc.client import GrpcChannel
 from tests.cluster.node import CLUSTER, Extent, NodeProcess, running_node, wire_channel
 from tests.unit.rpc.test_front import http
 

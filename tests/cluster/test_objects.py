@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from neve.client import KeyValueClient, NeveError
-from neve.client.kv_options import KeyValueOptions
-from neve.tools.local_supervisor import parse_procfile
+from neve.client.objects.options import KeyValueOptions
+from neve.tools.local.supervisor import parse_procfile
 from tests.cluster.etcd import dying_with_parent
 from tests.cluster.local_cluster import NEVE, SETTINGS, TIMEOUT_S, LocalCluster
 from tests.history.history import Outcome, Recorder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from neve.meta.etcd_config import EtcdTls
+from neve.meta.etcd.config import EtcdTls
 from tests.cluster.etcd import EtcdCluster, EtcdServerTls, dying_with_parent, free_ports
 from tests.cluster.local_cluster import NEVE, STREAM_CLIENT, TIMEOUT_S
 from tests.cluster.stream_cluster import ServerProcess

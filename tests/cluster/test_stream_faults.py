@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from neve.client.client import Client
-from neve.client.types import Position, Stream
+from neve.client.streams.client import Client
+from neve.client.streams.types import Position, Stream
 from neve.proto import extent_node_pb2 as pb
 from tests.cluster.checking import CheckingWriter, Written, check_stream, writing
 from tests.cluster.etcd import dying_with_parent

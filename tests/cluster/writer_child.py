@@ -13,7 +13,7 @@ import sys
 
 import uvloop
 
-from neve.client.client import Client
+from neve.client.streams.client import Client
 from tests.cluster.checking import CheckingWriter
 from tests.cluster.stream_cluster import CLIENT_OPTIONS, CLUSTER
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_types import Delete, Object, Put
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.types import Delete, Object, Put
 from neve.proto import errors
 
 

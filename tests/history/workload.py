@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
 from neve.proto import errors
 from tests.history.history import Recorder, RecordingClient
 

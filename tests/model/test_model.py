@@ -13,7 +13,7 @@ import pytest
 
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import SealUnavailable
-from neve.stream_manager import core_seal
+from neve.stream_manager.streams.core import seal as core_seal
 from tests.model.__main__ import main, switch_row
 from tests.model.configurations import CONFIGURATIONS
 from tests.model.explore import TooManyStates, explore

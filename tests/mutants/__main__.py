@@ -1,7 +1,7 @@
 """Mutation testing of the decision cores: mutmut changes them in small ways, and their direct tests should notice.
 
     python -m tests.mutants                        all of them, and a table with the score of each (make mutants)
-    python -m tests.mutants core_seal core_open    these
+    python -m tests.mutants meta/core_retry        these
     python -m tests.mutants --minutes 10           stop after about so long: what was not checked does not count
     cd build/mutants && mutmut show NAME           what a survivor has changed
 
@@ -31,30 +31,31 @@ TREE = ROOT / "build" / "mutants"
 
 UNIT = "tests/unit"
 CORES: Mapping[str, Sequence[str]] = {
-    "client/core_batch": (
-        f"{UNIT}/client/test_core_batch.py",
-        f"{UNIT}/client/test_core_writer.py",
-        f"{UNIT}/client/test_segment_codec.py",
+    "meta/core_retry": (f"{UNIT}/meta/test_core_retry.py",),
+    "client/streams/core/batch": (
+        f"{UNIT}/client/streams/test_core_batch.py",
+        f"{UNIT}/client/streams/test_core_writer.py",
+        f"{UNIT}/client/streams/test_segment_codec.py",
     ),
-    "client/core_kv_routing": (f"{UNIT}/client_kv/test_core_kv_routing.py",),
-    "client/core_reader": (f"{UNIT}/client/test_core_reader.py",),
-    "client/core_writer": (f"{UNIT}/client/test_core_writer.py",),
-    "extent_node/core_answers": (f"{UNIT}/extent_node/test_core_answers.py",),
-    "extent_node/core_append": (f"{UNIT}/extent_node/test_core_append.py",),
-    "extent_node/core_control": (f"{UNIT}/extent_node/test_core_control.py",),
-    "extent_node/core_copy": (f"{UNIT}/extent_node/test_core_copy.py",),
-    "extent_node/core_state": (f"{UNIT}/extent_node/test_core_answers.py",),
+    "client/objects/core_routing": (f"{UNIT}/client/objects/test_core_routing.py",),
+    "client/streams/core/reader": (f"{UNIT}/client/streams/test_core_reader.py",),
+    "client/streams/core/writer": (f"{UNIT}/client/streams/test_core_writer.py",),
+    "extent_node/core/answers": (f"{UNIT}/extent_node/core/test_answers.py",),
+    "extent_node/core/append": (f"{UNIT}/extent_node/core/test_append.py",),
+    "extent_node/core/control": (f"{UNIT}/extent_node/core/test_control.py",),
+    "extent_node/core/copy": (f"{UNIT}/extent_node/core/test_copy.py",),
+    "extent_node/core/state": (f"{UNIT}/extent_node/core/test_answers.py",),
     "partition_manager/core_balance": (f"{UNIT}/partition_manager/test_core_balance.py",),
     "partition_manager/core_regions": (f"{UNIT}/partition_manager/test_core_regions.py",),
-    "partition_server/core_compaction": (f"{UNIT}/partition_server/test_merge.py",),
-    "partition_server/core_merge": (f"{UNIT}/partition_server/test_merge.py",),
-    "stream_manager/core_digest": (f"{UNIT}/stream_manager/test_core_digest.py",),
-    "stream_manager/core_health": (f"{UNIT}/stream_manager/test_core_health.py",),
-    "stream_manager/core_open": (f"{UNIT}/stream_manager/test_core_seal.py",),
-    "stream_manager/core_recovery": (f"{UNIT}/stream_manager/test_core_recovery.py",),
-    "stream_manager/core_seal": (
-        f"{UNIT}/stream_manager/test_core_seal.py",
-        f"{UNIT}/stream_manager/test_accept_length.py",
+    "partition_server/tables/core_compaction": (f"{UNIT}/partition_server/test_merge.py",),
+    "partition_server/tables/core_merge": (f"{UNIT}/partition_server/test_merge.py",),
+    "stream_manager/streams/core/digest": (f"{UNIT}/stream_manager/streams/test_core_digest.py",),
+    "stream_manager/nodes/core/health": (f"{UNIT}/stream_manager/nodes/test_core_health.py",),
+    "stream_manager/streams/core/open": (f"{UNIT}/stream_manager/streams/test_core_seal.py",),
+    "stream_manager/nodes/core/recovery": (f"{UNIT}/stream_manager/nodes/test_core_recovery.py",),
+    "stream_manager/streams/core/seal": (
+        f"{UNIT}/stream_manager/streams/test_core_seal.py",
+        f"{UNIT}/stream_manager/streams/test_accept_length.py",
     ),
 }
 # mutmut 3.8 asks tests for a private attribute of theirs, which pytest has not had since version 9. And no mutant is
@@ -75,16 +76,15 @@ NOT_CHECKED = LEFT | {34}
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("cores", nargs="*", help="names, such as core_seal")
+    parser.add_argument("cores", nargs="*", help="paths, such as stream_manager/streams/core/seal")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most about so long")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
-    names = [core.rpartition("/")[2] for core in CORES]
-    if unknown := [name for name in options.cores if name not in names]:
-        parser.error(f"there is no {', '.join(unknown)}: there are {', '.join(names)}")
+    if unknown := [name for name in options.cores if name not in CORES]:
+        parser.error(f"there is no {', '.join(unknown)}: there are {', '.join(CORES)}")
     if options.minutes <= 0 or options.jobs < 1:
         parser.error("--minutes is more than 0, and --jobs 1 or more")
-    chosen = [core for core in CORES if not options.cores or core.rpartition("/")[2] in options.cores]
+    chosen = [core for core in CORES if not options.cores or core in options.cores]
     build_tree(chosen)
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(options.jobs)]
     try:

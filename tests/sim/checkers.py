@@ -16,13 +16,13 @@ import asyncio
 import re
 from collections.abc import Iterable, Sequence
 
-from neve.client.types import Position, Record
+from neve.client.streams.types import Position, Record
 from neve.proto import extent_node_pb2 as en
 from neve.proto.blocks import HEADER_BYTES, BlockType, verify, walk
 from neve.proto.errors import NeveError, SealUnavailable
-from neve.stream_manager import records as r
-from neve.stream_manager.records import Extent
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata import records as r
+from neve.stream_manager.metadata.records import Extent
+from neve.stream_manager.metadata.state import State
 from tests.model.protocol_seal import choose_length
 from tests.model.protocol_state import ABSENT, DOUBTFUL, LENGTH, SEALED, Answer
 from tests.sim.client import OPTIONS, Killed, SimClient

@@ -17,12 +17,12 @@ from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from neve.client.client import Client
 from neve.client.manager_link import ManagerLink
-from neve.client.options import ClientOptions
-from neve.client.types import Position, Record
-from neve.client.writer import Writer
-from neve.meta.memory import MemoryClient
+from neve.client.streams.client import Client
+from neve.client.streams.options import ClientOptions
+from neve.client.streams.types import Position, Record
+from neve.client.streams.writer import Writer
+from neve.meta.memory.client import MemoryClient
 from neve.proto.errors import Overloaded
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool

@@ -26,16 +26,16 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from neve.client.options import ClientOptions
-from neve.client.types import Position, Stream
+from neve.client.streams.options import ClientOptions
+from neve.client.streams.types import Position, Stream
 from neve.proto import extent_node_pb2 as en
 from neve.proto.blocks import HEADER_BYTES, split_record, verify
 from neve.proto.errors import INT64_MAX, NeveError
 from neve.stream_manager.config import Collecting, Limits, ManagerConfig, Placing, Recovery, Timeouts
-from neve.stream_manager.core_health import HealthConfig
-from neve.stream_manager.leader import Term
-from neve.stream_manager.records import Extent, root_of
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata.records import Extent, root_of
+from neve.stream_manager.metadata.state import State
+from neve.stream_manager.nodes.core.health import HealthConfig
+from neve.stream_manager.term.leader import Term
 from tests.sim import processes
 from tests.sim.client import OPTIONS, SimClient, SimWriter
 from tests.sim.disk_faults import SimulatedCrash

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from neve.extent_node.fs import Buffer, Stat, Usage
+from neve.extent_node.disk.file_system import Buffer, Stat, Usage
 from tests.sim import disk_nodes as nodes
 from tests.sim.disk_faults import Fault, Faults, Match, SimulatedCrash, When
 from tests.sim.disk_nodes import File, Folder, Node, Resize, SetXattr, Write, clean, failure, files_of

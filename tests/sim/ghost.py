@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from neve.proto.blocks import encode_block
 from neve.proto.errors import NeveError
-from neve.stream_manager.records import Extent
+from neve.stream_manager.metadata.records import Extent
 from tests.sim import raw
 from tests.sim.node import SimNode
 from tests.sim.troubles import Kind, Scene

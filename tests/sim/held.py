@@ -209,7 +209,7 @@ KEY_VALUE: Bounds = {
 # Of modules, whatever the processes: caches that are emptied when they are full.
 CACHES = (
     "neve.proto.fields.VARINTS",
-    "neve.stream_manager.records._shared_values",
+    "neve.stream_manager.metadata.records._shared_values",
 )
 
 

@@ -9,10 +9,10 @@ check_left_over   a server that was told to stop has no tasks, partitions or mem
 
 from __future__ import annotations
 
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
 from neve.meta.lock import lock_key
 from neve.meta.txn import KeyRange
-from neve.partition_server.engine import Partition
+from neve.partition_server.engine.engine import Partition
 from tests.history.history import RecordingClient
 from tests.history.linearizable import assert_linearizable
 from tests.sim import held

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from neve.client.core_kv_routing import Region
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_types import Object, ObjectInfo, condition, info_from
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.core_routing import Region
+from neve.client.objects.types import Object, ObjectInfo, condition, info_from
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from neve.client.core_kv_routing import Region
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_transfer import Upload
-from neve.client.kv_types import ObjectInfo, condition
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.core_routing import Region
+from neve.client.objects.transfer import Upload
+from neve.client.objects.types import ObjectInfo, condition
 from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.common_pb2 import CallId

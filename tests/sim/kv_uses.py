@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_options import KeyValueOptions
-from neve.client.kv_types import Object
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.options import KeyValueOptions
+from neve.client.objects.types import Object
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import NeveError, NotFound
 from tests.history.history import Operation, Recorder, RecordingClient

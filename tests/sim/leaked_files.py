@@ -2,7 +2,7 @@
 
     leaked_files(node, extents)      every file below its disks and in its journal's folder that no rule lets stay
 
-Of a disk (extent_node/disk.py has the folders):
+Of a disk (extent_node/disk/disk.py has the folders):
 
     disk.json, boot.json     its labels, and what is beside them for the next writing; `lock`
     extents/ab/<id>.ext      if a record gives this node the extent, and its store serves it from this very disk
@@ -11,7 +11,7 @@ Of a disk (extent_node/disk.py has the folders):
     tombstones/              if its store knows a tombstone of the extent, of this order or a later one
     tmp/, trash/             nothing: copies are over, and the trash's delay is a few seconds in a story
 
-Of the journal's folder (extent_node/journal_label.py): its label, and what is beside it; `lock`; segments that the
+Of the journal's folder (extent_node/journal/folder.py): its label, and what is beside it; `lock`; segments that the
 label counts, and one behind them: it is what a growing left that did not reach the label, and the next one takes its
 place.
 
@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from neve.extent_node import disk as disks
-from neve.extent_node import journal_label
-from neve.extent_node.disk import Disk
-from neve.extent_node.store_label import ASIDE_SUFFIX
-from neve.extent_node.store_state import StoreState
-from neve.stream_manager.records import Extent
+from neve.extent_node.disk import disk as disks
+from neve.extent_node.disk.disk import Disk
+from neve.extent_node.disk.labels import ASIDE_SUFFIX
+from neve.extent_node.journal import folder as journal_label
+from neve.extent_node.store.state import StoreState
+from neve.stream_manager.metadata.records import Extent
 from tests.sim.node import JOURNAL, SimNode
 
 DISK_FILES = frozenset(

@@ -16,9 +16,9 @@ import collections
 import gc
 from collections.abc import Mapping
 
-from neve.extent_node.replica import NO_FD
+from neve.extent_node.store.replica import NO_FD
 from neve.meta.lock import lock_key
-from neve.stream_manager import records
+from neve.stream_manager.metadata import records
 from tests.sim import held, memory
 from tests.sim.cluster import ROOT, SimCluster
 from tests.sim.leaked_files import leaked_files

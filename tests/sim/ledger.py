@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from neve.client.types import Position, Record
+from neve.client.streams.types import Position, Record
 
 log = logging.getLogger("neve.sim.ledger")  # below "neve": what is counted
 

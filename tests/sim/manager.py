@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import random
 
-from neve.meta.memory import MemoryClient
-from neve.meta.memory_link import FaultPlan
+from neve.meta.memory.client import MemoryClient
+from neve.meta.memory.link import FaultPlan
 from neve.proto import methods
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.node_calls import RpcNodeCalls
-from neve.stream_manager.nodes_part import ClusterNodes
+from neve.stream_manager.nodes.part import ClusterNodes
 from neve.stream_manager.servicer import StreamManagerServicer
+from neve.stream_manager.term.leader import Term
+from neve.stream_manager.term.node_calls import RpcNodeCalls
 from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS
 from tests.sim.processes import Clock, Process

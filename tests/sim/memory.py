@@ -18,7 +18,7 @@ import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from neve.meta.memory import MemoryStore
+from neve.meta.memory.client import MemoryStore
 
 PRODUCT = "neve."
 LOWEST = ("neve.proto.fields",)  # others have its names

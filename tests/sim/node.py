@@ -26,17 +26,17 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from neve.extent_node.config import Location
-from neve.extent_node.copier import Copier
-from neve.extent_node.disk import Marks, format_disk
-from neve.extent_node.fs import FileSystem
-from neve.extent_node.journal_format import Record, crc_seed, find_records
-from neve.extent_node.journal_label import format_journal, read_journal_label, slot_path
+from neve.extent_node.disk.disk import Marks, format_disk
+from neve.extent_node.disk.file_system import FileSystem
+from neve.extent_node.journal.folder import format_journal, read_journal_label, slot_path
+from neve.extent_node.journal.format import Record, crc_seed, find_records
 from neve.extent_node.metrics import NodeMetrics
 from neve.extent_node.registration import Registrar, WireManagerLink, registration_request
-from neve.extent_node.scrubber import Scrubber
 from neve.extent_node.servicer import ExtentNodeServicer
-from neve.extent_node.storage import Storage
-from neve.extent_node.store_config import DiskConfig, StoreConfig
+from neve.extent_node.store.config import DiskConfig, StoreConfig
+from neve.extent_node.store.copier import Copier
+from neve.extent_node.store.scrubber import Scrubber
+from neve.extent_node.store.storage import Storage
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.pool import ChannelPool

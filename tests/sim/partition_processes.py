@@ -17,9 +17,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from neve.client.client import Client
 from neve.client.manager_link import ManagerLink
-from neve.meta.memory import MemoryClient
+from neve.client.streams.client import Client
+from neve.meta.memory.client import MemoryClient
 from neve.partition_manager.config import PartitionManagerConfig
 from neve.partition_manager.manager import Manager
 from neve.partition_manager.metrics import ManagerMetrics

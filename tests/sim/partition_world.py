@@ -16,9 +16,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from neve.client.kv_options import KeyValueOptions
+from neve.client.objects.options import KeyValueOptions
 from neve.partition_server.config import Serving
-from neve.partition_server.engine_config import EngineConfig
+from neve.partition_server.engine.config import EngineConfig
 from neve.stream_manager.config import Defaults
 from tests.sim import kv_checkers, swarm
 from tests.sim.client import OPTIONS

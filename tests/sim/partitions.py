@@ -22,14 +22,14 @@ from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from neve.client.kv_client import KeyValueClient
-from neve.client.kv_options import KeyValueOptions
 from neve.client.manager_link import ManagerLink
+from neve.client.objects.client import KeyValueClient
+from neve.client.objects.options import KeyValueOptions
 from neve.partition_manager.config import PartitionManagerConfig
 from neve.partition_manager.core_balance import BalanceConfig
 from neve.partition_manager.core_regions import MapBroken, RegionMap
 from neve.partition_server.config import Serving
-from neve.partition_server.engine_config import EngineConfig
+from neve.partition_server.engine.config import EngineConfig
 from neve.proto import common_pb2, methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps

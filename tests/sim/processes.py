@@ -42,8 +42,8 @@ _OUTSIDE = frozenset(
         "tests.sim.network.frames",
         "tests.sim.network.pipe",
         "tests.sim.network.transport",
-        "neve.meta.memory",
-        "neve.meta.memory_link",
+        "neve.meta.memory.client",
+        "neve.meta.memory.link",
         "tests.sim.watched_store",
     }
 )

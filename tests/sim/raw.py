@@ -11,11 +11,11 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import from_message
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.service import Channel
-from neve.stream_manager.records import Extent
+from neve.stream_manager.metadata.records import Extent
 from tests.sim.client import SimClient, SimWriter
 from tests.sim.cluster import SimCluster
 from tests.sim.node import CLUSTER
-from tests.unit.extent_node.store_rig import segment
+from tests.unit.extent_node.store.rig import segment
 
 TIMEOUT_S = 5.0
 

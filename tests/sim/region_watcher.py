@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable
 
 from neve.meta import keys
-from neve.meta.mvcc import KeySpace
+from neve.meta.memory.mvcc import KeySpace
 from neve.meta.regions import RegionsState
 from neve.meta.store import Event, EventKind, MetaStore, Resync
 from neve.partition_manager.core_regions import RegionMap

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from neve.extent_node.disk import TMP
+from neve.extent_node.disk.disk import TMP
 from neve.meta import keys
 from neve.meta.lock import lock_key
 from neve.meta.txn import Put, create_revision_is
 from neve.proto import extent_node_pb2 as en
 from neve.proto import methods
 from neve.proto.errors import Overloaded
-from neve.stream_manager.nodes_part import ClusterNodes
+from neve.stream_manager.nodes.part import ClusterNodes
 from tests.history.history import Kind, Outcome
 from tests.sim import checkers, stories
 from tests.sim.cluster import ROOT, SimCluster, run_story

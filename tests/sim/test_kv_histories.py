@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
 from neve.proto.errors import NeveError
 from tests.history.history import Outcome, Recorder
 from tests.history.linearizable import assert_linearizable

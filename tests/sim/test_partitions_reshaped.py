@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from neve.client.kv_client import KeyValueClient
+from neve.client.objects.client import KeyValueClient
 from neve.partition_server.config import Serving
 from neve.partition_server.hosted import Phase
 from neve.proto import methods

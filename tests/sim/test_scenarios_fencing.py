@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from neve.meta.lock import acquire_lock
-from neve.meta.memory_link import Fault
+from neve.meta.memory.link import Fault
 from neve.proto import common_pb2, methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AppendOutcomeUnknown, MetaUnavailable, NeveError, NotLeader, NotOwner
-from neve.stream_manager import records as r
+from neve.stream_manager.metadata import records as r
 from tests.sim import raw
 from tests.sim.client import SimClient
 from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, simulated

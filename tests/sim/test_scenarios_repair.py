@@ -8,8 +8,8 @@ import errno
 
 import pytest
 
-from neve.client.types import Stream
-from neve.extent_node.journal_label import LABEL, JournalRefused
+from neve.client.streams.types import Stream
+from neve.extent_node.journal.folder import LABEL, JournalRefused
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.stream_manager.config import Placing

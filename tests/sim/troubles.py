@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from neve.meta.memory_link import Fault
+from neve.meta.memory.link import Fault
 from neve.proto.errors import NeveError
 from tests.sim.client import Killed, SimClient
 from tests.sim.cluster import SimCluster

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neve.extent_node import attributes
-from neve.extent_node.disk import BOOT, LABEL, index_path
-from neve.extent_node.journal_format import Record, crc_seed, find_records
-from neve.extent_node.journal_label import LABEL as JOURNAL_LABEL
-from neve.extent_node.journal_label import read_journal_label, slot_path
-from neve.stream_manager.records import Extent
+from neve.extent_node.disk import attributes
+from neve.extent_node.disk.disk import BOOT, LABEL, index_path
+from neve.extent_node.journal.folder import LABEL as JOURNAL_LABEL
+from neve.extent_node.journal.folder import read_journal_label, slot_path
+from neve.extent_node.journal.format import Record, crc_seed, find_records
+from neve.stream_manager.metadata.records import Extent
 from tests.sim.node import JOURNAL, SimNode
 from tests.sim.troubles import Kind, Scene
 from tests.sim.troubles_nodes import POWER_CUT_MODES, go_down, running_nodes, start_node, used_folders

@@ -11,8 +11,8 @@ import errno
 from collections.abc import Sequence
 from contextlib import suppress
 
-from neve.extent_node.journal_label import JournalRefused
-from neve.extent_node.store_start import NoUsableDisk
+from neve.extent_node.journal.folder import JournalRefused
+from neve.extent_node.store.start import NoUsableDisk
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from tests.sim.client import Killed

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from neve.stream_manager.records import Extent
+from neve.stream_manager.metadata.records import Extent
 from tests.sim.ambush import NOBODY
 from tests.sim.client import SimClient
 from tests.sim.node import SimNode

@@ -14,7 +14,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from neve.client.types import Position, Stream
+from neve.client.streams.types import Position, Stream
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError, StreamSealed

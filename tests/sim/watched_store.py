@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 
 from neve.meta import keys
 from neve.meta.lock import lock_key
-from neve.meta.memory import MemoryClient, MemoryStore
-from neve.meta.memory_link import FaultPlan
+from neve.meta.memory.client import MemoryClient, MemoryStore
+from neve.meta.memory.link import FaultPlan
 from neve.meta.txn import (
     Compare,
     Delete,
@@ -36,9 +36,9 @@ from neve.meta.txn import (
     TxnResult,
     as_range,
 )
-from neve.stream_manager import records as r
-from neve.stream_manager.record_kinds import NODE, TASK
-from neve.stream_manager.records import Extent, ReplicaAt, read_extent, read_stream
+from neve.stream_manager.metadata import records as r
+from neve.stream_manager.metadata.record_kinds import NODE, TASK
+from neve.stream_manager.metadata.records import Extent, ReplicaAt, read_extent, read_stream
 from tests.sim.processes import Process
 
 GUARDED = (r.STREAMS, r.EXTENTS, r.NODES, r.NAMES, r.TASKS, r.REPLAY, r.QUOTAS, r.SETTINGS, r.COMMITS)

@@ -26,7 +26,7 @@ from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Gap
 from neve.rpc.wire.frame import Kind
-from neve.stream_manager.records import ReplicaAt, replica_at
+from neve.stream_manager.metadata.records import ReplicaAt, replica_at
 from tests.sim.network.frames import Frame
 from tests.sim.network.pipe import Pipe
 from tests.sim.watched_store import WatchedStore

@@ -22,8 +22,8 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from neve.pipeline import options
-from neve.pipeline.options import ScanOptions
+from neve.pipeline.scan import options
+from neve.pipeline.scan.options import ScanOptions
 from neve.pipeline.source import NeveDataSource, NeveReader, names_of
 from neve.proto.errors import NotFound
 

@@ -126,7 +126,7 @@ def where_tasks_run(spark: SparkSession, options: Options) -> dict[str, list[str
     def look(rows: Any) -> Any:
         import os
 
-        from neve.pipeline import tasks
+        from neve.pipeline.scan import tasks
 
         if any(True for _ in rows):
             yield os.getcwd(), tasks.__file__

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from neve.client.client import Client
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
-from neve.stream_manager import records
-from neve.stream_manager.records import read_stream, stream_bytes
+from neve.client.streams.client import Client
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
+from neve.stream_manager.metadata import records
+from neve.stream_manager.metadata.records import read_stream, stream_bytes
 from tests.cluster.checking import CheckingWriter, check_stream
 from tests.cluster.node import Extent, wire_channel
 from tests.cluster.stream_cluster import CLUSTER, StreamCluster

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from neve.client import Client, KeyValueClient, SyncKeyValueClient
-from neve.partition_server import log_format
+from neve.partition_server.log import log_format
 from neve.proto import methods
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from neve.client.types import Position
+from neve.client.streams.types import Position
 from tests.cluster.stream_cluster import StreamCluster
 from tests.spark import programs
 from tests.spark.conftest import disks_of, options_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.kv_client import Clients
-from tests.unit.client_kv.scripted_partitions import CLUSTER, ScriptedCluster
+from tests.unit.client.objects.scripted_partitions import CLUSTER, ScriptedCluster
 
 
 async def test_the_client_loads_and_measures_what_it_is_told() -> None:

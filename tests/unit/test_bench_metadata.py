@@ -12,10 +12,10 @@ import pytest
 
 from neve.meta.txn import KeyValue
 from neve.stream_manager.config import load
-from neve.stream_manager.context import NodeChoice
-from neve.stream_manager.core_seal import choose_length
-from neve.stream_manager.records import ExtentSeal, root_of
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata.records import ExtentSeal, root_of
+from neve.stream_manager.metadata.state import State
+from neve.stream_manager.streams.core.seal import choose_length
+from neve.stream_manager.term.context import NodeChoice
 from tests.bench import harness, metadata, metadata_client, metadata_fill, metadata_process, processes, stream_cluster
 from tests.bench.metadata_manager import AtOnce
 from tests.bench.node_process import CLUSTER

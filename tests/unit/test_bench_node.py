@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from neve.extent_node.config import load
-from neve.extent_node.disk import Disk
-from neve.extent_node.fs import RealFileSystem
-from neve.extent_node.replica import load_state
+from neve.extent_node.disk.disk import Disk
+from neve.extent_node.disk.file_system import RealFileSystem
+from neve.extent_node.store.replica import load_state
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_blocks, verify

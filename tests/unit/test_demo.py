@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neve.client.types import Position, Record
+from neve.client.streams.types import Position, Record
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 

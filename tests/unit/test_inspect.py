@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from neve.extent_node import attributes, index
-from neve.extent_node.attributes import Attributes, Doubt, Meta, Seal
-from neve.extent_node.disk import format_disk
-from neve.extent_node.fs import FileSystem, RealFileSystem
-from neve.extent_node.scan import Scanner
+from neve.extent_node.disk import attributes, index
+from neve.extent_node.disk.attributes import Attributes, Doubt, Meta, Seal
+from neve.extent_node.disk.block_scan import Scanner
+from neve.extent_node.disk.disk import format_disk
+from neve.extent_node.disk.file_system import FileSystem, RealFileSystem
 from neve.proto import blocks
 from neve.rpc.entry import PIPE_CLOSED
 from neve.tools import inspect, main

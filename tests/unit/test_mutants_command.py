@@ -9,12 +9,12 @@ import pytest
 
 from tests.mutants import __main__ as mutants
 
-CORE = "client/core_batch"
+CORE = "client/streams/core/batch"
 
 
 def test_a_core_that_is_not_there_is_told_also_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        mutants.main(["core_batch", "core_nosuch"])
+        mutants.main([CORE, "core_nosuch"])
     assert "there is no core_nosuch" in capsys.readouterr().err
 
 

@@ -7,11 +7,11 @@ import gc
 
 import pytest
 
-from neve.client.core_batch import Ticket
-from neve.client.types import Position
-from neve.extent_node import attributes
-from neve.extent_node.replica import Replica
-from neve.extent_node.scrubber import Scrubber
+from neve.client.streams.core.batch import Ticket
+from neve.client.streams.types import Position
+from neve.extent_node.disk import attributes
+from neve.extent_node.store.replica import Replica
+from neve.extent_node.store.scrubber import Scrubber
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NotFound, SealUnavailable
 from tests.sim import checkers, stories, wire_watch

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from neve.extent_node.fs import FileSystem, RealFileSystem
+from neve.extent_node.disk.file_system import FileSystem, RealFileSystem
 from tests.sim.disk import SYNCS, WRITES, SimFileSystem, SimulatedCrash
 
 SEEDS = range(60)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from neve.proto import fields
-from neve.stream_manager import records
+from neve.stream_manager.metadata import records
 from tests.sim import held, leaks, memory
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_what_modules_and_classes_hold_is_looked_at(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(records, "_kept", kept, raising=False)
     before = memory.held_by_modules()
     kept.extend([b""] * 100)
-    assert leaks.grown(before) == ["neve.stream_manager.records._kept: 100"]
+    assert leaks.grown(before) == ["neve.stream_manager.metadata.records._kept: 100"]
 
 
 def test_caches_of_modules_are_emptied_when_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:

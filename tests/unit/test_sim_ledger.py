@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from neve.client.types import Position
+from neve.client.streams.types import Position
 from tests.sim.client import OPTIONS
 from tests.sim.cluster import SimCluster, simulated
 from tests.sim.ledger import Attempt, Ledger, Session

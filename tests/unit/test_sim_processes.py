@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from neve.meta.memory import MemoryStore
+from neve.meta.memory.client import MemoryStore
 from neve.proto.errors import LeaseLost
 from neve.rpc.service import Call, Service
 from tests.proto import methods

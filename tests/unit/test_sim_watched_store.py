@@ -9,9 +9,9 @@ from neve.meta import keys
 from neve.meta.txn import Compare, Delete, Operation, Put, create_revision_is, key_absent, mod_revision_is
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.stream_policy import StreamPolicy
-from neve.stream_manager import records as r
-from neve.stream_manager.record_kinds import NODE, TASK
-from neve.stream_manager.records import (
+from neve.stream_manager.metadata import records as r
+from neve.stream_manager.metadata.record_kinds import NODE, TASK
+from neve.stream_manager.metadata.records import (
     Extent,
     ExtentSeal,
     NodeEntry,

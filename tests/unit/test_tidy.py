@@ -52,7 +52,7 @@ MODULE_LINES_MAX = 500
 # What the tree must not exceed; tests/measure.py defines each count. These are no targets: a class that is split, a
 # folder that is divided or parameters that are bundled only to please a count make the tree worse. Lower a limit when a
 # change has made the tree better; raise one only with the reason in the commit.
-CLASS_ATTRIBUTES_MAX = 41  # partition_server/store.py
+CLASS_ATTRIBUTES_MAX = 41  # partition_server/engine/shared.py
 FOLDER_MODULES_MAX = 59  # stream_manager
 MANY_PARAMETERS_MAX = 48
 LONG_DOCUMENT_LINES_MAX = 650  # mostly rows of tables, and documents that are not rewritten yet
@@ -86,8 +86,14 @@ def test_imports_point_one_way(package: str) -> None:
     assert wrong == []
 
 
+def is_core(path: Path) -> bool:
+    """A module that decides: it stands in a folder `core`, or its name begins with it."""
+    return "core" in path.relative_to(ROOT).parts[:-1] or path.name.startswith("core")
+
+
 def test_cores_do_no_io() -> None:
-    cores = [path for package in MAY_IMPORT for path in modules(package) if path.name.startswith("core")]
+    cores = [path for package in MAY_IMPORT for path in modules(package) if is_core(path)]
+    assert len(cores) > 30
     wrong = []
     for path in cores:
         wrong += [f"{path.relative_to(ROOT)} imports {n}" for n in imports(path) if n.split(".")[0] in NO_CORE_IMPORTS]
@@ -111,7 +117,7 @@ def test_every_folder_with_code_is_installed() -> None:
         for path in (ROOT / package).rglob("__init__.py")
     }
     assert found | {"neve"} == listed
-    assert all((ROOT / folder / "py.typed").exists() for folder in FOLDERS.values())
+    assert (ROOT / "neve" / "py.typed").exists()  # of the package, and thereby of all of its sub-packages
 
 
 def test_generated_code_is_current() -> None:

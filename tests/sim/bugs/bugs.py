@@ -17,16 +17,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from neve.client import core_reader, extent_reader
-from neve.client.core_writer import WriterCore
-from neve.client.frame import InStep
-from neve.client.lane import Lane
-from neve.client.writer_tail import WriterTail
-from neve.extent_node import attributes, core, core_append, store_append, store_control
+from neve.client.streams.core import reader as core_reader
+from neve.client.streams.core.writer import WriterCore
+from neve.client.streams.reading import extent_reader
+from neve.client.streams.sending.append_frame import InStep
+from neve.client.streams.sending.replica_lane import Lane
+from neve.client.streams.writer_tail import WriterTail
+from neve.extent_node import core
 from neve.extent_node import servicer as node_servicer
-from neve.extent_node.commit import Committer
-from neve.extent_node.replica import Replica, make_replica
-from neve.extent_node.store_state import StoreState
+from neve.extent_node.core import append as core_append
+from neve.extent_node.disk import attributes
+from neve.extent_node.journal.group_commit import Committer
+from neve.extent_node.store import append as store_append
+from neve.extent_node.store import control as store_control
+from neve.extent_node.store.replica import Replica, make_replica
+from neve.extent_node.store.state import StoreState
 from neve.meta import lease as meta_lease
 from neve.meta import lock as meta_lock
 from neve.meta.election import Leadership
@@ -35,15 +40,18 @@ from neve.meta.owned_key import OwnedKey
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import HEADER_BYTES, PAYLOAD_BYTES_MAX
 from neve.proto.errors import LockedByOther
-from neve.stream_manager import core_open, core_recovery, core_seal, open_stream, seal_tail, streams
-from neve.stream_manager.allocate import Allocator
-from neve.stream_manager.batcher import Batcher
-from neve.stream_manager.collect import Collector
-from neve.stream_manager.leader import Term
-from neve.stream_manager.owner_checks import OwnerChecks
-from neve.stream_manager.records import Extent
-from neve.stream_manager.registry import Registry
-from neve.stream_manager.replay import ReplayCache
+from neve.stream_manager.metadata.batcher import Batcher
+from neve.stream_manager.metadata.records import Extent
+from neve.stream_manager.metadata.replay import ReplayCache
+from neve.stream_manager.nodes.collect import Collector
+from neve.stream_manager.nodes.core import recovery as core_recovery
+from neve.stream_manager.nodes.registry import Registry
+from neve.stream_manager.streams import open_stream, seal_tail, streams
+from neve.stream_manager.streams.allocate import Allocator
+from neve.stream_manager.streams.core import open as core_open
+from neve.stream_manager.streams.core import seal as core_seal
+from neve.stream_manager.term.leader import Term
+from neve.stream_manager.term.owner_checks import OwnerChecks
 from tests.sim.swarm import Shape
 
 Kind = pb.LengthAnswer.Kind

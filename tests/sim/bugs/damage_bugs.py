@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from neve.extent_node import core, journal_replay
-from neve.extent_node.disk import BOOT, Boot, Disk
-from neve.extent_node.journal_format import scan_segment
-from neve.extent_node.store_label import LabelDamaged, read_label
-from neve.extent_node.store_replay import Replay
+from neve.extent_node import core
+from neve.extent_node.disk.disk import BOOT, Boot, Disk
+from neve.extent_node.disk.labels import LabelDamaged, read_label
+from neve.extent_node.journal import replay as journal_replay
+from neve.extent_node.journal.format import scan_segment
+from neve.extent_node.store.replay import Replay
 from tests.sim.bugs.bugs import bug
 from tests.sim.swarm import Shape
 

@@ -10,13 +10,13 @@ import asyncio
 import os
 from typing import Any
 
-from neve.extent_node.disk import Disk, DiskState
-from neve.extent_node.replica import NO_FD, Replica
-from neve.extent_node.store_files import SealedFiles
+from neve.extent_node.disk.disk import Disk, DiskState
+from neve.extent_node.store.open_files import SealedFiles
+from neve.extent_node.store.replica import NO_FD, Replica
 from neve.meta.lease import Lease
 from neve.rpc.pool import ChannelPool
-from neve.stream_manager.leader import Term
-from neve.stream_manager.problems import Problems
+from neve.stream_manager.term.hold_ups import Problems
+from neve.stream_manager.term.leader import Term
 from tests.sim.bugs.bugs import bug
 
 LATE_S = 3600.0

@@ -11,18 +11,21 @@ from typing import Any
 from neve.meta import keys
 from neve.meta.election import Leadership
 from neve.partition_manager import answers, core_regions, reshape
-from neve.partition_server import core_merge, engine, hosted, loader, log_format, manifest, replay
-from neve.partition_server.engine import Partition
-from neve.partition_server.flusher import Flusher
+from neve.partition_server import hosted
+from neve.partition_server.engine import engine
+from neve.partition_server.engine.engine import Partition
+from neve.partition_server.engine.puts import GroupedPuts
+from neve.partition_server.engine.scans import Scans
+from neve.partition_server.engine.sessions import Sessions
+from neve.partition_server.engine.shared import Store
+from neve.partition_server.engine.uploads import Uploads
+from neve.partition_server.engine.write import Write
+from neve.partition_server.engine.writes import Writes
 from neve.partition_server.lifecycle import Host
-from neve.partition_server.puts import GroupedPuts
-from neve.partition_server.reclaimer import Reclaimer
-from neve.partition_server.scans import Scans
-from neve.partition_server.sessions import Sessions
-from neve.partition_server.store import Store
-from neve.partition_server.uploads import Uploads
-from neve.partition_server.write import Write
-from neve.partition_server.writes import Writes
+from neve.partition_server.log import loader, log_format, replay
+from neve.partition_server.log.reclaimer import Reclaimer
+from neve.partition_server.tables import core_merge, manifest
+from neve.partition_server.tables.flusher import Flusher
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError

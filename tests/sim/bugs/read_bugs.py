@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from neve.client.extent_reader import ExtentReader
-from neve.client.reader import Reader
+from neve.client.streams.reading.extent_reader import ExtentReader
+from neve.client.streams.reading.reader import Reader
 from neve.proto.errors import NeveError
 from tests.sim.bugs.bugs import FORGETFUL, _doubtful_is_trusted, bug
 from tests.sim.swarm import Shape

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from neve.client.core_writer import WriterCore
+from neve.client.streams.core.writer import WriterCore
 from tests.sim.bugs.bugs import BUGS
 from tests.sim.bugs.hunt import hunt, seeds_for
 from tests.sim.stories import play

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from typing import Any
 
-from neve.extent_node.store_append import PendingAppend
+from neve.extent_node.store.append import PendingAppend
 from neve.proto import errors
 from neve.rpc.wire import buffers, client, server_connection
 from neve.rpc.wire.buffers import ChunkPool
@@ -18,7 +18,8 @@ from neve.rpc.wire.connection import Connection
 from neve.rpc.wire.frame import encode_reply
 from neve.rpc.wire.server_call import WireCall
 from neve.rpc.wire.server_connection import ServerConnection
-from neve.stream_manager import allocate, describe
+from neve.stream_manager.metadata import describe
+from neve.stream_manager.streams import allocate
 from tests.sim.bugs.bugs import FORGETFUL, bug
 from tests.sim.swarm import Shape
 

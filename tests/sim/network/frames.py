@@ -18,7 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from neve.proto.crc import crc32c
 from neve.proto.method import Method
-from neve.rpc.grpc_message import PAYLOAD, PAYLOAD_NUMBER, has_payload
+from neve.rpc.grpc.message import PAYLOAD, PAYLOAD_NUMBER, has_payload
 from neve.rpc.service import Buffer
 from neve.rpc.wire.frame import PRELUDE_BYTES, Kind, Prelude, decode_prelude
 

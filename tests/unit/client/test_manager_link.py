@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from neve.client.manager_link import ManagerLink
-from neve.client.options import ClientOptions
+from neve.client.streams.options import ClientOptions
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import (

@@ -11,7 +11,7 @@ import httpx
 
 from neve.gateway.config import GatewayConfig, Limits, Listen
 from neve.gateway.server import Gateway
-from tests.unit.client_kv.scripted_partitions import CLUSTER, ScriptedCluster
+from tests.unit.client.objects.scripted_partitions import CLUSTER, ScriptedCluster
 
 
 class Rig:

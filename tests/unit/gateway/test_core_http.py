@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.client.kv_types import ObjectInfo
+from neve.client.objects.types import ObjectInfo
 from neve.gateway.core_http import (
     Conditions,
     Tags,

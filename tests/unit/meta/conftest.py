@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
-from neve.meta.memory import MemoryStore
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
+from neve.meta.memory.client import MemoryStore
 from neve.meta.store import MetaStore
 
 _numbers = itertools.count(1)

@@ -10,7 +10,7 @@ import pytest
 from neve.meta.contender import Contender
 from neve.meta.election import Leadership
 from neve.meta.follower import Follower
-from neve.meta.memory import MemoryStore
+from neve.meta.memory.client import MemoryStore
 from neve.meta.store import MetaStore
 from neve.meta.txn import KeyRange
 from neve.proto.errors import NotLeader

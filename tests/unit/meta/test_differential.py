@@ -17,10 +17,10 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.meta.lease import Lease
-from neve.meta.memory import MemoryStore
+from neve.meta.memory.client import MemoryStore
 from neve.meta.store import Listing, MetaStore, RangePage, Resync, WatchBatch
 from neve.meta.txn import (
     Compare,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from neve.meta.election import Election, Leadership, _first_created
-from neve.meta.memory import MemoryClient, MemoryStore, MemoryWatch
-from neve.meta.memory_link import Fault, FaultPlan
+from neve.meta.memory.client import MemoryClient, MemoryStore, MemoryWatch
+from neve.meta.memory.link import Fault, FaultPlan
 from neve.meta.store import WatchBatch
 from neve.meta.txn import KeyRange, KeyValue, Put, TxnResult
 from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, NotLeader, PermissionDenied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.meta import etcd_codec as codec
+from neve.meta.etcd import codec
 from neve.meta.txn import Delete, Get, Operation, Put, create_revision_is, mod_revision_is
 from neve.proto import etcd_pb2 as pb
 

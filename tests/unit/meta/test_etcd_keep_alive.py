@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from neve.meta.etcd import EtcdStore
-from neve.meta.etcd_config import EtcdConfig
+from neve.meta.etcd.client import EtcdStore
+from neve.meta.etcd.config import EtcdConfig
 from neve.proto import etcd_pb2 as pb
 from neve.proto.errors import MetaUnavailable
 

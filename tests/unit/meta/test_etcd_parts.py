@@ -8,12 +8,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from neve.meta import etcd_binary
-from neve.meta.etcd_binary import EtcdBinary, choose, find_etcd
-from neve.meta.etcd_config import EtcdConfig, EtcdTls, address
-from neve.meta.etcd_errors import translate
-from neve.meta.etcd_version import BUILT_VERSION, parse_version, version_warning
-from neve.meta.etcd_watch import BatchAssembler
+from neve.meta.etcd import binary as etcd_binary
+from neve.meta.etcd.binary import EtcdBinary, choose, find_etcd
+from neve.meta.etcd.config import EtcdConfig, EtcdTls, address
+from neve.meta.etcd.errors import translate
+from neve.meta.etcd.version import BUILT_VERSION, parse_version, version_warning
+from neve.meta.etcd.watch import BatchAssembler
 from neve.meta.store import Event, EventKind
 from neve.meta.txn import KeyValue
 from neve.proto.errors import (

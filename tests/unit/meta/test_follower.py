@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neve.meta.follower import Follower
-from neve.meta.memory import MemoryStore
+from neve.meta.memory.client import MemoryStore
 from neve.meta.store import Watch, WatchItem
 from neve.meta.txn import KeyRange, KeyValue, Put
 from neve.proto.errors import MetaUnavailable

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from neve.meta.lease import RATE_ERROR_MAX, Lease
-from neve.meta.memory import MemoryStore
-from neve.meta.memory_link import FaultPlan
+from neve.meta.memory.client import MemoryStore
+from neve.meta.memory.link import FaultPlan
 from neve.proto.errors import InvalidArgument, LeaseLost, MetaUnavailable
 
 CERTAIN_S = 9.0 * (1 - RATE_ERROR_MAX)  # of a lease of 9 s

@@ -10,8 +10,8 @@ import pytest
 
 from neve.meta.lease import Lease
 from neve.meta.lock import Claim, Held, Lock, Wait, acquire_lock, encode_value, lock_key, next_step, owner_of
-from neve.meta.memory import MemoryClient, MemoryStore
-from neve.meta.memory_link import Fault, FaultPlan
+from neve.meta.memory.client import MemoryClient, MemoryStore
+from neve.meta.memory.link import Fault, FaultPlan
 from neve.meta.store import WatchBatch
 from neve.meta.txn import KeyRange, KeyValue, Put, TxnResult, key_absent, mod_revision_is
 from neve.proto.errors import (

@@ -8,8 +8,8 @@ from collections import deque
 
 import pytest
 
-from neve.meta.memory import MemoryStore
-from neve.meta.memory_link import Fault, FaultPlan
+from neve.meta.memory.client import MemoryStore
+from neve.meta.memory.link import Fault, FaultPlan
 from neve.meta.store import Resync, WatchBatch
 from neve.meta.txn import KeyRange, Put, key_absent
 from neve.proto.errors import Compacted, InvalidArgument, MaybeApplied, MetaUnavailable

@@ -13,8 +13,8 @@ import pytest
 from neve.meta import keys
 from neve.meta.election import Election
 from neve.meta.follower import Follower
-from neve.meta.memory import MemoryClient, MemoryStore
-from neve.meta.memory_link import FaultPlan
+from neve.meta.memory.client import MemoryClient, MemoryStore
+from neve.meta.memory.link import FaultPlan
 from neve.meta.regions import RegionsState, decode_region
 from neve.partition_manager import core_regions as core
 from neve.partition_manager.core_regions import Cause, Change, PartitionStreamIds

@@ -18,13 +18,13 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from neve.client.client import Client
-from neve.client.options import ClientOptions
-from neve.client.writer_group import WriterGroup
-from neve.partition_server.block_cache import BlockCache
-from neve.partition_server.engine import Partition, PartitionStreams
-from neve.partition_server.engine_config import EngineConfig
-from neve.partition_server.memory import MemoryBudget
+from neve.client.streams.client import Client
+from neve.client.streams.options import ClientOptions
+from neve.client.streams.writer_group import WriterGroup
+from neve.partition_server.engine.config import EngineConfig
+from neve.partition_server.engine.engine import Partition, PartitionStreams
+from neve.partition_server.engine.memory import MemoryBudget
+from neve.partition_server.tables.block_cache import BlockCache
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from neve.partition_server.engine import Operation, Partition
+from neve.partition_server.engine.engine import Operation, Partition
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c
 from neve.proto.errors import ConditionFailed, InvalidArgument, NotFound, TooLarge, WrongServer

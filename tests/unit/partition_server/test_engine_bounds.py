@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from neve.partition_server import log_format
-from neve.partition_server.engine import Info, Operation, Partition, Puts
-from neve.partition_server.engine_config import TTL_MS_MAX
+from neve.partition_server.engine.config import TTL_MS_MAX
+from neve.partition_server.engine.engine import Info, Operation, Partition, Puts
+from neve.partition_server.engine.scans import SNAPSHOT_IDLE_S
+from neve.partition_server.log import log_format
 from neve.partition_server.metrics import ServerMetrics
-from neve.partition_server.scans import SNAPSHOT_IDLE_S
 from neve.partition_server.servicer import REPLY_RESERVED_BYTES_MIN, PartitionServerServicer
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import Internal, InvalidArgument, NotOwner, WrongServer

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from neve.partition_server.engine import Info, Operation, Partition, Puts
+from neve.partition_server.engine.engine import Info, Operation, Partition, Puts
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import ConditionFailed, NeveError, NotFound

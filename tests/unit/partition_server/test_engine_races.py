@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from neve.client.writer import Writer
-from neve.partition_server.committer import Committer
-from neve.partition_server.engine import Operation, Partition
-from neve.partition_server.entry import Entry
-from neve.partition_server.memory import MemoryBudget
-from neve.partition_server.writes import Writes
+from neve.client.streams.writer import Writer
+from neve.partition_server.engine.engine import Operation, Partition
+from neve.partition_server.engine.entry import Entry
+from neve.partition_server.engine.memory import MemoryBudget
+from neve.partition_server.engine.writes import Writes
+from neve.partition_server.tables.committer import Committer
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c
 from neve.proto.errors import AppendOutcomeUnknown, Internal, NeveError, NotFound, NotOwner, WrongServer

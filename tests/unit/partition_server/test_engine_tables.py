@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from neve.partition_server import committer as committer_module
-from neve.partition_server import reclaimer as reclaimer_module
-from neve.partition_server.engine import Operation, Partition
-from neve.partition_server.table_writer import TableWriter
-from neve.partition_server.writes import Writes
+from neve.partition_server.engine.engine import Operation, Partition
+from neve.partition_server.engine.writes import Writes
+from neve.partition_server.log import reclaimer as reclaimer_module
+from neve.partition_server.tables import committer as committer_module
+from neve.partition_server.tables.table_writer import TableWriter
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c

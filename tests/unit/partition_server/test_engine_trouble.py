@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from neve.partition_server.engine import Partition
+from neve.partition_server.engine.engine import Partition
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import ConditionFailed, InvalidArgument, NeveError, NotFound, RequestError
 from tests.sim.client import Killed

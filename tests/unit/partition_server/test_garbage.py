@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from neve.partition_server import garbage
-from neve.partition_server.garbage import LATEST_S, SMALL_BYTES, SOON_S, Collections
-from neve.partition_server.memory import MemoryBudget
+from neve.partition_server import python_gc as garbage
+from neve.partition_server.engine.memory import MemoryBudget
+from neve.partition_server.python_gc import LATEST_S, SMALL_BYTES, SOON_S, Collections
 
 
 def test_old_objects_are_looked_at_when_memtables_are_small_or_late() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.partition_server import log_format
-from neve.partition_server.entry import DELETE, PUT, Entry, Part, encode_parts
-from neve.partition_server.log_format import BadRecord, BatchDelete, BatchPut, Caller, Kind, decode
+from neve.partition_server.engine.entry import DELETE, PUT, Entry, Part, encode_parts
+from neve.partition_server.log import log_format
+from neve.partition_server.log.log_format import BadRecord, BatchDelete, BatchPut, Caller, Kind, decode
 from neve.proto.crc import crc32c
 from neve.proto.errors import UnsupportedVersion
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.client.types import Position
-from neve.partition_server.entry import DELETE, GONE, PUT, Entry, Info, Part
-from neve.partition_server.log_format import Caller
-from neve.partition_server.manifest import encode_sessions, restore_sessions
-from neve.partition_server.memory import WOKEN_AT_ONCE, MemoryBudget, Waiters
-from neve.partition_server.memtable import EVERYTHING, Memtable
-from neve.partition_server.sessions import Sessions
-from neve.partition_server.write import Write
+from neve.client.streams.types import Position
+from neve.partition_server.engine.entry import DELETE, GONE, PUT, Entry, Info, Part
+from neve.partition_server.engine.memory import WOKEN_AT_ONCE, MemoryBudget, Waiters
+from neve.partition_server.engine.memtable import EVERYTHING, Memtable
+from neve.partition_server.engine.sessions import Sessions
+from neve.partition_server.engine.write import Write
+from neve.partition_server.log.log_format import Caller
+from neve.partition_server.tables.manifest import encode_sessions, restore_sessions
 from neve.proto.errors import InvalidArgument, Overloaded
 
 

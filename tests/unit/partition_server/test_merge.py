@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.partition_server.core_compaction import Policy, TableFacts, choose
-from neve.partition_server.core_merge import clip, merge, split_at
-from neve.partition_server.entry import DELETE, PUT, Entry, Part
-from neve.partition_server.rows import Rows, rows_of
+from neve.partition_server.engine.entry import DELETE, PUT, Entry, Part
+from neve.partition_server.tables.core_compaction import Policy, TableFacts, choose
+from neve.partition_server.tables.core_merge import clip, merge, split_at
+from neve.partition_server.tables.entry_columns import Rows, rows_of
 
 NOW_MS = 1000
 

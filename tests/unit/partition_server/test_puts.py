@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from neve.client.types import Position
-from neve.partition_server.engine import Info, Partition, Puts
-from neve.partition_server.pace import Pace
+from neve.client.streams.types import Position
+from neve.partition_server.engine.engine import Info, Partition, Puts
+from neve.partition_server.tables.merge_pace import Pace
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.crc import crc32c
 from neve.proto.errors import (

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from neve.client import Position
-from neve.partition_server.reclaimer import Reclaimer
-from neve.partition_server.store import Store
+from neve.partition_server.engine.shared import Store
+from neve.partition_server.log.reclaimer import Reclaimer
 from neve.proto.errors import Internal, NeveError, ShuttingDown
 
 

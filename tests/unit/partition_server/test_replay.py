@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from neve.partition_server import loader, manifest, replay
-from neve.partition_server.committer import Committer
-from neve.partition_server.store import Store
+from neve.partition_server.engine.shared import Store
+from neve.partition_server.log import loader, replay
+from neve.partition_server.tables import manifest
+from neve.partition_server.tables.committer import Committer
 from neve.proto.errors import Internal
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.client.types import Position
-from neve.partition_server.bloom import key_hash, key_hashes, make_filter, may_contain
-from neve.partition_server.entry import DELETE, PUT, Entry, Part
-from neve.partition_server.key_index import BUCKET_KEYS_MAX, KeyIndex
-from neve.partition_server.rows import Rows, concatenate, rows_of
-from neve.partition_server.table_format import (
+from neve.client.streams.types import Position
+from neve.partition_server.engine.entry import DELETE, PUT, Entry, Part
+from neve.partition_server.engine.key_index import BUCKET_KEYS_MAX, KeyIndex
+from neve.partition_server.tables.bloom import key_hash, key_hashes, make_filter, may_contain
+from neve.partition_server.tables.entry_columns import Rows, concatenate, rows_of
+from neve.partition_server.tables.table_format import (
     BLOCK,
     INDEX,
     BadTable,

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.pipeline import block_arrays
-from neve.pipeline.block_arrays import check
+from neve.pipeline.scan import block_arrays
+from neve.pipeline.scan.block_arrays import check
 from neve.proto.blocks import HEADER_BYTES, BlockType, encode_block, verify_block
 
 payloads = st.one_of(

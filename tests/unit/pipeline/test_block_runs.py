@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neve.pipeline.block_runs import Run, SliceReader, Wanted
-from neve.pipeline.core_filters import Condition, Filters
-from neve.pipeline.core_slices import ScanExtent, Slice
-from neve.pipeline.local_files import LocalDisks
+from neve.pipeline.core.filters import Condition, Filters
+from neve.pipeline.core.slices import ScanExtent, Slice
+from neve.pipeline.scan.block_runs import Run, SliceReader, Wanted
+from neve.pipeline.scan.local_files import LocalDisks
 from neve.proto import blocks, common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import datasource as spark
 
-from neve.pipeline.core_filters import Filters, split, understand
+from neve.pipeline.core.filters import Filters, split, understand
 
 COLUMN = ("offset",)
 COMPARISONS: tuple[tuple[Any, Callable[[int, int], bool]], ...] = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.pipeline.core_gc import (
+from neve.pipeline.core.gc import (
     COLLECT,
     DELETE,
     KEEP,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neve.pipeline import core_scrub
-from neve.pipeline.core_scrub import BAD, OK, STALE, UNREAD, ReplicaVerdict, Summary
+from neve.pipeline.core import scrub as core_scrub
+from neve.pipeline.core.scrub import BAD, OK, STALE, UNREAD, ReplicaVerdict, Summary
 
 
 def replica(node_id: int, digest: bytes = b"a", verdict: str = OK, *, extent_id: int = 1) -> ReplicaVerdict:

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.pipeline.core_filters import Condition, Filters
-from neve.pipeline.core_follow import advance
-from neve.pipeline.core_slices import ScanExtent, Slice, cut, pack
+from neve.pipeline.core.filters import Condition, Filters
+from neve.pipeline.core.follow import advance
+from neve.pipeline.core.slices import ScanExtent, Slice, cut, pack
 
 
 def extent(extent_id: int = 1, end: int = 100, *, sealed: bool = True) -> ScanExtent:

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from neve.pipeline import options
-from neve.pipeline.columns import METADATA_COLUMNS
-from neve.pipeline.core_slices import ScanExtent
-from neve.pipeline.follow import NeveStreamReader
+from neve.pipeline.core.slices import ScanExtent
+from neve.pipeline.scan import options
+from neve.pipeline.scan.columns import METADATA_COLUMNS
+from neve.pipeline.scan.follow import NeveStreamReader
 from neve.proto.errors import InvalidArgument, NotFound
 
 

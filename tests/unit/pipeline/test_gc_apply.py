@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from neve.pipeline import gc
-from neve.pipeline.core_gc import DELETE, KEEP, Plan, PlanRow
+from neve.pipeline.core.gc import DELETE, KEEP, Plan, PlanRow
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NotLeader
 

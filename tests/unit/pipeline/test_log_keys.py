@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from neve.partition_server import log_format
-from neve.pipeline.batches import BlockBatches
-from neve.pipeline.block_runs import Run
-from neve.pipeline.core_slices import ScanExtent, Slice
+from neve.partition_server.log import log_format
+from neve.pipeline.core.slices import ScanExtent, Slice
+from neve.pipeline.scan.batches import BlockBatches
+from neve.pipeline.scan.block_runs import Run
 from neve.proto.blocks import BlockType
 
 

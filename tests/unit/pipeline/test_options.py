@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from neve.pipeline import options
-from neve.pipeline.columns import METADATA_COLUMNS, PAYLOAD_COLUMNS
+from neve.pipeline.scan import options
+from neve.pipeline.scan.columns import METADATA_COLUMNS, PAYLOAD_COLUMNS
 from neve.proto.errors import InvalidArgument
 
 

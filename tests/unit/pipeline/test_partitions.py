@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from neve.client.core_reader import Block
-from neve.client.extent_reader import Chunk
-from neve.partition_server import manifest
-from neve.pipeline import partitions
-from neve.pipeline.partitions import Reach, is_later, records_of
+from neve.client.streams.core.reader import Block
+from neve.client.streams.reading.extent_reader import Chunk
+from neve.partition_server.tables import manifest
+from neve.pipeline.scan import partitions
+from neve.pipeline.scan.partitions import Reach, is_later, records_of
 from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_records_pb2 as records

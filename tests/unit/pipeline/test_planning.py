@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from neve.meta.regions import RegionsState
-from neve.pipeline import options, planning, scrub, snapshot
-from neve.pipeline.columns import SCHEMAS
-from neve.pipeline.core_filters import Filters
-from neve.pipeline.core_scrub import OK, UNREAD, ReplicaVerdict, Summary
-from neve.pipeline.snapshot import Snapshot
-from neve.pipeline.tasks import ScanTask
+from neve.pipeline import scrub
+from neve.pipeline.core.filters import Filters
+from neve.pipeline.core.scrub import OK, UNREAD, ReplicaVerdict, Summary
+from neve.pipeline.scan import options, planning, snapshot
+from neve.pipeline.scan.columns import SCHEMAS
+from neve.pipeline.scan.snapshot import Snapshot
+from neve.pipeline.scan.tasks import ScanTask
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NotFound
-from neve.stream_manager.records import Extent, ExtentSeal, NodeEntry, ReplicaAt
-from neve.stream_manager.state import State
+from neve.stream_manager.metadata.records import Extent, ExtentSeal, NodeEntry, ReplicaAt
+from neve.stream_manager.metadata.state import State
 
 REPLICAS = tuple(ReplicaAt(node_id, f"disk-{node_id}", 10 + node_id) for node_id in (1, 2, 3))
 SEALED = Extent(5, 2, REPLICAS, 1000, 7, 1, ExtentSeal(100, 2, b"d"), (1, 2, 3))

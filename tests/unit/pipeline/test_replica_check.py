@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neve.extent_node import attributes, index
-from neve.extent_node.attributes import SEAL, Attributes, Meta, Seal
-from neve.extent_node.disk import extent_path, index_path
-from neve.extent_node.fs import FileSystem
-from neve.extent_node.scan import Scanner
-from neve.pipeline import replica_check
-from neve.pipeline.core_scrub import BAD, OK
-from neve.pipeline.core_slices import ScanExtent
-from neve.pipeline.local_files import LocalDisks
-from neve.pipeline.metadata_rows import file_rows
-from neve.pipeline.replica_check import ReplicaToCheck
+from neve.extent_node.disk import attributes, index
+from neve.extent_node.disk.attributes import SEAL, Attributes, Meta, Seal
+from neve.extent_node.disk.block_scan import Scanner
+from neve.extent_node.disk.disk import extent_path, index_path
+from neve.extent_node.disk.file_system import FileSystem
+from neve.pipeline.core.scrub import BAD, OK
+from neve.pipeline.core.slices import ScanExtent
+from neve.pipeline.scan import replica_check
+from neve.pipeline.scan.local_files import LocalDisks
+from neve.pipeline.scan.metadata_rows import file_rows
+from neve.pipeline.scan.replica_check import ReplicaToCheck
 from neve.proto import blocks, common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc
-from neve.pipeline import worker
+from neve.pipeline.scan import worker
 
 worker.settle()
 first = gc.get_freeze_count()

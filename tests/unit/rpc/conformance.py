@@ -178,13 +178,13 @@ class GrpcTransport(Transport):
     keeps_order = False
 
     async def _serve(self, services: list[Service], address: str, options: dict[str, Any]) -> Server:
-        from neve.rpc.grpc_server import GrpcServer
+        from neve.rpc.grpc.server import GrpcServer
 
         server = GrpcServer(services, **options)
         return Server(await server.start(*_split(address)), server.stop)
 
     def _channel(self, address: str, options: dict[str, Any]) -> Channel:
-        from neve.rpc.grpc_client import GrpcChannel
+        from neve.rpc.grpc.client import GrpcChannel
 
         return GrpcChannel(address, **options)
 

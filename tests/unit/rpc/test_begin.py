@@ -13,7 +13,7 @@ from neve.rpc.limits import KIB, MIB, Limits
 from neve.rpc.service import Reply
 from tests.proto import methods, testing_pb2
 from tests.unit.rpc.conformance import FOREVER_S, PATIENCE_S, Servicer, Transport, pattern
-from tests.unit.rpc.wire_peers import calling, serving
+from tests.unit.rpc.wire.wire_peers import calling, serving
 
 DO, HANG = methods.CONFORMANCE_DO, methods.CONFORMANCE_HANG
 

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Counter
 
 from neve.proto.errors import TransportError
 from neve.rpc.front import Front, FrontConfig
-from neve.rpc.grpc_client import GrpcChannel
+from neve.rpc.grpc.client import GrpcChannel
 from neve.rpc.logs import JsonFormatter
 from neve.rpc.service import Service
 from neve.rpc.wire.client import WireChannel
 from tests.proto import methods
 from tests.proto import testing_pb2 as pb
-from tests.unit.rpc.wire_peers import Servicer
+from tests.unit.rpc.wire.wire_peers import Servicer
 
 CONFIG = FrontConfig(wire="127.0.0.1:0", grpc="127.0.0.1:0", status="127.0.0.1:0")
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from neve.meta.lease import Lease
 from neve.meta.lock import Lock, acquire_lock
-from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory.client import MemoryClient, MemoryStore
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
@@ -33,18 +33,18 @@ from neve.proto.method import Method, Rep, Req
 from neve.rpc.authorisation import Authoriser
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from neve.stream_manager import describe
 from neve.stream_manager.config import Limits, ManagerConfig
-from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
-from neve.stream_manager.leader import Term
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.node_calls import NodeCalls, RpcNodeCalls
-from neve.stream_manager.nodes_part import ClusterNodes
-from neve.stream_manager.record_kinds import NODE
-from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt, root_of
-from neve.stream_manager.registry import Registry
+from neve.stream_manager.metadata import describe
+from neve.stream_manager.metadata.record_kinds import NODE
+from neve.stream_manager.metadata.records import Extent, NodeEntry, ReplicaAt, root_of
+from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.nodes.registry import Registry
+from neve.stream_manager.placement.topology import Topology, resolver_for
 from neve.stream_manager.servicer import StreamManagerServicer
-from neve.stream_manager.topology import Topology, resolver_for
+from neve.stream_manager.term.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
+from neve.stream_manager.term.leader import Term
+from neve.stream_manager.term.node_calls import NodeCalls, RpcNodeCalls
 from tests.sim import processes
 from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode

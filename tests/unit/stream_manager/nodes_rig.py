@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from neve.extent_node.config import Location
 from neve.meta.lock import lock_key
-from neve.meta.memory import MemoryClient, MemoryStore
+from neve.meta.memory.client import MemoryClient, MemoryStore
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
@@ -25,19 +25,19 @@ from neve.proto.stream_policy import StreamPolicy
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
 from neve.stream_manager.config import Collecting, ManagerConfig, Placing, Recovery
-from neve.stream_manager.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
-from neve.stream_manager.core_health import HealthConfig
-from neve.stream_manager.leader import Term
-from neve.stream_manager.make_extent import make_extent
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.node_calls import RpcNodeCalls
-from neve.stream_manager.nodes_part import ClusterNodes
-from neve.stream_manager.records import Extent, ReplicaAt, Stream
-from neve.stream_manager.seal_tail import SealOrder, seal_tail
+from neve.stream_manager.metadata.records import Extent, ReplicaAt, Stream
+from neve.stream_manager.nodes.core.health import HealthConfig
+from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.streams.make_extent import make_extent
+from neve.stream_manager.streams.seal_tail import SealOrder, seal_tail
+from neve.stream_manager.term.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
+from neve.stream_manager.term.leader import Term
+from neve.stream_manager.term.node_calls import RpcNodeCalls
 from tests.sim import processes
 from tests.sim.network.network import SimNetwork
 from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
-from tests.unit.extent_node.store_rig import block_of, segment
+from tests.unit.extent_node.store.rig import block_of, segment
 
 MANAGER = "manager1:3401"
 REAL_LIMIT_S = 200.0

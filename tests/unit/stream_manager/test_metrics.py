@@ -12,13 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.call_times import SLOW_CALL_BUCKETS_S as LATENCY_BUCKETS_S
-from neve.stream_manager import metrics, reads
+from neve.stream_manager import metrics
 from neve.stream_manager.manager import Manager
+from neve.stream_manager.metadata.record_kinds import NODE
+from neve.stream_manager.metadata.records import Extent, NodeEntry, ReplicaAt
+from neve.stream_manager.metadata.state import State
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
-from neve.stream_manager.reads import count_lacking, lacking_extents, under_replicated, usable_replicas
-from neve.stream_manager.record_kinds import NODE
-from neve.stream_manager.records import Extent, NodeEntry, ReplicaAt
-from neve.stream_manager.state import State
+from neve.stream_manager.streams import reads
+from neve.stream_manager.streams.reads import count_lacking, lacking_extents, under_replicated, usable_replicas
 from tests.unit.stream_manager.manager_rig import Cluster, simulated
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from neve.meta.memory import MemoryStore
+from neve.meta.memory.client import MemoryStore
 from neve.proto.placement import PLACEMENT_POLICIES
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
-from neve.stream_manager.core_health import HealthConfig
-from neve.stream_manager.record_kinds import NODE
-from neve.stream_manager.records import NodeEntry
+from neve.stream_manager.metadata.record_kinds import NODE
+from neve.stream_manager.metadata.records import NodeEntry
+from neve.stream_manager.nodes.core.health import HealthConfig
 from neve.stream_manager.server import StreamManager
 
 

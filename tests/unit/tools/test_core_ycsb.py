@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from neve.tools.core_ycsb import MIXES, THETA, Action, Keys, Zipfian, key_of
+from neve.tools.objects.core_ycsb import MIXES, THETA, Action, Keys, Zipfian, key_of
 
 
 @pytest.mark.parametrize("name", MIXES)

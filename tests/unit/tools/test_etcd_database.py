@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from neve.tools.etcd_database import BRANCH, LEAF, MAGIC, DatabaseDamaged, _fnv1a, cluster_version
+from neve.tools.etcd.database import BRANCH, LEAF, MAGIC, DatabaseDamaged, _fnv1a, cluster_version
 
 PAGE = 4096
 

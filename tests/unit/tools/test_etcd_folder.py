@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from neve.client.command.failures import CommandFailed
-from neve.meta import etcd_binary
-from neve.meta.etcd_binary import EtcdBinary
-from neve.meta.etcd_version import version_warning
-from neve.tools import etcd_folder, etcd_upgrade, local_layout, main, up
-from neve.tools.etcd_database import LEAF
-from neve.tools.etcd_folder import EtcdFolder, decide, etcd_for, read_folder, record_path, remember
-from neve.tools.local_layout import Counts
+from neve.meta.etcd import binary as etcd_binary
+from neve.meta.etcd.binary import EtcdBinary
+from neve.meta.etcd.version import version_warning
+from neve.tools import main
+from neve.tools.etcd import folder as etcd_folder
+from neve.tools.etcd import upgrade as etcd_upgrade
+from neve.tools.etcd.database import LEAF
+from neve.tools.etcd.folder import EtcdFolder, decide, etcd_for, read_folder, record_path, remember
+from neve.tools.local import layout as local_layout
+from neve.tools.local import up
+from neve.tools.local.layout import Counts
 from tests.unit.tools.test_etcd_database import inline, leaf, meta, page
 
 

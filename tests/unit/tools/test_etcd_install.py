@@ -17,10 +17,11 @@ from subprocess import PIPE
 
 import pytest
 
-from neve.meta import etcd_binary
-from neve.meta.etcd_binary import EtcdBinary, built_path, find_etcd
-from neve.meta.etcd_version import BUILT_VERSION, version_warning
-from neve.tools import etcd_install, main
+from neve.meta.etcd import binary as etcd_binary
+from neve.meta.etcd.binary import EtcdBinary, built_path, find_etcd
+from neve.meta.etcd.version import BUILT_VERSION, version_warning
+from neve.tools import main
+from neve.tools.etcd import install as etcd_install
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "tools" / "etcd_build"
@@ -41,7 +42,8 @@ esac
 
 PATCHED = """
 import platform
-from neve.tools import etcd_install, main
+from neve.tools import main
+from neve.tools.etcd import install as etcd_install
 platform.machine = lambda: "x86_64"
 etcd_install._pip_command = lambda folder: {command!r}
 raise SystemExit(main.main(["etcd", "install"]))

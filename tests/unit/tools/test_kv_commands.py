@@ -12,8 +12,8 @@ import pytest
 
 from neve.client.command.samples import SampleFile
 from neve.tools.main import main
-from tests.unit.client_kv.rig import wire_cluster
-from tests.unit.client_kv.scripted_partitions import CLUSTER, ScriptedCluster
+from tests.unit.client.objects.rig import wire_cluster
+from tests.unit.client.objects.scripted_partitions import CLUSTER, ScriptedCluster
 
 Neve = Callable[..., int]
 

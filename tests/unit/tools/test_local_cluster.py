@@ -19,9 +19,11 @@ from neve.extent_node import config as node_config
 from neve.gateway import config as gateway_config
 from neve.partition_manager import config as manager_config
 from neve.partition_server import config as server_config
-from neve.tools import local_layout, main, up
-from neve.tools.local_layout import Counts, LayoutDamaged, kind_of
-from neve.tools.local_supervisor import Ended, Supervisor, parse_procfile
+from neve.tools import main
+from neve.tools.local import layout as local_layout
+from neve.tools.local import up
+from neve.tools.local.layout import Counts, LayoutDamaged, kind_of
+from neve.tools.local.supervisor import Ended, Supervisor, parse_procfile
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFAULT = local_layout.fixed_ports("main", up.COUNTS_DEFAULT, base_port=None)
@@ -259,7 +261,7 @@ async def test_a_paused_process_stops_and_a_stubborn_one_is_killed(monkeypatch: 
     await rig.until("node1 | up")
     await rig.until("node2 | up")
     os.kill(rig.pid("node1"), signal.SIGSTOP)
-    monkeypatch.setattr("neve.tools.local_supervisor.STOP_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("neve.tools.local.supervisor.STOP_TIMEOUT_S", 2.0)
     assert await rig.supervisor.stop(("node",)) is False
     assert "node2" in rig.out.getvalue()
     assert "did not stop within 2 s: it is killed" in rig.out.getvalue()
@@ -276,7 +278,7 @@ def lives(pid: int) -> bool:
 async def test_a_process_dies_with_its_supervisor() -> None:
     code = f"""
 import asyncio, os, signal, sys
-from neve.tools.local_supervisor import Supervisor
+from neve.tools.local.supervisor import Supervisor
 async def main():
     supervisor = Supervisor({{"node1": {SLEEP!r}}}, out=sys.stderr)
     print(await supervisor.start("node1"), flush=True)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import NotFound
-from neve.tools import main, partitions
-from neve.tools.partition_link import PartitionLink
+from neve.tools import main
+from neve.tools.objects import partitions
+from neve.tools.objects.partition_link import PartitionLink
 from tests.sim.partition_processes import CLIENT_OPTIONS
 from tests.sim.partitions import PartitionCluster, partitioned
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from neve.client.command import streams as stream_view
-from neve.client.types import Stream
+from neve.client.streams.types import Stream
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm

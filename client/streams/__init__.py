@@ -1,0 +1,1 @@
+"""Streams for programs: the client, its writers and readers, and their synchronous twin."""

@@ -1,0 +1,1 @@
+"""What a writer and a reader of a stream decide, without I/O."""

@@ -1,0 +1,465 @@
+"""The writer of a stream: append, wait, flush. One at a time in the whole cluster, by the stream's lock.
+
+Invariants: an append is acknowledged when every replica of its extent has it (G1), never once the lock may be lost:
+            whatever was not acknowledged then ends as AppendOutcomeUnknown (rule 2);
+            appends are in the stream in the order of their calls, once each, whatever is retried (G6);
+            what is held is bounded in bytes: `append` waits for room, `submit` refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, cast
+
+from neve.client.streams.core.batch import Batch
+from neve.client.streams.core.writer import WriterCore
+from neve.client.streams.options import ClientOptions
+from neve.client.streams.sending.budget import Share
+from neve.client.streams.types import Position, Positions, new_position
+from neve.client.streams.writer_tail import WriterTail
+from neve.meta.lock import Lock
+from neve.proto import common_pb2
+from neve.proto.blocks import HEADER_BYTES
+from neve.proto.crc import Buffer
+from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, Overloaded, ShuttingDown, TooLarge
+
+log = logging.getLogger(__name__)
+
+CLOSE_TELL_TIMEOUT_S = 1.0  # at the end readers are told how far they may go; nothing rests on it
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStats:
+    """Counts since the writer was opened."""
+
+    records: int  # acknowledged
+    acknowledged_bytes: int  # with the blocks' headers
+    held_bytes: int  # appended and not acknowledged
+    rolls: int  # extents that it went on from
+    resends: int  # segments that a replica was sent again
+    resent_bytes: int  # that had to go into another extent
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What `Client.writer` prepares for a writer when it is opened."""
+
+    lock: Lock
+    tail: WriterTail
+    shared: bool = False  # the lock is held by a group, which releases it when all of its writers have ended
+
+
+MakeTail = Callable[["Writer", WriterCore], Awaitable[Opened]]
+
+
+class Writer:
+    """Made by `Client.writer`; open it with `async with`, or `await open()` and `await close()`.
+
+    async with neve.writer(stream.id) as writer:
+        position = await writer.append(b"hello")
+        positions = await writer.append_many([b"a", b"b"])
+        pending = writer.submit(b"c")
+        await writer.flush()
+    """
+
+    def __init__(
+        self,
+        stream_id: int,
+        *,
+        opener: MakeTail,
+        on_closed: Callable[[Writer], None],
+        share: Share,
+        options: ClientOptions,
+        on_ended: Callable[[Writer, NeveError], None] = lambda writer, error: None,
+    ) -> None:
+        self.stream_id = stream_id
+        self._opener = opener
+        self._on_closed = on_closed
+        self._on_ended = on_ended
+        self._share = share
+        self._options = options
+        self._record_bytes_max = options.record_bytes_max + HEADER_BYTES  # with a header
+        self._core = WriterCore(
+            run_bytes_max=options.frame_bytes,
+            payload_bytes_max=options.block_payload_bytes_max,
+            attempts_max=options.append_attempts_max,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._opened: Opened | None = None
+        self._error: NeveError | None = ShuttingDown(detail="this writer is not open")
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # by settled bytes to wait for, ascending
+        self._records = 0
+        self._acknowledged_bytes = 0
+        self._given_back_bytes = 0  # of the room taken, ever
+        self._unknown = 0  # appends that the end of the writer left without an outcome
+
+    async def open(self) -> Self:
+        """Take the lock, fence older owners, and find where to go on."""
+        if self._opened is not None:
+            raise InvalidArgument(what="writer", detail="it is open already")
+        self._opened = await self._opener(self, self._core)
+        self._error = None
+        lost = self._opened.lock.lost
+        lost.add_callback(self._on_lock_lost)
+        return self
+
+    # --- appends ---------------------------------------------------------------------------------------------
+
+    async def append(self, payload: Buffer) -> Position:
+        """Append one record; returns its position when it is acknowledged. One that is larger than a block goes in
+        several, up to `record_bytes_max` of the options, which is what readers take."""
+        data = payload if type(payload) is bytes else _as_bytes(payload)
+        size_bytes = len(data) + HEADER_BYTES
+        if size_bytes > self._record_bytes_max:
+            raise self._too_large(len(data))
+        if self._error is not None or not self._share.try_take(size_bytes):
+            await self._wait_for_room(size_bytes)
+        return await self._push(data, size_bytes, hurry=True)
+
+    async def append_many(self, payloads: Iterable[Buffer]) -> Sequence[Position]:
+        """Append a list of records; returns their positions when all are acknowledged. The cheapest way for many.
+
+        A list that is larger than the writer's bound waits until nothing else is held, and then goes as a whole.
+        """
+        parts = cast("list[bytes]", list(payloads))
+        if {*map(type, parts)} - {bytes}:
+            parts = [_as_bytes(payload) for payload in parts]
+        if not parts:
+            return []
+        sizes = list(map(len, parts))
+        if max(sizes) + HEADER_BYTES > self._record_bytes_max:
+            raise self._too_large(max(sizes))
+        size_bytes = sum(sizes) + HEADER_BYTES * len(sizes)
+        if self._error is not None or not self._share.try_take(size_bytes):
+            await self._wait_for_room(size_bytes)
+        if max(sizes) <= self._core.payload_bytes_max:
+            return await self._push_many(parts, size_bytes, hurry=True)
+        pending = [self._push(part, len(part) + HEADER_BYTES) for part in parts]
+        return [await each for each in pending]
+
+    def submit(self, payload: Buffer) -> asyncio.Future[Position]:
+        """Append one record without waiting; the future has its position when it is acknowledged.
+
+        Raises Overloaded when as much is held as may be: `await writer.ready()`, or await an earlier future, and go on.
+        """
+        data = payload if type(payload) is bytes else _as_bytes(payload)
+        if self._error is not None:
+            raise self._over()
+        size_bytes = len(data) + HEADER_BYTES
+        if size_bytes > self._record_bytes_max:
+            raise self._too_large(len(data))
+        if not self._share.try_take(size_bytes):
+            raise self._overloaded()
+        core = self._core
+        if len(data) > core.payload_bytes_max:
+            return self._push(data, size_bytes)
+        future: asyncio.Future[Position] = self._loop.create_future()  # as `_push` does, with a call less
+        if core.push(data, future):
+            self._wake(hurry=False)
+        return future
+
+    def submit_many(self, payloads: list[bytes]) -> asyncio.Future[Sequence[Position]]:
+        """As `submit`, for records of one block each; the future has their positions when all are acknowledged. Nothing
+        is appended if there is no room for all of them. The list is kept, and must not change."""
+        if self._error is not None:
+            raise self._over()
+        if {*map(type, payloads)} - {bytes}:
+            raise InvalidArgument(what="payloads", detail="bytes, each of them")
+        sizes = list(map(len, payloads))
+        if not sizes or max(sizes) > self._core.payload_bytes_max:
+            raise InvalidArgument(what="payloads", detail=f"1 or more, of {self._core.payload_bytes_max} bytes at most")
+        size_bytes = sum(sizes) + HEADER_BYTES * len(sizes)
+        if not self._share.try_take(size_bytes):
+            raise self._overloaded()
+        return self._push_many(payloads, size_bytes)
+
+    async def ready(self, size_bytes: int = 1) -> None:
+        """Wait until there is room for an append of this size; raises when the writer is over."""
+        self._check_open()
+        await self._share.until_room(size_bytes + HEADER_BYTES)
+        self._check_open()
+
+    async def flush(self) -> None:
+        """Wait until all that was appended before is acknowledged; raises when the writer ended before."""
+        core = self._core
+        if self._error is not None:
+            raise self._over()
+        if core.held_bytes:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._flushes.append((core.pushed_bytes, future))
+            await future
+        self._check_open()  # again: it may have been aborted in the turn in which the last append was acknowledged
+        assert self._opened is not None
+        confirming = list(self._opened.tail.confirming.values())
+        if confirming:
+            await asyncio.wait(confirming)
+        if self._error is not None:
+            raise self._over()
+        self._opened.tail.tell()
+
+    def tell_again(self) -> None:
+        """Tell all replicas of the tail how far readers may go, also those that were told. One that has restarted has
+        forgotten it, and an idle writer, which sends it nothing, does not notice."""
+        if self._opened is not None and self._error is None:
+            self._opened.tail.tell_again()
+
+    @property
+    def stats(self) -> WriterStats:
+        tail = self._opened.tail if self._opened is not None else None
+        return WriterStats(
+            records=self._records,
+            acknowledged_bytes=self._acknowledged_bytes,
+            held_bytes=self._core.held_bytes,
+            rolls=tail.rolls if tail is not None else 0,
+            resends=tail.resends if tail is not None else 0,
+            resent_bytes=tail.resent_bytes if tail is not None else 0,
+        )
+
+    @property
+    def error(self) -> NeveError | None:
+        """Why the writer takes no more appends; None while it does."""
+        return self._error
+
+    @property
+    def token(self) -> int:
+        """What fences older owners: higher at every open."""
+        return self._opened.lock.token if self._opened is not None else 0
+
+    @property
+    def owner(self) -> common_pb2.Owner | None:
+        """For calls to the manager on behalf of this writer; None when it is over."""
+        return self._opened.tail.owner if self._opened is not None and self._error is None else None
+
+    @property
+    def committed(self) -> Position | None:
+        """The end of what is acknowledged in the tail extent."""
+        tail = self._core.tail
+        return Position(tail.extent_id, self._core.committed) if tail is not None else None
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Wait for what is pending, and release the lock. Raises if something was not acknowledged."""
+        opened = self._opened
+        if opened is None:
+            return
+        try:
+            await self.drain()
+        finally:
+            await self._release(opened)
+
+    async def drain(self) -> None:
+        """Wait for what is pending, and until readers may go to the end; nothing if the writer is over."""
+        if self._error is None:
+            await self.flush()
+            assert self._opened is not None
+            await self._opened.tail.tell_all(CLOSE_TELL_TIMEOUT_S)
+
+    async def freeze(self) -> tuple[int, int]:
+        """For the sealing of the stream: waits for what is pending, and acknowledges nothing more. Returns the tail
+        extent and the end of what is acknowledged in it. Readers may go that far: the seal may take a while, and nobody
+        tells them after this."""
+        while True:
+            await self.drain()
+            self._check_open()
+            assert self._opened is not None
+            if self._core.held_bytes:
+                continue  # somebody went on appending meanwhile
+            frozen = self._opened.tail.freeze()
+            if frozen is not None:
+                return frozen
+            await asyncio.sleep(self._options.append_retry_delay_s)  # it is rolling, with nothing to send
+
+    async def abort(self, error: NeveError | None = None) -> None:
+        """Release the lock without waiting: what is not acknowledged ends as AppendOutcomeUnknown."""
+        opened = self._opened
+        if opened is not None:
+            self._end(error or ShuttingDown(detail="the writer was closed"))
+            await self._release(opened)
+
+    def ensure_outcomes(self) -> None:
+        """Raise if the end of the writer left appends without an outcome: whoever submitted and did not look must not
+        take this for success."""
+        if self._unknown:
+            raise self._unknown_outcome(f"of {self._unknown} appends: ")
+
+    async def _release(self, opened: Opened) -> None:
+        self._end(ShuttingDown(detail="the writer was closed"))
+        self._opened = None
+        try:
+            await opened.tail.closed()  # with a conflict to report this may take seconds, and be cancelled
+        finally:
+            try:
+                if not opened.shared:
+                    await opened.lock.release()
+            finally:
+                self._on_closed(self)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+            self.ensure_outcomes()
+            return
+        try:
+            if isinstance(error, Exception):
+                await self.close()  # what was appended before the body failed is still worth waiting for
+            else:
+                await self.abort()
+        except NeveError as second:
+            log.info("writer_closed_with stream_id=%d error=%s", self.stream_id, second)
+
+    def _on_lock_lost(self, _: str) -> None:
+        if self._error is None and self._opened is not None:
+            try:
+                self._opened.lock.ensure()
+            except NeveError as error:
+                self._end(error)
+
+    def on_end(self, error: NeveError) -> None:
+        """The tail says that this writer is over."""
+        self._end(error)
+
+    def _end(self, error: NeveError) -> None:
+        """Once: acknowledge nothing more, and tell all who wait."""
+        if self._error is not None:
+            return
+        self._error = error
+        assert self._opened is not None
+        self._opened.tail.close()
+        self._on_ended(self, error)
+        waiters = self._core.abandon()
+        log.log(
+            logging.WARNING if waiters else logging.INFO,
+            "writer_ended stream_id=%d unknown=%d error=%s",
+            *(self.stream_id, len(waiters), error),
+        )
+        self._tell_unknown(waiters)
+        for _, future in self._flushes:
+            if not future.done():
+                future.set_exception(self._unknown_outcome())
+        self._flushes.clear()
+        self._share.end(self._over())
+        self.on_settled()
+
+    def on_unknown(self, batches: list[Batch]) -> None:
+        """The tail says that these are on every replica, but that we may not say so any more: the writer is over."""
+        for batch in batches:
+            if batch.waiters is not None:
+                self._tell_unknown(batch.waiters)
+            elif batch.ticket is not None:
+                self._tell_unknown([batch.ticket.waiter])
+
+    def _tell_unknown(self, waiters: Iterable[asyncio.Future[object]]) -> None:
+        for future in waiters:
+            if not future.done():
+                self._unknown += 1
+                future.set_exception(self._unknown_outcome())
+                future.exception()  # `flush` tells it, too: a caller that dropped the future need not hear of it
+
+    def _unknown_outcome(self, of: str = "") -> AppendOutcomeUnknown:
+        """With the end of the writer as its cause."""
+        cause = self._over()
+        error = AppendOutcomeUnknown(detail=f"{of}{cause}")
+        error.__cause__ = cause
+        return error
+
+    def _over(self) -> NeveError:
+        """What an append gets that comes after the end: a copy, or tracebacks would mix."""
+        assert self._error is not None
+        return type(self._error)(**self._error.facts())  # type: ignore[arg-type]
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        self._check_open()
+        await self._share.wait_and_take(size_bytes)
+        try:
+            self._check_open()
+        except NeveError:
+            self._share.give_back(size_bytes)
+            raise
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._over()
+
+    def _push(self, data: bytes, taken_bytes: int, *, hurry: bool = False) -> asyncio.Future[Position]:
+        """`taken_bytes` of room were taken for it."""
+        core = self._core
+        future: asyncio.Future[Position] = self._loop.create_future()
+        if len(data) <= core.payload_bytes_max:
+            wake = core.push(data, future)
+        else:
+            before_bytes = core.pushed_bytes
+            wake = core.push_record(data, future)
+            self._share.take(core.pushed_bytes - before_bytes - taken_bytes)  # the headers of its further blocks
+        if wake:
+            self._wake(hurry=hurry)
+        return future
+
+    def _push_many(
+        self, payloads: list[bytes], size_bytes: int, *, hurry: bool = False
+    ) -> asyncio.Future[Sequence[Position]]:
+        """Records of one block each; room was taken for them."""
+        future: asyncio.Future[Sequence[Position]] = self._loop.create_future()
+        if self._core.push_many(cast("list[Buffer]", payloads), size_bytes, future):
+            self._wake(hurry=hurry)
+        return future
+
+    def _too_large(self, size_bytes: int) -> TooLarge:
+        """No reader with options like ours would take it, nor anything behind it."""
+        return TooLarge(what="record", size_bytes=size_bytes, limit_bytes=self._options.record_bytes_max)
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(what="writer", detail=f"{self._share.used_bytes} bytes are appended and not acknowledged")
+
+    def _wake(self, *, hurry: bool) -> None:
+        assert self._opened is not None
+        self._opened.tail.wake(hurry=hurry)
+
+    def on_acknowledged(self, extent_id: int, batches: list[Batch]) -> None:
+        """The tail says that these are on every replica, and has checked the lock."""
+        for batch in batches:
+            self._acknowledged_bytes += batch.size_bytes
+            waiters = batch.waiters
+            if waiters is not None:
+                self._records += len(waiters)
+                offset = batch.offset
+                for future, size_bytes in zip(waiters, batch.block_sizes, strict=True):
+                    if not future.done():
+                        future.set_result(new_position(Position, (extent_id, offset)))
+                    offset += size_bytes
+            elif (ticket := batch.ticket) is not None and ticket.note(batch.placed(extent_id)):
+                future = ticket.waiter
+                self._records += 1 if ticket.is_record else ticket.blocks
+                if not future.done():
+                    positions = Positions(ticket.pieces)
+                    future.set_result(positions[0] if ticket.is_record else positions)
+        self.on_settled()
+
+    def on_settled(self) -> None:
+        """Less is held than before: there is room, and flushes may be done."""
+        settled_bytes = self._core.settled_bytes
+        if settled_bytes > self._given_back_bytes:
+            self._share.give_back(settled_bytes - self._given_back_bytes)
+            self._given_back_bytes = settled_bytes
+        while self._flushes and self._flushes[0][0] <= settled_bytes:
+            future = self._flushes.pop(0)[1]
+            if not future.done():
+                future.set_result(None)
+
+
+def _as_bytes(payload: Buffer) -> bytes:
+    """A copy: what the caller may change must not change under us."""
+    if not isinstance(payload, (bytearray, memoryview, bytes)):
+        raise TypeError(f"a payload is bytes, a bytearray or a memoryview, not {type(payload).__name__}")
+    return bytes(payload)

@@ -1,0 +1,169 @@
+"""Before a node starts: which folders are its disks and its journal, what its id is, and what may be formatted.
+
+Invariants: folders are formatted by themselves only for a node of which nothing says that it existed: all folders are
+            empty, no disk's uuid is configured, and neither is its id, unless the operator says so
+            (`format_empty_disks`). Otherwise an empty folder may be a disk that was wiped, or one that is not mounted:
+            it is refused by name, and becomes a new disk only by the operator's word (`--format-disk`) (T32). The same
+            holds for the journal (`--format-journal`): a new one in place of one that is not mounted would cost what is
+            in it;
+            a folder whose disk is known by its uuid is never formatted: the node starts without it and says so;
+            a first start that was cut short is gone on with by the next: as long as no process has started on the
+            journal, and every disk that is here was made for it, nothing was stored that could be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from neve.extent_node.disk import disk as disks
+from neve.extent_node.disk.disk import DiskRefused, format_disk, read_disk_label
+from neve.extent_node.disk.file_system import FileSystem
+from neve.extent_node.journal import folder as journals
+from neve.extent_node.journal.folder import format_journal, read_journal_label
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the configured folders are now."""
+
+    labelled: dict[str, int]  # disk folder → the node id that its label says
+    unlabelled: list[str]  # disk folders without a label
+    journal_node_id: int | None  # None: the journal's folder has no label
+    unreadable: dict[str, str] = field(default_factory=dict)  # disk folders whose label cannot be read, and why
+    # The journal was never started on, and the disks that are here name it: they are of a start that was cut short.
+    begun: bool = False
+
+    @property
+    def nothing_is_known(self) -> bool:
+        """Nothing here says that this node has ever served."""
+        return not self.unreadable and (self.begun or not (self.labelled or self.journal_node_id is not None))
+
+
+def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Found:
+    labelled: dict[str, int] = {}
+    journals_named: set[str] = set()
+    unlabelled: list[str] = []
+    unreadable: dict[str, str] = {}
+    for folder in disk_folders:
+        try:
+            if fs.stat(os.path.join(folder, disks.LABEL)) is None:
+                unlabelled.append(folder)
+            else:
+                label = read_disk_label(fs, folder)
+                labelled[folder] = label.node_id
+                journals_named.add(label.journal_uuid)
+        except (OSError, DiskRefused) as error:  # one bad disk does not stop the node: the store refuses it by name
+            unreadable[folder] = str(error)
+    journal_node_id, begun = None, False
+    if fs.stat(os.path.join(journal_folder, journals.LABEL)) is not None:
+        journal = read_journal_label(fs, journal_folder)
+        journal_node_id = journal.node_id
+        begun = journal.never_used and journals_named <= {journal.uuid}
+    if unreadable and not labelled and journal_node_id is None:
+        raise DiskRefused("; ".join(unreadable.values()))  # nothing says which node this is
+    return Found(labelled, unlabelled, journal_node_id, unreadable, begun)
+
+
+def settled_node_id(found: Found, configured: int) -> int:
+    """The id that labels and configuration agree on; 0 if there is none yet; DiskRefused if they disagree."""
+    claims = {f"disk {folder}": node_id for folder, node_id in found.labelled.items()}
+    if found.journal_node_id is not None:
+        claims["the journal"] = found.journal_node_id
+    if configured:
+        claims["the configuration"] = configured
+    if len(set(claims.values())) > 1:
+        said = ", ".join(f"{who} says {node_id}" for who, node_id in claims.items())
+        raise DiskRefused(f"which node is this? {said}: mount the disks of one node, or correct node_id")
+    return next(iter(claims.values()), 0)
+
+
+def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], expected: Mapping[str, str]) -> list[str]:
+    """Folders that may be formatted; DiskRefused names one that may not be and has no label. `expected`: folder → uuid
+    of the disk that belongs there; without its label it is left to the store, which starts without it."""
+    for folder in by_word:
+        if folder in found.labelled:
+            if found.begun:
+                continue  # by the same word, in a start that was cut short
+            raise DiskRefused(f"{folder} is a disk already: it is not formatted again")
+        if folder in found.unreadable:
+            raise DiskRefused(f"{folder} seems to be a disk that cannot be read: {found.unreadable[folder]}")
+        if folder not in found.unlabelled:
+            raise DiskRefused(f"{folder} is not one of the configured disks")
+        if expected.get(folder):
+            raise DiskRefused(
+                f"disk {expected[folder]} is configured for {folder}: a new one has another uuid. Remove the uuid from "
+                "the configuration first; what is lost with the old disk is recovered elsewhere"
+            )
+    unknown = [folder for folder in found.unlabelled if not expected.get(folder)]
+    brand_new = found.nothing_is_known and not any(expected.values())
+    if automatic and brand_new:
+        return unknown
+    for folder in unknown:
+        if folder not in by_word:
+            why = "this node has been used before" if not brand_new else "nothing says that this node is a new one"
+            raise DiskRefused(
+                f"{folder} has no {disks.LABEL}, and {why}: the disk was wiped or is not mounted. Mount it; or, to use "
+                f"the folder as a new disk, start once with --format-disk {folder}"
+            )
+    return [folder for folder in by_word if folder not in found.labelled]
+
+
+async def prepare(
+    fs: FileSystem,
+    *,
+    cluster: str,
+    disk_folders: Sequence[str],
+    journal_folder: str,
+    configured_node_id: int,
+    automatic: bool,
+    by_word: Sequence[str],
+    format_journal_by_word: bool,
+    journal_segment_bytes: int,
+    ask_for_id: Callable[[], Awaitable[int]],
+    rng: random.Random,
+    expected_uuids: Mapping[str, str] | None = None,
+) -> int:
+    """Make the folders ready and return the node's id; asks the manager for one if nobody knows it yet."""
+    expected = expected_uuids or {}
+    found = look(fs, disk_folders, journal_folder)
+    to_format = disks_to_format(found, automatic=automatic, by_word=by_word, expected=expected)
+    node_id = settled_node_id(found, configured_node_id)
+    if not node_id and any(expected.values()):
+        raise DiskRefused(
+            "which node is this? No disk and no journal is here to say it, and the configuration names disks of a node "
+            "that was used before: mount them, or set node_id"
+        )
+    node_id = node_id or await ask_for_id()
+    if found.journal_node_id is None:
+        if not (
+            format_journal_by_word
+            or (automatic and not found.labelled and not found.unreadable and not any(expected.values()))
+        ):
+            raise DiskRefused(
+                f"{journal_folder} has no {journals.LABEL}, and this node may have disks that depend on a journal: "
+                "mount its folder; or, if it is lost or this node is a new one, start once with --format-journal, and "
+                "replicas that may have depended on it will be doubtful"
+            )
+        journal_uuid = format_journal(
+            fs,
+            journal_folder,
+            cluster=cluster,
+            node_id=node_id,
+            journal_uuid=_uuid(rng),
+            segment_bytes=journal_segment_bytes,
+            # For disks that were used: should this start fail, and they not be there at the next, it is no new node.
+            in_use=bool(found.labelled or found.unreadable or any(expected.values())),
+        )
+    else:
+        journal_uuid = read_journal_label(fs, journal_folder).uuid
+    for folder in to_format:
+        format_disk(fs, folder, cluster=cluster, node_id=node_id, disk_uuid=_uuid(rng), journal_uuid=journal_uuid)
+    return node_id
+
+
+def _uuid(rng: random.Random) -> uuid.UUID:
+    return uuid.UUID(int=rng.getrandbits(128), version=4)

@@ -1,0 +1,1 @@
+"""One partition: its writes, reads, scans and sessions, and the memory that they take."""

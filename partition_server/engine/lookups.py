@@ -1,0 +1,81 @@
+"""Finds the newest entry of a key: among acknowledged writes for reads, with those under way for conditions.
+
+Invariants: a read sees acknowledged writes only; a condition is decided on the newest state, submitted writes included,
+            and nothing of that key is submitted between the look and the decision: the look ends without an await;
+            NotFound is never raised: that an extent is gone says nothing about an object;
+            a reader that finds its table gone, because it was replaced meanwhile, looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from neve.partition_server.engine.entry import Entry
+from neve.partition_server.engine.shared import Store, View
+from neve.partition_server.tables.bloom import key_hash
+from neve.proto.errors import Internal, NotFound
+
+ATTEMPTS_MAX = 100  # each lasts until a table is replaced: more in a row is a bug
+
+
+class Lookups:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def newest(self, key: bytes) -> Entry | None:
+        """The newest acknowledged entry, which may be a delete."""
+        store = self._store
+        for _ in range(ATTEMPTS_MAX):
+            view = store.view
+            entry = in_memory(view, key)
+            if entry is not None or not view.tables:
+                return entry
+            try:
+                return await in_tables(view, key)
+            except NotFound as error:
+                if store.view is view:
+                    raise store.gone(error) from error
+        raise Internal(detail=f"tables for {key!r}: every one was replaced while it was read")
+
+    async def current(self, keys: Iterable[bytes]) -> dict[bytes, Entry | None]:
+        """The newest entry of each key, writes under way included. Decide before the next await."""
+        store = self._store
+        pending = store.pending
+        keys = list(keys)
+        for _ in range(ATTEMPTS_MAX):
+            view = store.view
+            found: dict[bytes, Entry | None] = {}
+            try:
+                for key in keys:
+                    if key not in pending and in_memory(view, key) is None and view.tables:
+                        found[key] = await in_tables(view, key)
+            except NotFound as error:
+                if store.view is view:
+                    raise store.gone(error) from error
+                continue
+            if store.view is view:  # what came meanwhile is in its memtables, or pending: both are looked at now
+                for key in keys:
+                    entry = pending.get(key) or in_memory(view, key)
+                    if entry is not None:
+                        found[key] = entry
+                return {key: found.get(key) for key in keys}
+        raise Internal(detail="tables for a condition: every one was replaced while it was read")
+
+
+def in_memory(view: View, key: bytes) -> Entry | None:
+    for memtable in view.memtables:
+        entry = memtable.entries.get(key)
+        if entry is not None:
+            return entry
+    return None
+
+
+async def in_tables(view: View, key: bytes) -> Entry | None:
+    """The newest entry that a table has."""
+    hashed = key_hash(key)
+    for table in view.tables:
+        if table.may_contain(key, hashed):
+            entry = await table.get(key)
+            if entry is not None:
+                return entry
+    return None

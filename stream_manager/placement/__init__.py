@@ -1,0 +1,1 @@
+"""Where replicas go: policies, node locations, and the nodes that failed lately."""

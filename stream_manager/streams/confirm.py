@@ -1,0 +1,186 @@
+"""Tell replicas the length at which etcd says they are sealed, and record who has confirmed it (rule 20).
+
+Invariants: only what a transaction decided is told; a replica counts as confirmed only after a transaction says so;
+            the first confirmations store the digest; one that differs is reported, never recorded;
+            of first confirmations that came together, what most of them say counts; after a conflict none counts before
+            all that can be reached were compared (7, digest.py);
+            a replica that is slow does not hold up the record of the others;
+            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+from neve.proto import extent_node_pb2 as en
+from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaDeleted, ReplicaMissing, WrongReplica
+from neve.stream_manager.metadata.records import Extent, ReplicaAt
+from neve.stream_manager.streams.core.digest import choose_digest, compares_first
+from neve.stream_manager.term.context import LeaderContext
+
+log = logging.getLogger(__name__)
+
+SEALS_IN_FLIGHT_MAX = 2_000
+ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)  # answers: there is no whole replica here
+GATHER_S = 0.05  # after the first confirmation, wait so long for others: one transaction in place of three
+
+
+@dataclass(frozen=True, slots=True)
+class SealOutcome:
+    """Of one round: what each replica that was asked said; None: an error or no answer."""
+
+    all_confirmed: bool
+    short: dict[int, int]  # node id → length of a replica that has less than the seal: it must be filled
+    failed: dict[int, NeveError]
+
+
+async def seal_replicas(
+    ctx: LeaderContext, extent_id: int, *, node_ids: Container[int] | None = None
+) -> SealOutcome | None:
+    """Order every replica that has not confirmed (or those on `node_ids`) to seal, once, and record the confirmations
+    as they come. None: the extent is gone or open."""
+    extent = ctx.state.extents.get(extent_id)
+    if extent is None or extent.seal is None:
+        return None
+    asked_at = ctx.condemned.number
+    replicas = _to_ask(ctx, extent, node_ids)
+    orders = list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
+    outcome = SealOutcome(False, {}, {})
+    answered = [(replica, order.value) for replica, order in orders if order.waits is None]
+    asking = {order.waits: (replica, order) for replica, order in orders if order.waits is not None}
+    try:
+        while answered or asking:
+            if asking and not answered:
+                await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            if not all(waits.done() for waits in asking):
+                # After a conflict all that can be reached are compared before one is believed (7).
+                await asyncio.wait(asking, timeout=None if compares_first(extent) else GATHER_S)
+            for waits in [waits for waits in asking if waits.done()]:
+                replica, order = asking.pop(waits)
+                answered.append((replica, await order.result()))
+            confirmed = _sort(answered, extent.seal.length, outcome)
+            answered.clear()
+            if confirmed:
+                await _record(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
+    finally:
+        for _, order in asking.values():
+            order.cancel()
+    for node_id, error in outcome.failed.items():
+        log.info("seal_not_confirmed extent_id=%d node_id=%d error=%s", extent_id, node_id, error)
+    now = ctx.state.extents.get(extent_id)
+    return SealOutcome(now is not None and now.all_confirmed, outcome.short, outcome.failed)
+
+
+def _to_ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None) -> list[ReplicaAt]:
+    dead = ctx.state.dead_nodes()
+    return [
+        replica
+        for replica in extent.replicas
+        if replica.node_id not in extent.confirmed
+        and (replica.node_id not in dead if node_ids is None else replica.node_id in node_ids)
+    ]
+
+
+def _sort(
+    answered: Iterable[tuple[ReplicaAt, en.SealExtentReply | NeveError]], length: int, outcome: SealOutcome
+) -> dict[ReplicaAt, bytes]:
+    """The digests of those that confirmed; what the others said is noted."""
+    confirmed: dict[ReplicaAt, bytes] = {}
+    for replica, answer in answered:
+        if isinstance(answer, NeveError):
+            outcome.failed[replica.node_id] = answer
+            continue
+        seal = answer.seal
+        if answer.confirmed and seal.length == length:
+            confirmed[replica] = seal.digest
+        else:
+            outcome.short[replica.node_id] = answer.length
+    return confirmed
+
+
+def _without(outcome: SealOutcome) -> frozenset[int]:
+    """Nodes that have answered that they have no whole replica: they have no digest to tell."""
+    absent = [node_id for node_id, error in outcome.failed.items() if isinstance(error, ABSENT)]
+    return frozenset([*outcome.short, *absent])
+
+
+async def _record(
+    ctx: LeaderContext,
+    extent_id: int,
+    confirmed: dict[ReplicaAt, bytes],
+    asked_at: int,
+    *,
+    without: frozenset[int],
+) -> None:
+    async with ctx.locks.hold(extents=[extent_id]):
+        old = ctx.state.extents.get(extent_id)
+        new = _believed(ctx, old, confirmed, asked_at, without=without)
+        if new is not None:
+            changes = ctx.changes()
+            changes.put_extent(old, new)
+            await ctx.commit(changes)
+
+
+def _believed(
+    ctx: LeaderContext,
+    old: Extent | None,
+    confirmed: dict[ReplicaAt, bytes],
+    asked_at: int,
+    *,
+    without: frozenset[int],
+) -> Extent | None:
+    """The extent with the bits of the replicas to believe; None: nothing is new. The caller holds the extent's lock.
+
+    `asked_at` is the last condemnation before the orders were sent; `without` are nodes that have no whole replica.
+    """
+    if old is None or old.seal is None:
+        return None
+    extent_id, digest = old.extent_id, old.seal.digest
+    if not digest:
+        told = {replica.node_id: found for replica, found in confirmed.items()}
+        chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)
+        if chosen is None:
+            log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(told))
+            return None
+        digest = chosen
+    good: list[int] = []
+    for replica, found in confirmed.items():
+        if replica not in old.replicas or replica.node_id in old.confirmed:
+            continue  # replaced meanwhile, or confirmed by somebody else's asking
+        if ctx.condemned.since(asked_at, extent_id, replica.node_id):
+            log.info("seal_confirmed_too_early extent_id=%d node_id=%d", extent_id, replica.node_id)
+            continue  # found bad since it was asked: the reconciler asks again
+        if found == digest:
+            good.append(replica.node_id)
+        else:
+            log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
+            ctx.part.bad.suspect(extent_id, replica.node_id, "it confirmed the seal with another digest")
+    return old.with_confirmed(good, digest) if good else None
+
+
+# --- the first round, after the reply to the request that sealed ----------------------------------------------------
+
+
+def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
+    """Start the first round of `Seal` orders. A replica that has not confirmed by its end is left to the reconciler."""
+    if ctx.seals_in_flight >= SEALS_IN_FLIGHT_MAX:
+        ctx.part.reconciler.note(extent_id)  # nodes hang: the reconciler asks when they answer again
+        return
+    ctx.seals_in_flight += 1
+    ctx.spawn(_first_round(ctx, extent_id), name="seal")
+
+
+async def _first_round(ctx: LeaderContext, extent_id: int) -> None:
+    confirmed = False
+    try:
+        outcome = await seal_replicas(ctx, extent_id)
+        confirmed = outcome is None or outcome.all_confirmed
+    except NeveError as error:
+        log.warning("seal_round_failed extent_id=%d error=%s", extent_id, error)
+    finally:
+        ctx.seals_in_flight -= 1
+        if not confirmed:
+            ctx.part.reconciler.note(extent_id)

@@ -1,0 +1,1 @@
+"""One term of leadership: the pipeline of a call, locks, and calls to extent nodes."""

@@ -1,0 +1,1 @@
+"""Commands on objects and partitions: `neve kv` and `neve partitions`."""
