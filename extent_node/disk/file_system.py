@@ -1,8 +1,8 @@
 """The only door from the extent node to a file system. Everything on disk goes through a `FileSystem`.
 
-`RealFileSystem` is the machine's. The simulator's twin (tests/sim/disk.py) keeps what is synced apart from what is not,
-and can stop the process at any call, lose what was not synced, tear writes, return EIO or ENOSPC and flip bits: that is
-what makes every crash point of the node testable.
+`RealFileSystem` is the machine's. The simulator's twin (tests/sim/disks/disk.py) keeps synced and unsynced bytes apart.
+It can stop the process at any call, lose what was not synced, tear writes, return EIO or ENOSPC and flip bits, so that
+every crash point of the node can be tested.
 
 Invariants: calls block; whoever may not block runs them in a thread;
             errors are OSError with its errno, never swallowed, never retried here;

@@ -38,8 +38,8 @@ from neve.partition_server.tables.block_cache import BlockCache
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import NotFound
 from neve.rpc.limits import MIB
-from tests.bench import stream_cluster
 from tests.bench.harness import Progress
+from tests.bench.stream_rows import cluster as stream_cluster
 from tests.cluster.etcd import EtcdCluster
 
 GROUP = 128  # puts that come together, as in a frame of the key-value client

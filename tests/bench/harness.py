@@ -41,7 +41,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, TypeVar
 
-from tests.bench import machine
+from tests.bench.baselines import machine
 from tests.bench.report import (
     BenchError,
     Comparison,

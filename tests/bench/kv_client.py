@@ -24,7 +24,7 @@ from neve.proto import etcd_pb2
 from neve.tools.objects.kv_bench import Store, Workload
 from tests.bench import orders
 
-GC_THRESHOLDS = (100_000, 20, 50)  # as in stream_client.py
+GC_THRESHOLDS = (100_000, 20, 50)  # as in stream_rows/client.py
 OBJECTS_PREFIX = b"bench/"
 KV = etcd_pb2.DESCRIPTOR.services_by_name["KV"]
 SEED = 1

@@ -24,10 +24,11 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from tests.bench import harness, tcp_pair
+from tests.bench import harness
+from tests.bench.baselines import tcp_pair
+from tests.bench.baselines.tcp_pair import KERNEL_DEFAULT, KERNEL_TUNED, TcpPair
 from tests.bench.harness import Measure, Plan, Settings
 from tests.bench.report import BenchError, Comparison, Quantity
-from tests.bench.tcp_pair import KERNEL_DEFAULT, KERNEL_TUNED, TcpPair
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -20,18 +20,20 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.bench import harness, metadata_process, processes, stream_cluster
+from tests.bench import harness, processes
 from tests.bench.harness import Plan, Settings
 from tests.bench.limits import MIB
-from tests.bench.metadata_process import ManagerProcess
+from tests.bench.metadata_rows import process as metadata_process
+from tests.bench.metadata_rows.process import ManagerProcess
 from tests.bench.node import Rows
-from tests.bench.node_process import CLUSTER
-from tests.bench.node_samples import Together
+from tests.bench.node_rows.process import CLUSTER
+from tests.bench.node_rows.samples import Together
 from tests.bench.processes import Child
 from tests.bench.report import Quantity, at_least, at_most
+from tests.bench.stream_rows import cluster as stream_cluster
 from tests.cluster.etcd import EtcdCluster
 
-MANAGER_MODULE = "tests.bench.metadata_manager"
+MANAGER_MODULE = "tests.bench.metadata_rows.manager"
 
 IN_FLIGHT = (64, 256, 1024)
 ROLLS_IN_FLIGHT = (16, 64, 256)  # each is three files that nodes create and sync; more only wait for their turn
@@ -101,7 +103,7 @@ def _peak(manager: ManagerProcess) -> Quantity:
 def prepare(settings: Settings) -> Iterator[Plan]:
     rows = Rows()
     with ExitStack() as stack:
-        caller = Caller(stack.enter_context(processes.start("tests.bench.metadata_client")))
+        caller = Caller(stack.enter_context(processes.start("tests.bench.metadata_rows.client")))
         _operations(rows, settings, caller, stack)
         _elections(rows, settings, caller, stack)
         yield rows.plan()
@@ -114,7 +116,7 @@ def _operations(rows: Rows, settings: Settings, caller: Caller, stack: ExitStack
     manager = stack.enter_context(metadata_process.start(log_path, etcd.endpoints, module=MANAGER_MODULE))
     caller.connect(manager.address, etcd.endpoints, cluster=CLUSTER, nodes=0)
     cluster = stack.enter_context(stream_cluster.start(settings.directory / ROLL_CLUSTER, ROLL_CLUSTER, etcd.endpoints))
-    roller = Caller(stack.enter_context(processes.start("tests.bench.metadata_client")))
+    roller = Caller(stack.enter_context(processes.start("tests.bench.metadata_rows.client")))
     roller.connect(cluster.manager, etcd.endpoints, cluster=ROLL_CLUSTER, nodes=stream_cluster.NODES)
     puts = rows.measure("single puts to etcd", lambda: caller.best_rate("put", duration_s=duration_s))
     create = rows.measure("create a stream", lambda: caller.best_rate("create", duration_s=duration_s))

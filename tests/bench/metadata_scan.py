@@ -28,7 +28,7 @@ from neve.stream_manager.streams import reads
 from neve.stream_manager.streams.open_extents import OpenExtents
 from neve.stream_manager.term.context import LeaderContext
 from neve.stream_manager.term.hold_ups import Problems
-from tests.bench import metadata_fill
+from tests.bench.metadata_rows import fill as metadata_fill
 
 EXTENTS = 1_000_000
 ROOT = b"/bench/"

@@ -16,13 +16,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from neve.rpc.descriptors import raise_descriptor_limit
-from tests.bench import harness, limits, node_disk, node_process, node_samples, processes, tcp_pair
+from tests.bench import harness, limits, processes
+from tests.bench.baselines import tcp_pair
+from tests.bench.baselines.tcp_pair import TcpPair
 from tests.bench.harness import Measure, Plan, Settings
 from tests.bench.limits import MIB
-from tests.bench.node_samples import LARGE_BYTES, SMALL_BYTES, NodeBench, SealedExtents, Together
+from tests.bench.node_rows import disk as node_disk
+from tests.bench.node_rows import process as node_process
+from tests.bench.node_rows import samples as node_samples
+from tests.bench.node_rows.samples import LARGE_BYTES, SMALL_BYTES, NodeBench, SealedExtents, Together
 from tests.bench.processes import Child
 from tests.bench.report import Comparison, Derived, Quantity, Target, at_least, at_most
-from tests.bench.tcp_pair import TcpPair
 
 RANDOM_READ_WINDOW = 128
 FEW_EXTENTS, MANY_EXTENTS = 64, 512
@@ -75,7 +79,7 @@ def prepare(settings: Settings) -> Iterator[Plan]:
     raise_descriptor_limit()  # for a thousand connections; children inherit it
     rows = Rows()
     with ExitStack() as stack:
-        client = stack.enter_context(processes.start("tests.bench.node_client"))
+        client = stack.enter_context(processes.start("tests.bench.node_rows.client"))
         main = NodeBench(client, stack.enter_context(node_process.start(settings.directory / "main", ONE_OPEN)))
         machine = _machine(rows, settings, tcp_pair.build(settings.directory))
         _appends(rows, settings, machine, main, stack, client)
@@ -112,7 +116,7 @@ def _appends(
     small_bytes = settings.pick(128 * MIB, quick=64 * MIB)
     folder = settings.directory / "over_cached"
     node_disk.format_node(folder)
-    command = ("tests.bench.node_over_cached", str(folder / "scratch"), str(large_bytes))
+    command = ("tests.bench.node_rows.over_cached", str(folder / "scratch"), str(large_bytes))
     over_cached = NodeBench(client, stack.enter_context(node_process.start(folder, command=command)))
 
     large = rows.measure("append 1 MiB, no sync", lambda: main.append(block_bytes=LARGE_BYTES, total_bytes=large_bytes))

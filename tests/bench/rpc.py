@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from tests.bench import harness, limits, processes, tcp_pair
+from tests.bench import harness, limits, processes
+from tests.bench.baselines import tcp_pair
 from tests.bench.harness import Measure, Plan, Settings
 from tests.bench.limits import KIB, MIB
 from tests.bench.processes import Child
@@ -66,9 +67,9 @@ class Client:
 
 
 def start_client(transport: str, stack: ExitStack) -> Client:
-    server = stack.enter_context(processes.start("tests.bench.echo_server", transport))
+    server = stack.enter_context(processes.start("tests.bench.baselines.echo_server", transport))
     address = server.read_line()
-    client = stack.enter_context(processes.start("tests.bench.echo_client", transport, address))
+    client = stack.enter_context(processes.start("tests.bench.baselines.echo_client", transport, address))
     return Client(client, server)
 
 

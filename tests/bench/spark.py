@@ -24,13 +24,14 @@ from typing import Any, Self
 
 import psutil
 
-from tests.bench import harness, processes, stream_cluster
+from tests.bench import harness, processes
 from tests.bench.harness import Plan, Settings
 from tests.bench.limits import MIB
 from tests.bench.node import Rows
-from tests.bench.node_samples import Together
+from tests.bench.node_rows.samples import Together
 from tests.bench.processes import Child
 from tests.bench.report import Quantity, at_least, at_most
+from tests.bench.stream_rows import cluster as stream_cluster
 from tests.cluster.etcd import EtcdCluster
 from tests.spark import programs
 from tests.spark.driver import SparkDriver

@@ -1,4 +1,4 @@
-"""The client of Spark's benchmark: fills a stream, and reads it in a plain loop. Orders as for stream_client.py."""
+"""The client of Spark's benchmark: fills a stream and reads it in a plain loop. Orders as stream_rows/client.py has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from neve.client import Client
 from neve.proto.errors import AppendOutcomeUnknown
 from tests.bench import orders
-from tests.bench.stream_client import GC_THRESHOLDS
-from tests.bench.stream_reads import until_confirmed
+from tests.bench.stream_rows.client import GC_THRESHOLDS
+from tests.bench.stream_rows.reads import until_confirmed
 
 RECORDS_AT_A_TIME = 2_000
 WRITERS_MAX = 20

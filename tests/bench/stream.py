@@ -20,17 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.bench import bare_writes, harness, limits, node_disk, processes, stream_cluster, tcp_pair
-from tests.bench.bare_writes import BareWrites
+from tests.bench import harness, limits, processes
+from tests.bench.baselines import bare_writes, tcp_pair
+from tests.bench.baselines.bare_writes import BareWrites
+from tests.bench.baselines.tcp_pair import TcpPair
 from tests.bench.harness import Plan, Settings
 from tests.bench.limits import KIB, MIB, megabytes_per_second, microseconds
 from tests.bench.node import FDATASYNC_FACTOR, ONE_BY_ONE, PING_PONG_FACTOR, RANDOM_READ_WINDOW, Rows
-from tests.bench.node_samples import Together
+from tests.bench.node_rows import disk as node_disk
+from tests.bench.node_rows.samples import Together
 from tests.bench.processes import Child
 from tests.bench.report import Quantity, at_least, at_most
-from tests.bench.stream_cluster import NODES, BenchCluster
-from tests.bench.stream_writes import WARM_UP_BYTES
-from tests.bench.tcp_pair import TcpPair
+from tests.bench.stream_rows import cluster as stream_cluster
+from tests.bench.stream_rows.cluster import NODES, BenchCluster
+from tests.bench.stream_rows.writes import WARM_UP_BYTES
 from tests.cluster.etcd import EtcdCluster
 
 LARGE_BYTES = 1 * MIB
@@ -153,7 +156,7 @@ def prepare(settings: Settings) -> Iterator[Plan]:
     ping_pong = rows.measure(limits.ping_pong_name(pair), lambda: limits.tcp_ping_pong(pair, duration_s=limit_s))
     with ExitStack() as stack:
         endpoints = stack.enter_context(EtcdCluster()).endpoints
-        client = stack.enter_context(processes.start("tests.bench.stream_client"))
+        client = stack.enter_context(processes.start("tests.bench.stream_rows.client"))
         main = StreamBench(
             client, stack.enter_context(stream_cluster.start(settings.directory / "main", "bench", endpoints))
         )

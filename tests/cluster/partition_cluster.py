@@ -25,7 +25,7 @@ from neve.meta.etcd.config import EtcdConfig
 from neve.meta.keys import root_of
 from tests.cluster.local_cluster import SETTINGS, TIMEOUT_S, LocalCluster
 from tests.history.workload import Journal
-from tests.sim.region_watcher import RegionWatcher
+from tests.sim.checks.region_watcher import RegionWatcher
 
 LEASE_S = 4  # of the partition servers: see SETTINGS
 REGION_KEYS = (b"a", b"h", b"o", b"v")  # one of each of the four regions that `neve up` makes

@@ -36,19 +36,19 @@ from neve.stream_manager.metadata.records import Extent, root_of
 from neve.stream_manager.metadata.state import State
 from neve.stream_manager.nodes.core.health import HealthConfig
 from neve.stream_manager.term.leader import Term
-from tests.sim import processes
-from tests.sim.client import OPTIONS, SimClient, SimWriter
-from tests.sim.disk_faults import SimulatedCrash
-from tests.sim.ledger import Attempt, Ledger
+from tests.sim.checks.ledger import Attempt, Ledger
+from tests.sim.checks.memory import held_by_modules
+from tests.sim.checks.reads import Readings
+from tests.sim.checks.watched_store import WatchedStore
+from tests.sim.checks.wire_watch import WireWatch
+from tests.sim.disks.faults import SimulatedCrash
 from tests.sim.loop import current
-from tests.sim.manager import PORT, SimManager
-from tests.sim.memory import held_by_modules
 from tests.sim.network.network import SimNetwork
-from tests.sim.node import CLUSTER, SimNode
-from tests.sim.processes import Clock
-from tests.sim.reads import Readings
-from tests.sim.watched_store import WatchedStore
-from tests.sim.wire_watch import WireWatch
+from tests.sim.processes import processes
+from tests.sim.processes.client import OPTIONS, SimClient, SimWriter
+from tests.sim.processes.manager import PORT, SimManager
+from tests.sim.processes.node import CLUSTER, SimNode
+from tests.sim.processes.processes import Clock
 
 ROOT = root_of(CLUSTER)
 REAL_LIMIT_S = 240.0
@@ -481,7 +481,7 @@ class SimCluster:
 
     async def settle(self) -> None:
         """End all trouble, wait until all is repaired, and check everything that must hold."""
-        from tests.sim import checkers  # it needs this module
+        from tests.sim.checks import checkers  # it needs this module
 
         await self.heal()
         await self.leader()

@@ -20,15 +20,16 @@ from neve.client.objects.options import KeyValueOptions
 from neve.partition_server.config import Serving
 from neve.partition_server.engine.config import EngineConfig
 from neve.stream_manager.config import Defaults
-from tests.sim import kv_checkers, swarm
-from tests.sim.client import OPTIONS
-from tests.sim.kinds import KINDS
-from tests.sim.kv_operators import MIDDLE_KEYS
-from tests.sim.kv_uses import KeyValueUsers
+from tests.sim.checks import object_checkers as kv_checkers
 from tests.sim.partitions import NO_BALANCE, RESTLESS, PartitionCluster
-from tests.sim.swarm import Shape
-from tests.sim.troubles import Kind, Scene
-from tests.sim.troubles_partitions import PartitionTroubles
+from tests.sim.processes.client import OPTIONS
+from tests.sim.troubles import swarm
+from tests.sim.troubles.kinds import KINDS
+from tests.sim.troubles.partitions import PartitionTroubles
+from tests.sim.troubles.swarm import Shape
+from tests.sim.troubles.troubles import Kind, Scene
+from tests.sim.uses.object_operators import MIDDLE_KEYS
+from tests.sim.uses.objects import KeyValueUsers
 from tests.sim.worlds import World
 
 PART_BYTES = 1100  # of streamed puts and gets

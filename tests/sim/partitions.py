@@ -37,12 +37,12 @@ from neve.proto.method import Method
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Channel
 from neve.stream_manager.config import Defaults
-from tests.sim.client import OPTIONS
+from tests.sim.checks.region_watcher import RegionWatcher
 from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, calm, run_story
-from tests.sim.node import CLUSTER
-from tests.sim.partition_processes import SimPartitionManager, SimPartitionServer
-from tests.sim.processes import Killed, Process
-from tests.sim.region_watcher import RegionWatcher
+from tests.sim.processes.client import OPTIONS
+from tests.sim.processes.node import CLUSTER
+from tests.sim.processes.partitions import SimPartitionManager, SimPartitionServer
+from tests.sim.processes.processes import Killed, Process
 
 T = TypeVar("T")
 Rep = TypeVar("Rep", bound=Message)

@@ -12,9 +12,9 @@ from neve.proto.errors import from_message
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.service import Channel
 from neve.stream_manager.metadata.records import Extent
-from tests.sim.client import SimClient, SimWriter
 from tests.sim.cluster import SimCluster
-from tests.sim.node import CLUSTER
+from tests.sim.processes.client import SimClient, SimWriter
+from tests.sim.processes.node import CLUSTER
 from tests.unit.extent_node.store.rig import segment
 
 TIMEOUT_S = 5.0

@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tests.sim.coverage import Coverage, all_errors
-from tests.sim.kinds import KINDS, METHODS, RARE_KINDS
+from tests.sim.checks.coverage import Coverage, all_errors
 from tests.sim.stories import DEFAULT_WORLD, Outcome, play
-from tests.sim.swarm import ROUND
+from tests.sim.troubles.kinds import KINDS, METHODS, RARE_KINDS
+from tests.sim.troubles.swarm import ROUND
 
 PROGRESS_S = 10.0
 METHODS_SEEDS_MIN = 150

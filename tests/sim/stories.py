@@ -6,7 +6,7 @@
     outcome = play(17, world="partitions")   # another one: key-value clients on partitions on the same stream layer
 
 Invariants: a seed is a story: replaying it takes the same steps (`trace_hash`), in whatever process;
-            the trouble is such that the guarantees must hold (troubles_nodes.py);
+            the trouble is such that the guarantees must hold (troubles/nodes.py);
             at the end all trouble is over, the cluster has repaired itself, and all checkers agree.
 
 A story is made of parts: `Story.parts` have kinds of trouble. What is not the stream layer's comes from the world.
@@ -27,27 +27,27 @@ from typing import Any, Protocol, TypeVar
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.stream_manager.config import Collecting
-from tests.sim.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
-from tests.sim.client import OPTIONS, Killed, SimClient
+from tests.sim.checks.allowed_errors import role_of, wrong_to_tell
+from tests.sim.checks.coverage import Coverage
+from tests.sim.checks.explained_errors import is_explained
+from tests.sim.checks.leaks import stop_and_look
 from tests.sim.cluster import SimCluster, run_story
-from tests.sim.coverage import Coverage
-from tests.sim.explained import is_explained
-from tests.sim.ghost import Ghost
-from tests.sim.leaks import stop_and_look
 from tests.sim.loop import current
 from tests.sim.network.link import exponential_delay
 from tests.sim.network.scale import network_options, wire
-from tests.sim.node import SimNode
 from tests.sim.partition_world import PartitionWorld
-from tests.sim.swarm import Shape, weights_of
-from tests.sim.told import role_of, wrong_to_tell
-from tests.sim.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
-from tests.sim.troubles_clocks import ClockTroubles
-from tests.sim.troubles_damage import DamageTroubles
-from tests.sim.troubles_nodes import FORGETTING, NodeTroubles
-from tests.sim.troubles_tails import TailTroubles
-from tests.sim.troubles_victim import VictimTroubles
-from tests.sim.uses import Users
+from tests.sim.processes.client import OPTIONS, Killed, SimClient
+from tests.sim.processes.node import SimNode
+from tests.sim.troubles.ambush import MOMENTS, OPENING, Ambush, MessageTroubles
+from tests.sim.troubles.clocks import ClockTroubles
+from tests.sim.troubles.damage import DamageTroubles
+from tests.sim.troubles.nodes import FORGETTING, NodeTroubles
+from tests.sim.troubles.stale_owner import Ghost
+from tests.sim.troubles.swarm import Shape, weights_of
+from tests.sim.troubles.tails import TailTroubles
+from tests.sim.troubles.troubles import ClientTroubles, Kind, ManagerTroubles, MetaTroubles, NetworkTroubles
+from tests.sim.troubles.victim import VictimTroubles
+from tests.sim.uses.streams import Users
 from tests.sim.worlds import World
 
 DEFAULT_WORLD = "streams"

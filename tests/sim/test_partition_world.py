@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.sim import stories
+from tests.sim.checks.coverage import Coverage
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.coverage import Coverage
-from tests.sim.kinds import KINDS
 from tests.sim.partition_world import PartitionWorld, Setup
 from tests.sim.runs import KINDS_SEEDS_MIN, chosen_seeds, run_many
-from tests.sim.swarm import LOSING, ROUND, dealt
+from tests.sim.troubles.kinds import KINDS
+from tests.sim.troubles.swarm import LOSING, ROUND, dealt
 
 WORLD = "partitions"
 SHORT_SEEDS_DEFAULT = ROUND  # about twenty seconds of one core, and every kind of trouble once at least

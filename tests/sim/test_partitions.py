@@ -22,8 +22,8 @@ from neve.proto.errors import (
     WrongCluster,
 )
 from tests.history.workload import Journal
-from tests.sim.node import CLUSTER
 from tests.sim.partitions import PartitionCluster, partitioned
+from tests.sim.processes.node import CLUSTER
 
 
 @partitioned(seed=1)

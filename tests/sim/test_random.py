@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.sim import stories
+from tests.sim.checks.coverage import Coverage, all_errors, method_name
+from tests.sim.checks.wire_watch import ALL_METHODS
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.coverage import Coverage, all_errors, method_name
-from tests.sim.kinds import ALL_KINDS, KINDS, METHODS
 from tests.sim.runs import chosen_seeds, run_many, show
-from tests.sim.swarm import Shape, weights_of
-from tests.sim.wire_watch import ALL_METHODS
+from tests.sim.troubles.kinds import ALL_KINDS, KINDS, METHODS
+from tests.sim.troubles.swarm import Shape, weights_of
 
 SHORT_SEEDS_DEFAULT = 300  # about two and a half minutes of one core
 LONG_SEEDS = range(1, 7)

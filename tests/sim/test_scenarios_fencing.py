@@ -14,10 +14,10 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AppendOutcomeUnknown, MetaUnavailable, NeveError, NotLeader, NotOwner
 from neve.stream_manager.metadata import records as r
 from tests.sim import raw
-from tests.sim.client import SimClient
+from tests.sim.checks.ledger import payloads
 from tests.sim.cluster import LEASE_TTL_S, ROOT, SimCluster, simulated
-from tests.sim.ledger import payloads
-from tests.sim.manager import SimManager
+from tests.sim.processes.client import SimClient
+from tests.sim.processes.manager import SimManager
 from tests.sim.test_scenarios_seal import length_of, sealed_length, written
 
 PAST_LEASE_S = 12.0  # virtual: above the leases of clients and managers

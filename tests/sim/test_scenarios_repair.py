@@ -13,8 +13,8 @@ from neve.extent_node.journal.folder import LABEL, JournalRefused
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import NeveError
 from neve.stream_manager.config import Placing
-from tests.sim.client import OPTIONS, SimClient, SimWriter
 from tests.sim.cluster import SimCluster, simulated
+from tests.sim.processes.client import OPTIONS, SimClient, SimWriter
 from tests.sim.test_scenarios_seal import length_of, sealed_length, written
 
 

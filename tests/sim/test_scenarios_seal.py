@@ -14,9 +14,9 @@ from neve.client.streams.types import Stream
 from neve.proto.errors import AppendOutcomeUnknown, NeveError, SealUnavailable
 from neve.stream_manager.metadata.records import Extent
 from tests.sim import raw
-from tests.sim.client import SimClient, SimWriter
 from tests.sim.cluster import SimCluster, simulated
 from tests.sim.network.link import fixed_delay
+from tests.sim.processes.client import SimClient, SimWriter
 from tests.unit.extent_node.store.rig import block_of
 
 LARGE = 1 << 20  # an extent that no story fills

@@ -9,9 +9,9 @@ import pytest
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import AppendOutcomeUnknown, ShuttingDown
 from tests.sim import raw
-from tests.sim.client import SimClient, SimWriter
+from tests.sim.checks.ledger import payloads
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.ledger import payloads
+from tests.sim.processes.client import SimClient, SimWriter
 
 RECORD_BYTES = 2500  # three blocks, of which one and a half records fit into an extent
 

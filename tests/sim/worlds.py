@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.sim.swarm import Shape
-from tests.sim.troubles import Kind, Scene
+from tests.sim.troubles.swarm import Shape
+from tests.sim.troubles.troubles import Kind, Scene
 
 
 class World:

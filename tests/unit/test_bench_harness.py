@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import harness, limits, machine, processes, tcp_pair
+from tests.bench import harness, limits, processes
+from tests.bench.baselines import machine, tcp_pair
 from tests.bench.harness import Measure, Plan, Prepare, Progress, Settings, order_of_round, take_samples
 from tests.bench.report import (
     BenchError,

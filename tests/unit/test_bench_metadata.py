@@ -16,10 +16,20 @@ from neve.stream_manager.metadata.records import ExtentSeal, root_of
 from neve.stream_manager.metadata.state import State
 from neve.stream_manager.streams.core.seal import choose_length
 from neve.stream_manager.term.context import NodeChoice
-from tests.bench import harness, metadata, metadata_client, metadata_fill, metadata_process, processes, stream_cluster
-from tests.bench.metadata_manager import AtOnce
-from tests.bench.node_process import CLUSTER
+from tests.bench import harness, metadata, processes
+from tests.bench.metadata_rows import (
+    client as metadata_client,
+)
+from tests.bench.metadata_rows import (
+    fill as metadata_fill,
+)
+from tests.bench.metadata_rows import (
+    process as metadata_process,
+)
+from tests.bench.metadata_rows.manager import AtOnce
+from tests.bench.node_rows.process import CLUSTER
 from tests.bench.report import BenchError
+from tests.bench.stream_rows import cluster as stream_cluster
 from tests.cluster.etcd import EtcdCluster
 
 ROOT = root_of(CLUSTER)
@@ -107,7 +117,7 @@ def test_the_best_number_of_calls_in_flight_counts() -> None:
 
 
 def test_every_sample_runs_on_a_manager_that_was_elected_over_what_was_filled_in(tmp_path: Path) -> None:
-    with EtcdCluster() as etcd, processes.start("tests.bench.metadata_client") as child:
+    with EtcdCluster() as etcd, processes.start("tests.bench.metadata_rows.client") as child:
         caller = metadata.Caller(child)
         caller.fill(etcd.endpoints, 150)
         settings = metadata.ELECTION_SETTINGS  # nodes that were made up are never heard of
@@ -127,7 +137,7 @@ def test_every_sample_runs_on_a_manager_that_was_elected_over_what_was_filled_in
 def test_rolls_are_measured_on_real_nodes(tmp_path: Path) -> None:
     with (
         EtcdCluster() as etcd,
-        processes.start("tests.bench.metadata_client") as child,
+        processes.start("tests.bench.metadata_rows.client") as child,
         stream_cluster.start(tmp_path / "rolls", metadata.ROLL_CLUSTER, etcd.endpoints) as cluster,
     ):
         caller = metadata.Caller(child)

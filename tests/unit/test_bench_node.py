@@ -15,10 +15,13 @@ from neve.extent_node.store.replica import load_state
 from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_blocks, verify
-from tests.bench import harness, node, node_disk, node_process, node_samples
-from tests.bench.node_appends import batches, make_payloads
-from tests.bench.node_calls import OpenExtent, Unexpected
-from tests.bench.node_process import CLUSTER, NODE_ID, disk_folder
+from tests.bench import harness, node
+from tests.bench.node_rows import disk as node_disk
+from tests.bench.node_rows import process as node_process
+from tests.bench.node_rows import samples as node_samples
+from tests.bench.node_rows.appends import batches, make_payloads
+from tests.bench.node_rows.calls import OpenExtent, Unexpected
+from tests.bench.node_rows.process import CLUSTER, NODE_ID, disk_folder
 from tests.bench.report import BenchError, Quantity
 
 

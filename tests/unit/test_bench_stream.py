@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from neve.extent_node.config import load
-from tests.bench import bare_writes, harness, node_process, processes, stream, stream_cluster, stream_writes, tcp_pair
+from tests.bench import harness, processes, stream
+from tests.bench.baselines import bare_writes, tcp_pair
 from tests.bench.limits import KIB, MIB
+from tests.bench.node_rows import process as node_process
+from tests.bench.stream_rows import cluster as stream_cluster
+from tests.bench.stream_rows import writes as stream_writes
 from tests.cluster.etcd import EtcdCluster
 
 
@@ -63,7 +67,7 @@ def test_every_sample_runs_and_deleted_extents_are_given_back(tmp_path: Path) ->
     with (
         EtcdCluster() as etcd,
         stream_cluster.start(tmp_path / "main", "bench", etcd.endpoints) as cluster,
-        processes.start("tests.bench.stream_client") as client,
+        processes.start("tests.bench.stream_rows.client") as client,
     ):
         bench = stream.StreamBench(client, cluster)
         sealed = bench.make_sealed(size_bytes=MIB, block_bytes=4 * KIB)

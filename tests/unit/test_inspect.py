@@ -24,7 +24,7 @@ from neve.extent_node.disk.file_system import FileSystem, RealFileSystem
 from neve.proto import blocks
 from neve.rpc.entry import PIPE_CLOSED
 from neve.tools import inspect, main
-from tests.sim.disk import SimFileSystem
+from tests.sim.disks.disk import SimFileSystem
 
 DISK = uuid.UUID(int=0xD15C)
 NODE_ID = 3

@@ -14,12 +14,13 @@ from neve.extent_node.store.replica import Replica
 from neve.extent_node.store.scrubber import Scrubber
 from neve.proto import extent_node_pb2 as en
 from neve.proto.errors import NotFound, SealUnavailable
-from tests.sim import checkers, stories, wire_watch
-from tests.sim.client import OPTIONS
+from tests.sim import stories
+from tests.sim.checks import checkers, wire_watch
+from tests.sim.checks.coverage import Coverage
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.coverage import Coverage
-from tests.sim.swarm import Shape
-from tests.sim.troubles import Kind
+from tests.sim.processes.client import OPTIONS
+from tests.sim.troubles.swarm import Shape
+from tests.sim.troubles.troubles import Kind
 
 GONE_STREAM = 99  # that somebody has merged into the one that there is
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from neve.extent_node.disk.file_system import FileSystem, RealFileSystem
-from tests.sim.disk import SYNCS, WRITES, SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SYNCS, WRITES, SimFileSystem, SimulatedCrash
 
 SEEDS = range(60)
 

@@ -12,7 +12,8 @@ import pytest
 
 from neve.proto import fields
 from neve.stream_manager.metadata import records
-from tests.sim import held, leaks, memory
+from tests.sim.checks import held_memory as held
+from tests.sim.checks import leaks, memory
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("client", "extent_node", "meta", "partition_manager", "partition_server", "rpc", "stream_manager")

@@ -6,10 +6,10 @@ import errno
 
 import pytest
 
+from tests.sim.checks.leaked_files import leaked_files
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.disk import SimFileSystem
-from tests.sim.leaked_files import leaked_files
-from tests.sim.node import SimNode
+from tests.sim.disks.disk import SimFileSystem
+from tests.sim.processes.node import SimNode
 
 STRANGE = (
     "/disk0/extents/07/0000000000000007.ext",

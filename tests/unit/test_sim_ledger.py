@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from neve.client.streams.types import Position
-from tests.sim.client import OPTIONS
+from tests.sim.checks.ledger import Attempt, Ledger, Session
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.ledger import Attempt, Ledger, Session
+from tests.sim.processes.client import OPTIONS
 
 LINKED = {1: 5, 2: 9, 3: 30}  # extent → revision
 

@@ -19,11 +19,11 @@ from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.receiver import FrameReceiver
 from tests.proto import methods, testing_pb2
 from tests.sim import loop as sim_loop
-from tests.sim import processes
 from tests.sim.network.channel import SimChannel
 from tests.sim.network.link import DELAY_S_MAX, exponential_delay, fixed_delay
 from tests.sim.network.network import SimNetwork, SimServer
-from tests.sim.processes import Process
+from tests.sim.processes import processes
+from tests.sim.processes.processes import Process
 from tests.unit.rpc.conformance import CLUSTER, FOREVER_S, Servicer, do, hang
 
 SERVER = "server:7000"

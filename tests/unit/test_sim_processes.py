@@ -13,11 +13,11 @@ from neve.proto.errors import LeaseLost
 from neve.rpc.service import Call, Service
 from tests.proto import methods
 from tests.proto import testing_pb2 as pb
-from tests.sim import processes
-from tests.sim.disk import SimFileSystem
-from tests.sim.disk_faults import SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem
+from tests.sim.disks.faults import SimulatedCrash
 from tests.sim.network.network import SimNetwork
-from tests.sim.processes import Process, ProcessFileSystem
+from tests.sim.processes import processes
+from tests.sim.processes.processes import Process, ProcessFileSystem
 
 
 def test_a_paused_process_takes_no_step_and_runs_late_and_in_order_afterwards() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 import pytest
 
-from tests.sim import reads
+from tests.sim.checks import reads
+from tests.sim.checks.ledger import Attempt, Sighting
 from tests.sim.cluster import SimCluster, simulated
-from tests.sim.ledger import Attempt, Sighting
 
 MISSED = "has read the stream, and not found"
 

@@ -21,7 +21,7 @@ from neve.stream_manager.metadata.records import (
     extent_bytes,
     stream_bytes,
 )
-from tests.sim.watched_store import WatchedStore
+from tests.sim.checks.watched_store import WatchedStore
 
 ROOT = b"/test/"
 POLICY = StreamPolicy(replicas=1, extent_bytes_max=4000)

@@ -53,9 +53,9 @@ MODULE_LINES_MAX = 500
 # folder that is divided or parameters that are bundled only to please a count make the tree worse. Lower a limit when a
 # change has made the tree better; raise one only with the reason in the commit.
 CLASS_ATTRIBUTES_MAX = 41  # partition_server/engine/shared.py
-FOLDER_MODULES_MAX = 59  # stream_manager
+FOLDER_MODULES_MAX = 20
 MANY_PARAMETERS_MAX = 48
-LONG_DOCUMENT_LINES_MAX = 650  # mostly rows of tables, and documents that are not rewritten yet
+LONG_DOCUMENT_LINES_MAX = 491  # mostly rows of tables, and docs/benchmarks.md
 
 
 def modules(folder: str) -> Iterator[Path]:

@@ -52,7 +52,7 @@ from neve.stream_manager.streams.core import open as core_open
 from neve.stream_manager.streams.core import seal as core_seal
 from neve.stream_manager.term.leader import Term
 from neve.stream_manager.term.owner_checks import OwnerChecks
-from tests.sim.swarm import Shape
+from tests.sim.troubles.swarm import Shape
 
 Kind = pb.LengthAnswer.Kind
 FORGETFUL = ("power cut", "power cut, and killed again", "owner dies, replica loses power")

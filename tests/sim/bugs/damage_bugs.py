@@ -15,7 +15,7 @@ from neve.extent_node.journal import replay as journal_replay
 from neve.extent_node.journal.format import scan_segment
 from neve.extent_node.store.replay import Replay
 from tests.sim.bugs.bugs import bug
-from tests.sim.swarm import Shape
+from tests.sim.troubles.swarm import Shape
 
 
 def _damages(shape: Shape) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from tests.sim.bugs import damage_bugs, leak_bugs, partition_bugs, read_bugs, wire_bugs  # noqa: F401 - they come into BUGS
 from tests.sim.bugs.bugs import BUGS, Bug
 from tests.sim.stories import WORLDS, play
-from tests.sim.swarm import has_kind
+from tests.sim.troubles.swarm import has_kind
 
 SEEDS_MAX = 200
 FIRST_SEED = 1

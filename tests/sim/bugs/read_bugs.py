@@ -13,7 +13,7 @@ from neve.client.streams.reading.extent_reader import ExtentReader
 from neve.client.streams.reading.reader import Reader
 from neve.proto.errors import NeveError
 from tests.sim.bugs.bugs import FORGETFUL, _doubtful_is_trusted, bug
-from tests.sim.swarm import Shape
+from tests.sim.troubles.swarm import Shape
 
 FOR_EVER_S = 1e6
 

@@ -21,7 +21,7 @@ from neve.rpc.wire.server_connection import ServerConnection
 from neve.stream_manager.metadata import describe
 from neve.stream_manager.streams import allocate
 from tests.sim.bugs.bugs import FORGETFUL, bug
-from tests.sim.swarm import Shape
+from tests.sim.troubles.swarm import Shape
 
 
 def _ragged(shape: Shape) -> bool:

@@ -21,7 +21,7 @@ from neve.partition_manager.core_regions import Cause, Change, PartitionStreamId
 from neve.partition_manager.region_store import RegionStore, Snapshot
 from neve.proto import common_pb2
 from neve.proto.errors import NeveError, NotFound, NotLeader
-from tests.sim import processes
+from tests.sim.processes import processes
 
 ROOT = keys.root_of("test")
 

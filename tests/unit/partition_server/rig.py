@@ -29,8 +29,8 @@ from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import stream_manager_pb2 as sm
 from neve.rpc.limits import KIB
-from tests.sim.client import OPTIONS, SimClient
 from tests.sim.cluster import SimCluster, run_story
+from tests.sim.processes.client import OPTIONS, SimClient
 
 # Small, so that a story of some hundred writes flushes, compacts and rolls.
 CONFIG = EngineConfig(

@@ -19,8 +19,8 @@ from neve.partition_server.engine.engine import Info, Operation, Partition, Puts
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import ConditionFailed, NeveError, NotFound
-from tests.sim.client import Killed
 from tests.sim.cluster import SimCluster, run_story
+from tests.sim.processes.client import Killed
 from tests.unit.partition_server.rig import PartitionRig, call
 
 KEYS = [b"k%02d" % number for number in range(24)]

@@ -17,8 +17,8 @@ import pytest
 from neve.partition_server.engine.engine import Partition
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import ConditionFailed, InvalidArgument, NeveError, NotFound, RequestError
-from tests.sim.client import Killed
 from tests.sim.cluster import SimCluster, run_story
+from tests.sim.processes.client import Killed
 from tests.unit.partition_server.rig import PartitionRig, call
 
 STORY_S = 15.0

@@ -25,10 +25,10 @@ from neve.proto.errors import (
     from_message,
 )
 from neve.rpc.service import Channel, Reply
-from tests.sim.manager import wall_ms
-from tests.sim.node import CLUSTER
-from tests.sim.partition_processes import CLIENT_OPTIONS
 from tests.sim.partitions import PartitionCluster, partitioned
+from tests.sim.processes.manager import wall_ms
+from tests.sim.processes.node import CLUSTER
+from tests.sim.processes.partitions import CLIENT_OPTIONS
 
 Kind = ps.MultiOperation.Kind
 

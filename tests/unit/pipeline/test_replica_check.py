@@ -26,7 +26,7 @@ from neve.proto import blocks, common_pb2
 from neve.proto import extent_node_pb2 as en
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import Overloaded, ProtocolViolation
-from tests.sim.disk import SimFileSystem
+from tests.sim.disks.disk import SimFileSystem
 
 FOLDER = "/disk"
 DISK = str(uuid.UUID(int=7))

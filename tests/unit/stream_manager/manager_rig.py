@@ -1,7 +1,7 @@
 """Managers with their real servicers, on the in-memory twin of etcd and one simulated network.
 
-Nodes are either real ones (`start_nodes`: `tests.sim.node.SimNode`) or made up (`ScriptedNodes`: what nodes would say,
-with hooks for trouble), which is faster and lets a test say exactly what a replica holds. Managers are processes of the
+Nodes are either real ones (`start_nodes`: `tests.sim.processes.node.SimNode`) or scripted (`ScriptedNodes`, with hooks
+for trouble), which is faster and lets a test say exactly what a replica holds. Managers are processes of the
 simulation: they can be paused and killed.
 
     @simulated
@@ -45,10 +45,10 @@ from neve.stream_manager.servicer import StreamManagerServicer
 from neve.stream_manager.term.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.term.leader import Term
 from neve.stream_manager.term.node_calls import NodeCalls, RpcNodeCalls
-from tests.sim import processes
 from tests.sim.network.network import SimNetwork
-from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
-from tests.sim.processes import Process
+from tests.sim.processes import processes
+from tests.sim.processes.node import CLUSTER, WALL_EPOCH_MS, SimNode
+from tests.sim.processes.processes import Process
 
 REAL_LIMIT_S = 60.0
 ROOT = root_of(CLUSTER)

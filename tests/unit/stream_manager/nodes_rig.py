@@ -34,9 +34,9 @@ from neve.stream_manager.streams.seal_tail import SealOrder, seal_tail
 from neve.stream_manager.term.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
 from neve.stream_manager.term.leader import Term
 from neve.stream_manager.term.node_calls import RpcNodeCalls
-from tests.sim import processes
 from tests.sim.network.network import SimNetwork
-from tests.sim.node import CLUSTER, WALL_EPOCH_MS, SimNode
+from tests.sim.processes import processes
+from tests.sim.processes.node import CLUSTER, WALL_EPOCH_MS, SimNode
 from tests.unit.extent_node.store.rig import block_of, segment
 
 MANAGER = "manager1:3401"

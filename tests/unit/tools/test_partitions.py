@@ -13,8 +13,8 @@ from neve.proto.errors import NotFound
 from neve.tools import main
 from neve.tools.objects import partitions
 from neve.tools.objects.partition_link import PartitionLink
-from tests.sim.partition_processes import CLIENT_OPTIONS
 from tests.sim.partitions import PartitionCluster, partitioned
+from tests.sim.processes.partitions import CLIENT_OPTIONS
 
 
 @given(st.binary(max_size=20))

@@ -22,10 +22,10 @@ from neve.proto import common_pb2
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
-from tests.sim import processes
 from tests.sim.network.network import SimNetwork
-from tests.sim.node import CLUSTER, SimNode
-from tests.sim.processes import Process
+from tests.sim.processes import processes
+from tests.sim.processes.node import CLUSTER, SimNode
+from tests.sim.processes.processes import Process
 from tests.unit.client.streams.scripted_manager import METHODS, ScriptedManager
 
 MANAGER = "manager1:3401"

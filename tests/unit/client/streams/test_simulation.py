@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from neve.client import AppendOutcomeUnknown, Client, NeveError, Overloaded, Position
-from tests.sim.node import SimNode
+from tests.sim.processes.node import SimNode
 from tests.unit.client.streams.rig import Rig, read_all, run
 
 SEEDS = range(12)

@@ -26,7 +26,7 @@ from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import encode_block
 from neve.proto.errors import Internal, InvalidArgument, ShuttingDown
-from tests.sim.processes import Process
+from tests.sim.processes.processes import Process
 from tests.unit.client.streams.rig import Rig, payloads_of, read_all, run
 from tests.unit.client.streams.scripted_manager import ROOT
 

@@ -13,7 +13,7 @@ from neve.extent_node.disk import block_scan as scan
 from neve.extent_node.disk.block_scan import Scan, Scanner, scan_file
 from neve.proto import blocks
 from neve.proto.blocks import BlockType, ProblemKind
-from tests.sim.disk import SimFileSystem
+from tests.sim.disks.disk import SimFileSystem
 
 
 def scanned(buffer: bytes, chunk_sizes: list[int]) -> Scan:

@@ -10,7 +10,7 @@ import pytest
 
 from neve.extent_node.disk.disk import Disk, DiskRefused, DiskState, Marks, format_disk
 from neve.extent_node.disk.file_system import RealFileSystem, Usage
-from tests.sim.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
 
 FOLDER = "/disk"
 UUID = uuid.UUID(int=0x1234)

@@ -18,9 +18,9 @@ from neve.extent_node.disk.file_system import RealFileSystem
 from neve.extent_node.disk.index import BlockIndex
 from neve.proto import blocks
 from neve.proto.crc import crc32c
-from tests.sim.disk import SimFileSystem, SimulatedCrash
-from tests.sim.disk_faults import When
-from tests.sim.disk_nodes import PowerCutMode
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.faults import When
+from tests.sim.disks.nodes import PowerCutMode
 
 EXTENT_ID = 0x1234
 

@@ -17,7 +17,7 @@ from neve.extent_node.journal.folder import LABEL as JOURNAL_LABEL
 from neve.extent_node.store.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import ReplicaDoubtful
-from tests.sim.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
 from tests.unit.extent_node.store.rig import (
     JOURNAL,
     TOKEN,

@@ -9,7 +9,7 @@ from typing import Any
 from neve.extent_node.disk.disk import DiskState, Marks
 from neve.extent_node.disk.file_system import Usage
 from neve.extent_node.store.storage import Storage
-from tests.sim.disk_nodes import File
+from tests.sim.disks.nodes import File
 from tests.unit.extent_node.store.rig import EXTENT_BYTES_MAX, Machine, append, block_of, create
 
 KIB = 1 << 10

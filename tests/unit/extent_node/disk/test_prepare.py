@@ -20,7 +20,7 @@ from neve.extent_node.journal.journal import Journal
 from neve.extent_node.journal.replay import read_chain
 from neve.extent_node.store.load import load_disk
 from neve.proto.errors import InvalidArgument
-from tests.sim.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
 
 SEGMENT_BYTES = 1 << 20
 

@@ -19,7 +19,7 @@ from neve.extent_node.journal.format import (
 )
 from neve.extent_node.journal.journal import Journal, JournalFailed, Segment
 from neve.extent_node.journal.replay import Chain, read_chain
-from tests.sim.disk import SimFileSystem
+from tests.sim.disks.disk import SimFileSystem
 
 FOLDER = "/journal"
 UUID = uuid.UUID(int=5)

@@ -14,7 +14,7 @@ from neve.extent_node.store.config import DiskConfig
 from neve.extent_node.store.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import DiskFailed, DiskFull
-from tests.sim import disk_nodes
+from tests.sim.disks import nodes as disk_nodes
 from tests.unit.extent_node.store.rig import (
     JOURNAL,
     Machine,

@@ -22,7 +22,7 @@ from neve.extent_node.store.storage import Storage
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.errors import InvalidArgument, NeveError
 from tests.sim import loop as sim_loop
-from tests.sim.disk import SimFileSystem
+from tests.sim.disks.disk import SimFileSystem
 from tests.unit.extent_node.store.rig import (
     Machine,
     append,

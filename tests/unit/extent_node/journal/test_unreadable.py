@@ -17,7 +17,7 @@ from neve.extent_node.journal.format import FIRST_POSITION, crc_seed, find_recor
 from neve.extent_node.journal.segment_reader import PAGE_BYTES, SegmentBytes, read_segment
 from neve.extent_node.store.storage import Storage
 from neve.proto import extent_node_pb2 as pb
-from tests.sim.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
 from tests.unit.extent_node.store.rig import (
     JOURNAL,
     SEGMENT_BYTES,

@@ -28,7 +28,7 @@ from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_block
 from tests.sim import loop as sim_loop
-from tests.sim.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
 
 T = TypeVar("T")
 

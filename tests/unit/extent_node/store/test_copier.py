@@ -20,7 +20,7 @@ from neve.proto import common_pb2, errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto.blocks import encode_block, extent_digest
 from tests.sim import loop as sim_loop
-from tests.sim.disk import SimulatedCrash
+from tests.sim.disks.disk import SimulatedCrash
 from tests.unit.extent_node.store import rig
 from tests.unit.extent_node.store.copy_rig import BLOCKS, BYTES, EXTENT, INDEX_PATH, PATH, Cluster, Node, fill, order
 from tests.unit.extent_node.store.rig import EVERSION, Machine, block_of, describe, read_bytes

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from neve.extent_node.store.storage import Storage
-from tests.sim.disk import SimFileSystem, SimulatedCrash
+from tests.sim.disks.disk import SimFileSystem, SimulatedCrash
 from tests.unit.extent_node.store.model import Ending, Model
 from tests.unit.extent_node.store.rig import Machine, append_all, block_of, tell_committed
 

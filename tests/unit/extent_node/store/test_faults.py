@@ -28,7 +28,7 @@ from neve.proto.errors import (
     ReplicaMissing,
     ReplicaReadOnly,
 )
-from tests.sim.disk import SimulatedCrash
+from tests.sim.disks.disk import SimulatedCrash
 from tests.unit.extent_node.store.rig import (
     CLUSTER,
     JOURNAL,

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from neve.extent_node.store.storage import Storage
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
-from tests.sim.disk import SimulatedCrash
+from tests.sim.disks.disk import SimulatedCrash
 from tests.sim.loop import SimLoop
 from tests.unit.extent_node.store import rig
 from tests.unit.extent_node.store.model import Ending, ExtentModel, Model

@@ -13,7 +13,7 @@ import pytest
 
 from neve.proto import stream_manager_pb2 as sm
 from neve.stream_manager.config import Collecting
-from tests.sim import processes
+from tests.sim.processes import processes
 from tests.unit.extent_node.store.rig import block_of
 from tests.unit.stream_manager.nodes_rig import REAL_LIMIT_S, Rig, mutation
 

@@ -13,7 +13,7 @@ from neve.proto.methods import EXTENT_NODE_APPEND_BLOCK
 from neve.rpc.service import Call
 from neve.stream_manager.config import Recovery
 from neve.stream_manager.metadata.records import Extent
-from tests.sim.node import SimNode
+from tests.sim.processes.node import SimNode
 from tests.unit.extent_node.store.rig import block_of, segment
 from tests.unit.stream_manager.nodes_rig import BLOCKS, BYTES, TOKEN, Rig, simulated
 

@@ -14,7 +14,7 @@ from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed, NotOwner
 from neve.stream_manager.metadata.state import State
-from tests.sim import processes
+from tests.sim.processes import processes
 from tests.unit.stream_manager.manager_rig import REAL_LIMIT_S, ROOT, Cluster, error_of, simulated
 
 STEPS = 25

@@ -19,7 +19,7 @@ from neve.proto import records_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import ConnectFailed
 from neve.stream_manager.streams.allocate import Allocator
-from tests.sim import processes
+from tests.sim.processes import processes
 from tests.unit.stream_manager import manager_rig
 from tests.unit.stream_manager.manager_rig import REAL_LIMIT_S, ROOT, Cluster
 

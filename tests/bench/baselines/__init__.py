@@ -1,0 +1,1 @@
+"""The machine's limits: C and bare Python programs to compare with."""

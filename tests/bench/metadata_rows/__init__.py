@@ -1,0 +1,1 @@
+"""The processes and samples of `tests.bench.metadata`."""

@@ -1,0 +1,1 @@
+"""The simulated file system, and its faults."""

@@ -1,0 +1,1 @@
+"""The simulated processes: nodes, managers, partition servers, clients."""

@@ -1,0 +1,1 @@
+"""What befalls a simulated cluster: kinds of trouble, ambushes, and which story has which."""

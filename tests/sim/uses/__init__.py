@@ -1,0 +1,1 @@
+"""Who uses a simulated cluster: writers, readers, operators, clients of objects."""
