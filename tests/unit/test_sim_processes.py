@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -60,6 +62,36 @@ def test_a_lease_of_a_paused_process_ends() -> None:
         with pytest.raises(LeaseLost):
             lease.ensure_alive()
         await client.close()
+
+    processes.run(main())
+
+
+def test_a_kill_closes_what_a_task_without_its_first_step_was_to_run() -> None:
+    async def main() -> None:
+        process, ran = Process("one"), []
+
+        async def handler() -> None:
+            ran.append("handler")
+
+        async def started(work: Coroutine[Any, Any, None]) -> None:
+            try:
+                await asyncio.sleep(1)
+            finally:
+                await work
+
+        async def not_started(work: Coroutine[Any, Any, None]) -> None:
+            await work
+
+        kept, closed, closed_within = handler(), handler(), handler()
+        tasks = [process.spawn(started(kept))]
+        await asyncio.sleep(0.5)
+        tasks += [process.spawn(not_started(closed)), process.spawn(not_started(not_started(closed_within)))]
+        process.kill()
+        assert inspect.getcoroutinestate(closed) == inspect.CORO_CLOSED
+        assert inspect.getcoroutinestate(closed_within) == inspect.CORO_CLOSED
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+        assert ran == ["handler"], "what has begun comes to its end"
 
     processes.run(main())
 

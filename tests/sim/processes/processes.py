@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import inspect
 import math
 import sys
 import types
@@ -132,6 +133,7 @@ class Process:
         """Ends at once. Its tasks are cancelled so that nothing waits for ever, but they change nothing any more."""
         self.killed = True
         for task in [*self._tasks]:
+            _close_unstarted_arguments(task.get_coro())
             task.cancel()
         self.resume()
 
@@ -182,6 +184,20 @@ class ProcessFileSystem:
         # Found without __getattr__ from now on: this is the busiest place of a simulation.
         self.__dict__[name] = call
         return call
+
+
+def _close_unstarted_arguments(work: object) -> None:
+    """Close the coroutines that were handed to a coroutine which will never take its first step.
+
+    A task that is cancelled before its first step never runs its body, so nothing else would start or close them, and
+    Python would warn of each one at some later time, in whatever test runs then.
+    """
+    if not inspect.iscoroutine(work) or inspect.getcoroutinestate(work) != inspect.CORO_CREATED:
+        return
+    for argument in inspect.getcoroutinelocals(work).values():
+        if inspect.iscoroutine(argument) and inspect.getcoroutinestate(argument) == inspect.CORO_CREATED:
+            _close_unstarted_arguments(argument)
+            argument.close()
 
 
 def _owner_of(context: contextvars.Context | None) -> Process | None:
