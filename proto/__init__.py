@@ -1,4 +1,4 @@
-"""The contracts between the processes: messages (generated), methods (generated) and the error taxonomy.
+"""The contracts between the processes: messages, methods, the error taxonomy and block framing.
 
-Imports nothing else of Neve.
+This package imports nothing else of Neve.
 """

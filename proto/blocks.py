@@ -1,12 +1,12 @@
-"""Blocks: the CRC-framed payloads that an extent is made of. docs/formats/extent.md has the grammar and an example.
+"""Blocks: the CRC-framed payloads that make up an extent. docs/formats/extent.md has the grammar and an example.
 
     block := crc32c u32 | size u24 | type u8 | payload        little-endian; the CRC covers size, type and payload
 
 Invariants: no valid block begins with zeros, so a hole in a file is never taken for data;
-            "cut short by the end" (a torn write) and "wrong" (damage) are never confused, not even when a flipped bit
-            in a size makes a whole block seem to reach beyond the end (rule 13);
-            nothing here does I/O or keeps a payload.
-Not here:   whole extents (block_scan.py), where the blocks of a sealed extent are (index.py).
+            a torn write (the end cuts the block short) is never confused with damage, even when a flipped bit in the
+            size makes a whole block seem to reach beyond the end (protocol rule 13);
+            the functions do no I/O and keep no payload.
+Not here:   scans of whole extents (block_scan.py), the positions of a sealed extent's blocks (index.py).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ DIGEST_BYTES = 32
 
 
 class BlockType(IntEnum):
-    """0 is none of them, so that zeros are no block."""
+    """The types of blocks. 0 is unused, so that zeros are no block."""
 
     FULL = 1  # a whole record
-    FIRST = 2  # the beginning of a record of several blocks,
-    MIDDLE = 3  # its inside,
-    LAST = 4  # and its end
+    FIRST = 2  # the first block of a record of several blocks
+    MIDDLE = 3  # a block between the first and the last
+    LAST = 4
 
 
 class BlockRef(NamedTuple):
-    """Where a block is, not what is in it."""
+    """The position of a block, without its content."""
 
     offset: int
     size_total: int  # with its header
@@ -55,13 +55,13 @@ class BlockRef(NamedTuple):
 
 
 class ProblemKind(IntEnum):
-    CUT_SHORT = 1  # the buffer ends inside the block: what a torn write leaves
-    WRONG_HEADER = 2  # no writer of ours makes such a header
+    CUT_SHORT = 1  # the buffer ends inside the block, as after a torn write
+    WRONG_HEADER = 2  # no Neve writer makes such a header
     WRONG_CHECKSUM = 3
 
 
 class Problem(NamedTuple):
-    """The first thing wrong in a run of blocks. All bytes below `offset` are whole blocks."""
+    """The first defect in a run of blocks. All bytes below `offset` are whole blocks."""
 
     offset: int
     kind: ProblemKind
@@ -72,7 +72,7 @@ class Problem(NamedTuple):
 
 
 class BadBlock(ValueError):
-    """Raised by `walk` where the headers stop making sense."""
+    """Raised by `walk` at the first invalid header."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -80,8 +80,8 @@ class BadBlock(ValueError):
 
 
 class EncodedBlocks(NamedTuple):
-    buffers: list[Buffer]  # to send or write one after the other
-    block_sizes: list[int]  # with headers, as AppendBlock wants them
+    buffers: list[Buffer]  # to send or write in this order
+    block_sizes: list[int]  # with headers, as AppendBlock expects them
     size_bytes: int
 
 
@@ -91,12 +91,12 @@ _TYPE_SHIFT = 24
 _SIZE_MASK = PAYLOAD_BYTES_MAX
 _TYPE_MIN, _TYPE_MAX = int(min(BlockType)), int(max(BlockType))
 
-# Up to this payload, copying it behind its header costs less than handing the kernel two more buffers (1 KiB blocks:
-# 0.6 µs a block joined); above, the copy would.
+# Up to this payload size, joining header and payload is cheaper than handing the kernel two more buffers (1 KiB blocks:
+# 0.6 µs a block joined). Above it, the copy is more expensive.
 JOIN_BYTES_MAX = 16 * 1024
 
-# From this payload on, a CRC is derived from another one sooner than computed: some 4 µs for any size, against 3 µs for
-# 64 KiB in the cache.
+# From this payload size on, deriving a CRC from the block's own is faster than computing it: about 4 µs for any size,
+# against 3 µs for 64 KiB in the processor's cache.
 _DERIVE_BYTES_MIN = 128 * 1024
 
 # Below this number of blocks a Python loop (0.2 µs a block) beats NumPy's fixed cost of about 20 µs.
@@ -107,7 +107,7 @@ _VECTOR_BLOCKS_MIN = 100
 
 
 def block_header(payload: Buffer, block_type: int = BlockType.FULL) -> bytes:
-    """The 8 bytes that go before `payload`."""
+    """The 8 bytes that precede `payload`."""
     size_bytes = len(payload)
     if size_bytes > PAYLOAD_BYTES_MAX:
         raise InvalidArgument(what="payload", detail=f"{size_bytes} bytes; a block holds at most {PAYLOAD_BYTES_MAX}")
@@ -116,15 +116,15 @@ def block_header(payload: Buffer, block_type: int = BlockType.FULL) -> bytes:
 
 
 def encode_block(payload: Buffer, block_type: int = BlockType.FULL) -> bytes:
-    """One block in one piece."""
+    """One block as one bytes object."""
     return b"".join((block_header(payload, block_type), payload))
 
 
 def encode_blocks(payloads: Iterable[Buffer], *, block_type: int = BlockType.FULL) -> EncodedBlocks:
-    """A block for each payload. Small ones come joined, large payloads are passed on uncopied: do not change them.
+    """A block for each payload. Small blocks are joined; large payloads are not copied, so do not change them.
 
-    The loop is the client's hottest one: it makes one object per small payload and computes the CRC of the size word
-    once for each run of payloads of one size.
+    This is the client's hottest loop. It makes one object per small payload, and computes the CRC of the size word once
+    for each run of payloads of equal size.
     """
     payloads = payloads if isinstance(payloads, list) else list(payloads)
     if len(payloads) == 1 and len(payloads[0]) <= JOIN_BYTES_MAX:
@@ -136,7 +136,7 @@ def encode_blocks(payloads: Iterable[Buffer], *, block_type: int = BlockType.FUL
         and (size_bytes := len(payloads[0])) <= JOIN_BYTES_MAX
         and list(map(len, payloads)).count(size_bytes) == len(payloads)
     ):
-        with contextlib.suppress(TypeError):  # one of them is not of `bytes`: the long way takes it
+        with contextlib.suppress(TypeError):  # a later payload is not `bytes`: the loop below handles it
             return _encode_equal(payloads, size_bytes, block_type)
     type_bits = block_type << _TYPE_SHIFT
     extend, pack_header, pack_word = google_crc32c.extend, _HEADER.pack, _WORD.pack
@@ -167,10 +167,10 @@ def encode_blocks(payloads: Iterable[Buffer], *, block_type: int = BlockType.FUL
 
 
 def crc32c_of_blocks(buffers: Sequence[Buffer], block_sizes: Sequence[int]) -> int:
-    """The CRC32C of encoded blocks as one row of bytes, by way of their own CRCs where their payloads are large."""
+    """The CRC32C of the concatenated blocks. For large payloads it is derived from the CRCs of the blocks."""
     if len(buffers) != 2 * len(block_sizes):
         return crc32c_of_all(buffers)
-    # As many as a header and a payload for each block: that is what they are, if the sizes say so.
+    # The number fits a header and a payload for each block; the loop checks it by the sizes.
     crc = 0
     for index, size_total in enumerate(block_sizes):
         header, payload = buffers[2 * index], buffers[2 * index + 1]
@@ -178,21 +178,21 @@ def crc32c_of_blocks(buffers: Sequence[Buffer], block_sizes: Sequence[int]) -> i
         crc = crc32c(header, crc)
         if size_bytes < _DERIVE_BYTES_MIN or len(header) != HEADER_BYTES or HEADER_BYTES + size_bytes != size_total:
             crc = crc32c(payload, crc)
-        else:  # the block's CRC covers its size word and its payload: take the former out, move the rest in
+        else:  # the block's CRC covers its size word and its payload: remove the former, shift in the latter
             block_crc, word = _HEADER.unpack(header)
             crc = crc32c_shifted(crc ^ crc32c_bytes(_WORD.pack(word)), size_bytes) ^ block_crc
     return crc
 
 
 def _encode_equal(payloads: list[Buffer], size_bytes: int, block_type: int) -> EncodedBlocks:
-    """Many small payloads of one size, as a writer of records has them: nothing is decided for each of them."""
+    """Encode many small payloads of one size, which writers of records often have, without a loop over them."""
     count, size_total = len(payloads), HEADER_BYTES + size_bytes
     word = size_bytes | block_type << _TYPE_SHIFT
     headers = np.empty((count, 2), dtype="<u4")
     headers[:, 0] = list(map(google_crc32c.extend, repeat(google_crc32c.extend(0, _WORD.pack(word))), payloads))
     headers[:, 1] = word
     parts: list[Buffer] = [b""] * (2 * count)
-    # As strings of 8 bytes. NumPy drops zeros at a string's end, and the last byte of a header is its type: never 0.
+    # As strings of 8 bytes. NumPy drops trailing zeros of a string, but a header ends with its type, which is never 0.
     parts[0::2] = headers.reshape(-1).view("S8").tolist()
     parts[1::2] = payloads
     return EncodedBlocks([b"".join(parts)], [size_total] * count, size_total * count)
@@ -202,13 +202,13 @@ def _encode_equal(payloads: list[Buffer], size_bytes: int, block_type: int) -> E
 
 
 def parse_header(buffer: Buffer, offset: int = 0) -> tuple[int, int, int]:
-    """(crc, payload size, type) of the header at `offset`, unchecked; its 8 bytes must be there."""
+    """(crc, payload size, type) of the header at `offset`, unchecked. The buffer must contain all its 8 bytes."""
     crc, word = _HEADER.unpack_from(buffer, offset)
     return crc, word & _SIZE_MASK, word >> _TYPE_SHIFT
 
 
 def walk(buffer: Buffer, offset: int = 0, *, end: int | None = None) -> Iterator[BlockRef]:
-    """The blocks from `offset` to `end`, by their headers alone. BadBlock where they do not fit; no CRC is checked."""
+    """The blocks from `offset` to `end`, by their headers; CRCs are not checked. Raises BadBlock at a wrong header."""
     end = len(buffer) if end is None else end
     while offset < end:
         if end - offset < HEADER_BYTES:
@@ -224,7 +224,7 @@ def walk(buffer: Buffer, offset: int = 0, *, end: int | None = None) -> Iterator
 
 
 def verify_block(buffer: Buffer, offset: int = 0, *, end: int | None = None) -> Problem | None:
-    """What is wrong with the block at `offset` of a buffer that ends at `end`, or None."""
+    """The defect of the block at `offset` of a buffer that ends at `end`, or None."""
     end = len(buffer) if end is None else end
     available = end - offset
     if available < HEADER_BYTES:
@@ -241,10 +241,10 @@ def verify_block(buffer: Buffer, offset: int = 0, *, end: int | None = None) -> 
 
 
 def verify(buffer: Buffer, offset: int = 0, *, end: int | None = None) -> Problem | None:
-    """The first thing wrong between `offset` and `end`, or None: then both are block boundaries."""
+    """The first defect between `offset` and `end`, or None if all of it is valid, whole blocks."""
     end = len(buffer) if end is None else end
     view = memoryview(buffer)
-    # One array for all: google-crc32c takes no memoryview, and copying each block would cost twice as much.
+    # One array for all blocks: google-crc32c accepts no memoryview, and copying each block would cost twice as much.
     array = np.frombuffer(view, dtype=np.uint8)
     extend, unpack = google_crc32c.extend, _HEADER.unpack_from
     while end - offset >= HEADER_BYTES:
@@ -259,10 +259,10 @@ def verify(buffer: Buffer, offset: int = 0, *, end: int | None = None) -> Proble
 
 
 def explain_cut(rest: Buffer, offset: int) -> Problem:
-    """Why a block, of which `rest` is there, reaches beyond the end: a torn write, or a flipped bit in its size?
+    """Why a block reaches beyond the end, when only `rest` of it exists: a torn write, or a flipped bit in its size.
 
-    A torn write is cut silently on start, damage never is (rule 13). If turning one bit of the size back makes a block
-    that ends within `rest` and has the right CRC, the block was whole once.
+    A node cuts a torn write silently on start, but never damage (protocol rule 13). If flipping one bit of the size
+    back gives a block that ends within `rest` and has the right CRC, the block was once whole.
     """
     if len(rest) < HEADER_BYTES:
         return _cut_header(offset, len(rest))
@@ -270,7 +270,7 @@ def explain_cut(rest: Buffer, offset: int) -> Problem:
     crc, word = _HEADER.unpack_from(view)
     for bit in range(_TYPE_SHIFT):
         if not word >> bit & 1:
-            continue  # setting a bit would make it even longer
+            continue  # setting a bit would make the block even longer
         smaller = word & ~(1 << bit)
         size_total = HEADER_BYTES + (smaller & _SIZE_MASK)
         if size_total <= len(view) and crc32c(view[HEADER_BYTES:size_total], crc32c(_WORD.pack(smaller))) == crc:
@@ -280,16 +280,16 @@ def explain_cut(rest: Buffer, offset: int) -> Problem:
 
 
 def check_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> None:
-    """That `buffer` is exactly blocks of those sizes, by their headers; InvalidArgument otherwise.
+    """Check by the headers that `buffer` consists of blocks of exactly those sizes; otherwise raise InvalidArgument.
 
-    CRCs are not checked: at append the frame's CRC stands for them, and who seals, reads or scrubs checks them.
+    CRCs are not checked: during an append the frame's CRC covers the blocks, and seals, reads and scrubs check them.
     """
     if len(block_sizes) >= _VECTOR_BLOCKS_MIN:
         _check_many_sizes(buffer, block_sizes)
         return
     offset, end = 0, len(buffer)
     unpack = _WORD.unpack_from
-    for index, size_total in enumerate(block_sizes[:]):  # a list: protobuf's own sequences are slow to go over
+    for index, size_total in enumerate(block_sizes[:]):  # a list, because iterating over a protobuf field is slow
         if size_total < HEADER_BYTES or size_total > end - offset:
             raise _wrong_size(index, f"{size_total} bytes, with {end - offset} bytes left")
         (word,) = unpack(buffer, offset + 4)
@@ -301,7 +301,7 @@ def check_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> None:
 
 
 def sum_sizes(block_sizes: Sequence[int]) -> int:
-    """What blocks of these sizes take together."""
+    """The total size of blocks of these sizes."""
     count = len(block_sizes)
     if count == 1:
         return block_sizes[0]
@@ -319,7 +319,7 @@ def _check_many_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> None:
     ends = sizes.cumsum()
     if int(ends[-1]) != len(buffer):
         raise InvalidArgument(what="block_sizes", detail=f"they add up to {int(ends[-1])} of {len(buffer)} bytes")
-    # Every offset as a 32-bit word, though unaligned: one gather then takes all the headers' words.
+    # A view with a 32-bit word at every offset, although unaligned: one gather then reads the words of all headers.
     words_at: npt.NDArray[np.uint32] = np.ndarray(
         shape=(len(buffer) - 3,), dtype="<u4", buffer=memoryview(buffer), strides=(1,)
     )
@@ -332,8 +332,10 @@ def _check_many_sizes(buffer: Buffer, block_sizes: Sequence[int]) -> None:
 
 
 def _are_equal_blocks(buffer: Buffer, sizes: npt.NDArray[np.int64]) -> bool:
-    """Whether all blocks are of one size and one kind, as a writer of records has them, and as announced: six times
-    quicker than to look at each."""
+    """Whether all blocks have the announced size and one common header word, which is usual for writers of records.
+
+    Six times faster than the check of each block.
+    """
     count, size_total = len(sizes), int(sizes[0])
     if size_total < HEADER_BYTES or count * size_total != len(buffer) or not (sizes == size_total).all():
         return False
@@ -348,7 +350,7 @@ def _are_equal_blocks(buffer: Buffer, sizes: npt.NDArray[np.int64]) -> bool:
 
 
 def split_record(record: Buffer, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> list[tuple[BlockType, Buffer]]:
-    """The blocks, as (type, payload), that a record of any size becomes. The payloads are views of it."""
+    """The blocks of a record of any size, as (type, payload). The payloads are views of the record."""
     assert 0 < payload_bytes_max <= PAYLOAD_BYTES_MAX, payload_bytes_max
     if len(record) <= payload_bytes_max:
         return [(BlockType.FULL, record)]
@@ -364,7 +366,7 @@ def split_record(record: Buffer, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX) 
 
 
 class ExtentDigest:
-    """BLAKE2b-256 over an extent's bytes [0, L): what replicas of a sealed extent compare (rule 20)."""
+    """BLAKE2b-256 over the bytes [0, L) of a sealed extent, to compare its replicas (protocol rule 20)."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -377,27 +379,27 @@ class ExtentDigest:
 
 
 def extent_digest(chunks: Iterable[Buffer]) -> bytes:
-    """The digest of the chunks as if they were one."""
+    """The digest of the concatenated chunks."""
     whole = ExtentDigest()
     for chunk in chunks:
         whole.update(chunk)
     return whole.digest()
 
 
-# --- words for what is wrong ---------------------------------------------------------------------------------
+# --- descriptions of defects ---------------------------------------------------------------------------------
 
 
 def _cut_header(offset: int, available: int) -> Problem:
-    detail = f"{available} of the header's {HEADER_BYTES} bytes are there"
+    detail = f"only {available} of the header's {HEADER_BYTES} bytes exist"
     return Problem(offset, ProblemKind.CUT_SHORT, detail)
 
 
 def _cut_payload(offset: int, size_total: int, available: int) -> Problem:
-    return Problem(offset, ProblemKind.CUT_SHORT, f"{available} of its {size_total} bytes are there")
+    return Problem(offset, ProblemKind.CUT_SHORT, f"only {available} of its {size_total} bytes exist")
 
 
 def _wrong_type(offset: int, block_type: int) -> Problem:
-    return Problem(offset, ProblemKind.WRONG_HEADER, f"type {block_type} is none")
+    return Problem(offset, ProblemKind.WRONG_HEADER, f"there is no block type {block_type}")
 
 
 def _wrong_checksum(offset: int, crc: int, crc_here: int) -> Problem:

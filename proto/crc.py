@@ -1,7 +1,7 @@
-"""CRC32C of any buffer. The one place that knows what google-crc32c accepts.
+"""CRC32C of any buffer. No other module depends on what google-crc32c accepts.
 
-It takes bytes and NumPy arrays but refuses bytearray and memoryview. A NumPy view costs about half a microsecond and no
-copy, a copy to bytes costs less than that below a few KiB: hence the switch.
+google-crc32c accepts bytes and NumPy arrays but neither bytearray nor memoryview. A NumPy view costs about half a
+microsecond and copies nothing. Below a few KiB a copy to bytes costs less than that, so small buffers are copied.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ COPY_BYTES_MAX = 8192
 Buffer = bytes | bytearray | memoryview
 
 
-crc32c_bytes = google_crc32c.value  # for bytes alone: no look at the type
+crc32c_bytes = google_crc32c.value  # for `bytes` only: does not check the type
 
 
 def crc32c(buffer: Buffer, crc: int = 0) -> int:
-    """The checksum of `buffer`, or of what `crc` covers followed by `buffer`."""
+    """The checksum of `buffer`; with `crc`, of the data that `crc` covers followed by `buffer`."""
     if type(buffer) is not bytes:
         if len(buffer) <= COPY_BYTES_MAX:
             buffer = bytes(buffer)
@@ -32,7 +32,7 @@ def crc32c(buffer: Buffer, crc: int = 0) -> int:
 
 
 def crc32c_of_all(buffers: Iterable[Buffer]) -> int:
-    """The checksum of the buffers as if they were one."""
+    """The checksum of the concatenated buffers."""
     crc = 0
     for buffer in buffers:
         crc = crc32c(buffer, crc)
@@ -40,14 +40,14 @@ def crc32c_of_all(buffers: Iterable[Buffer]) -> int:
 
 
 def crc32c_shifted(crc: int, size_bytes: int) -> int:
-    """`crc`, moved on over so many bytes: the CRC of A before B is `crc32c_shifted(crc_of_a, len(B)) ^ crc_of_b`.
+    """`crc` shifted by so many bytes: the CRC of A + B is `crc32c_shifted(crc_of_a, len(B)) ^ crc_of_b`.
 
-    Some microseconds for any size: for B of 64 KiB or more that is less than to read it again.
+    It takes a few microseconds for any size. If B has 64 KiB or more, that is less than reading B again.
     """
     power = 0
     while size_bytes:
         if size_bytes & 1:
-            low, second, third, high = _moved_by_power(power)
+            low, second, third, high = _shift_tables(power)
             crc = low[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ high[crc >> 24]
         size_bytes >>= 1
         power += 1
@@ -60,8 +60,11 @@ _Tables = tuple[list[int], list[int], list[int], list[int]]
 
 
 @cache
-def _moved_by_power(power: int) -> _Tables:
-    """What 2**power zero bytes make of a CRC, by each of its four bytes: a linear map, hence the sum of the four."""
+def _shift_tables(power: int) -> _Tables:
+    """The effect of 2**power zero bytes on a CRC: one table for each byte of the CRC.
+
+    The map is linear, so the shifted CRC is the XOR of the four entries.
+    """
     columns = _columns(power)
     index = np.arange(256, dtype=np.uint32)
     tables = []
@@ -75,7 +78,7 @@ def _moved_by_power(power: int) -> _Tables:
 
 @cache
 def _columns(power: int) -> tuple[int, ...]:
-    """The images of the 32 single bits. Each map is the one before, applied twice."""
+    """The images of the 32 single bits. The map for a power is the map for the power below, applied twice."""
     if power:
         columns = _columns(power - 1)
         return tuple(_apply(columns, column) for column in columns)

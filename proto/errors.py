@@ -1,33 +1,33 @@
-"""The error taxonomy: one tree that crosses the wire and stays an exception type on the other side.
+"""The error taxonomy: one tree of exception classes, which keep their types across the wire.
 
     NeveError
-    ├── RequestError      the caller asked for something that cannot be: change the request
+    ├── RequestError      the request itself is at fault: change it
     │   ├── InvalidArgument  NotFound  AlreadyExists  TooLarge  QuotaExceeded  ConditionFailed
     │   └── Unauthenticated  PermissionDenied  WrongCluster  UnsupportedVersion  Unimplemented
-    ├── TransportError    the call did not come through
-    │   ├── ConnectFailed  Overloaded  ShuttingDown        nothing was executed: send it again
-    │   └── ConnectionLost  DeadlineExceeded  Cancelled    it may have been executed: `outcome_unknown`
-    │   └── ProtocolViolation                              the peer sent what no Neve would send
-    ├── OwnershipError    somebody else is in charge: ask who
+    ├── TransportError    the call failed on its way
+    │   ├── ConnectFailed  Overloaded  ShuttingDown        not executed: send it again
+    │   ├── ConnectionLost  DeadlineExceeded  Cancelled    may have been executed: `outcome_unknown`
+    │   └── ProtocolViolation                              the peer broke the wire protocol
+    ├── OwnershipError    another process leads, owns or serves this: find out which
     │   └── NotLeader  NotOwner  LockedByOther  LockHeld  LeaseLost  WrongServer
-    ├── ReplicaError      what an extent node says of one replica
+    ├── ReplicaError      an extent node's errors about one replica
     │   ├── ReplicaMissing  ReplicaDeleted  ReplicaDamaged  ReplicaDoubtful  ReplicaReadOnly  WrongReplica
     │   ├── ExtentSealed  ExtentFenced  ExtentFull  EversionMismatch  Gap  Conflict  OutOfRange
     │   └── DiskFull  DiskFailed
-    ├── StreamError       what the stream layer says of a stream or an extent as a whole
+    ├── StreamError       errors about a stream or a whole extent
     │   ├── StreamSealed  NotEnoughNodes  SealUnavailable  AppendOutcomeUnknown  VersionConflict
     │   └── AcknowledgedLost
     ├── MetaError         the metadata store
     │   └── MetaUnavailable  MaybeApplied  Compacted
-    └── Internal, UnknownError    a bug here, or an error class that only a newer peer knows
+    └── Internal, UnknownError    a bug in the peer, or an error class that only a newer peer knows
 
 Invariants: a class keeps its code for ever, and a code is never used twice;
             an error's facts are its fields: int, str, bytes or bool, so that every transport can carry them;
             a field added later has a default, so that an older peer's error can still be built.
 
-Each class tells the caller what to do: `retriable` (the same request may succeed later), `refresh_metadata` (ask
-the stream or partition manager again first), `outcome_unknown` (it may have been executed; only a request that
-may be executed twice, or that carries a call id, is safe to send again).
+Each class says how the caller may react. `retriable`: the same request may succeed later. `refresh_metadata`: ask the
+stream or partition manager again first. `outcome_unknown`: the server may have executed the request; it is safe to send
+it again only if it carries a call id or may be executed twice.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Fact = int | str | bytes | bool
 
 _BY_CODE: dict[int, type[NeveError]] = {}
 
-# A detail may quote what a peer or a disk said; a bound keeps an error smaller than any frame limit.
+# A detail may quote text from a peer or a disk. This bound keeps an error smaller than any frame limit.
 TEXT_CHARS_MAX = 2_000
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1  # what a fact can carry
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1  # the range of a fact's number
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class NeveError(Exception):
-    """Base of all errors of Neve. `detail` adds, in words, what the fields cannot say."""
+    """Base of all errors of Neve. `detail` adds in words what the fields do not say."""
 
     code: ClassVar[int] = 0  # 0: abstract, never sent
     retriable: ClassVar[bool] = False
@@ -66,11 +66,11 @@ class NeveError(Exception):
             assert taken.__qualname__ == cls.__qualname__, f"{cls} and {taken} share error code {code}"
 
     def facts(self) -> dict[str, Fact]:
-        """The fields by name: what crosses the wire."""
+        """The fields by name, which cross the wire."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def summary(self) -> str:
-        """One sentence for a person. Classes override it when their name and fields do not say it all."""
+        """One sentence for a person. Classes override it when their name and fields do not suffice."""
         return ""
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class RequestError(NeveError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class InvalidArgument(RequestError):
-    """`what` is the field or argument; `detail` says what is wrong and what would be right."""
+    """`what` is the field or argument; `detail` says what is wrong and what is allowed."""
 
     code = 1
     what: str = ""
@@ -185,7 +185,7 @@ class QuotaExceeded(RequestError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ConditionFailed(RequestError):
-    """A conditional put or delete found another version; `version` is the one it found, 0 for none."""
+    """A conditional put or delete found another version. `version` is the one that it found, 0 for none."""
 
     code = 10
     version: int = 0
@@ -208,12 +208,12 @@ class Unimplemented(RequestError):
 
 
 class TransportError(NeveError):
-    """The call did not come through."""
+    """The call failed between the client and the server's handler."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ConnectFailed(TransportError):
-    """No connection could be had: nothing was sent."""
+    """No connection could be made, and nothing was sent."""
 
     code = 20
     retriable = True
@@ -233,7 +233,7 @@ class ConnectionLost(TransportError):
     address: str = ""
 
     def summary(self) -> str:
-        return f"the connection to {self.address} was lost before the answer came"
+        return f"the connection to {self.address} was lost before the answer arrived"
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -250,7 +250,7 @@ class DeadlineExceeded(TransportError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Overloaded(TransportError):
-    """A bound was reached and the call was refused before anything was done."""
+    """A limit was reached: the call was refused before any of it was executed."""
 
     code = 23
     retriable = True
@@ -259,7 +259,7 @@ class Overloaded(TransportError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ShuttingDown(TransportError):
-    """The server drains: it has not executed the call."""
+    """The server is shutting down and has not executed the call."""
 
     code = 24
     retriable = True
@@ -267,7 +267,7 @@ class ShuttingDown(TransportError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Cancelled(TransportError):
-    """The handler was cancelled, by its caller or by the end of the server."""
+    """The handler was cancelled, by its caller or because the server ended."""
 
     code = 25
     outcome_unknown = True
@@ -275,21 +275,21 @@ class Cancelled(TransportError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ProtocolViolation(TransportError):
-    """The bytes received are not a frame that this protocol allows here."""
+    """The received bytes are not a frame that the protocol allows at this point."""
 
     code = 26
 
 
-# --- who is in charge ----------------------------------------------------------------------------------------
+# --- leadership and ownership --------------------------------------------------------------------------------
 
 
 class OwnershipError(NeveError):
-    """Somebody else leads, owns or serves this."""
+    """Another process leads, owns or serves this."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class NotLeader(OwnershipError):
-    """`leader` is the address of the leader, empty while there is none."""
+    """This manager does not lead. `leader` is the leader's address, empty if none is known."""
 
     code = 40
     retriable = True
@@ -297,12 +297,12 @@ class NotLeader(OwnershipError):
     leader: str = ""
 
     def summary(self) -> str:
-        return f"not the leader; ask {self.leader}" if self.leader else "not the leader, and none is known"
+        return f"not the leader; ask {self.leader}" if self.leader else "not the leader, and no leader is known"
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class NotOwner(OwnershipError):
-    """The lock is not held with this token (protocol.md, rule 3)."""
+    """The lock is not held with this token (protocol rule 3)."""
 
     code = 41
     lock: str = ""
@@ -311,7 +311,7 @@ class NotOwner(OwnershipError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class LockedByOther(OwnershipError):
-    """A replica has seen a newer owner's token: this writer is over."""
+    """A replica has seen a newer owner's token: this writer has ended."""
 
     code = 42
     extent_id: int = 0
@@ -321,7 +321,7 @@ class LockedByOther(OwnershipError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class LockHeld(OwnershipError):
-    """Another live owner holds the lock; wait for its lease to end, or take it over explicitly."""
+    """Another live owner holds the lock. Wait for its lease to end, or take the lock over explicitly."""
 
     code = 43
     retriable = True
@@ -331,7 +331,7 @@ class LockHeld(OwnershipError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class LeaseLost(OwnershipError):
-    """The lease ended, or cannot be proved to live: stop at once."""
+    """The lease has ended, or may have ended: stop at once."""
 
     code = 44
     lease_id: int = 0
@@ -339,7 +339,7 @@ class LeaseLost(OwnershipError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class WrongServer(OwnershipError):
-    """This server does not serve that key (any more); `regions_version` is the newest it knows."""
+    """This server does not serve that key. `regions_version` is the newest region map's version that it knows."""
 
     code = 45
     retriable = True
@@ -353,14 +353,14 @@ class WrongServer(OwnershipError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaError(NeveError):
-    """What an extent node says of its replica of an extent."""
+    """An extent node's error about its replica of an extent."""
 
     extent_id: int = 0
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaMissing(ReplicaError):
-    """The extent never existed here. That is not length 0."""
+    """The extent never existed on this node. That is not length 0."""
 
     code = 60
     refresh_metadata = True
@@ -368,7 +368,7 @@ class ReplicaMissing(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaDeleted(ReplicaError):
-    """A tombstone is all that is left: a late Create cannot bring it back (rule 22)."""
+    """The node has only a tombstone of it, so a late Create cannot bring it back (protocol rule 22)."""
 
     code = 61
     refresh_metadata = True
@@ -376,7 +376,7 @@ class ReplicaDeleted(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaDamaged(ReplicaError):
-    """Bytes that were valid are not any more, from `offset` on."""
+    """Bytes from `offset` on, which were valid once, are damaged."""
 
     code = 62
     refresh_metadata = True
@@ -385,7 +385,7 @@ class ReplicaDamaged(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaDoubtful(ReplicaError):
-    """A power cut may have taken acknowledged bytes: its length proves nothing (rule 12)."""
+    """A power cut may have destroyed acknowledged bytes, so its length proves nothing (protocol rule 12)."""
 
     code = 63
     refresh_metadata = True
@@ -393,7 +393,7 @@ class ReplicaDoubtful(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ReplicaReadOnly(ReplicaError):
-    """The disk is full or failing, or a sync of this file failed once."""
+    """The disk is full or failing, or a sync of this file has failed."""
 
     code = 64
     refresh_metadata = True
@@ -401,7 +401,7 @@ class ReplicaReadOnly(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class WrongReplica(ReplicaError):
-    """Node, disk or incarnation is not the one that the request names."""
+    """The replica's node, disk or incarnation is not the one that the request names."""
 
     code = 65
     refresh_metadata = True
@@ -416,7 +416,7 @@ class ExtentSealed(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class ExtentFenced(ReplicaError):
-    """A seal has begun: no append is accepted any more."""
+    """A seal has begun: the replica accepts no more appends."""
 
     code = 67
     refresh_metadata = True
@@ -440,7 +440,7 @@ class EversionMismatch(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Gap(ReplicaError):
-    """The append begins above this replica's length: an earlier one has not arrived."""
+    """The append begins above this replica's length: an earlier append has not arrived."""
 
     code = 70
     retriable = True
@@ -450,7 +450,7 @@ class Gap(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Conflict(ReplicaError):
-    """Other bytes stand at this offset. It stops the writer and raises an alarm (rule 7)."""
+    """The replica has other bytes at this offset. This stops the writer and raises an alarm (protocol rule 7)."""
 
     code = 71
     offset: int = 0
@@ -458,7 +458,7 @@ class Conflict(ReplicaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class OutOfRange(ReplicaError):
-    """The read begins beyond what readers may see; `readable` is how far they may."""
+    """The read begins at or beyond `readable`, the end of what readers may see."""
 
     code = 72
     offset: int = 0
@@ -478,11 +478,11 @@ class DiskFailed(ReplicaError):
     disk: str = ""
 
 
-# --- a stream or an extent as a whole ------------------------------------------------------------------------
+# --- a stream or a whole extent ------------------------------------------------------------------------------
 
 
 class StreamError(NeveError):
-    """What the stream layer says of a stream, or of an extent as a whole."""
+    """The stream layer's error about a stream or a whole extent."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -504,7 +504,7 @@ class NotEnoughNodes(StreamError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class SealUnavailable(StreamError):
-    """Too few trustworthy lengths to seal without a risk to acknowledged bytes (rule 18)."""
+    """There are too few trustworthy lengths to seal without risking acknowledged bytes (protocol rule 18)."""
 
     code = 82
     retriable = True
@@ -513,7 +513,7 @@ class SealUnavailable(StreamError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class AppendOutcomeUnknown(StreamError):
-    """The writer ended before it learned whether this append is in the stream (rule 2)."""
+    """The writer ended before it knew whether this append is in the stream (protocol rule 2)."""
 
     code = 83
     outcome_unknown = True
@@ -521,7 +521,7 @@ class AppendOutcomeUnknown(StreamError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class VersionConflict(StreamError):
-    """The metadata changed under the request."""
+    """The metadata changed while the request was executed."""
 
     code = 84
     retriable = True
@@ -533,7 +533,7 @@ class VersionConflict(StreamError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class AcknowledgedLost(StreamError):
-    """An extent was sealed below what its writer was told is there: what is not synced goes when all lose power."""
+    """An extent was sealed below its acknowledged end: unsynced appends are lost when all replicas lose power."""
 
     code = 85
     extent_id: int = 0
@@ -545,7 +545,7 @@ class AcknowledgedLost(StreamError):
 
 
 class MetaError(NeveError):
-    """The metadata store did not do what was asked."""
+    """The metadata store did not execute a request."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -558,7 +558,7 @@ class MetaUnavailable(MetaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class MaybeApplied(MetaError):
-    """The store may have applied the write: look before doing it again (rule 19)."""
+    """The store may have applied the write: check before repeating it (protocol rule 19)."""
 
     code = 101
     outcome_unknown = True
@@ -566,18 +566,18 @@ class MaybeApplied(MetaError):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Compacted(MetaError):
-    """The revision asked for is gone; the oldest one left is `revision_min`. List again."""
+    """The requested revision was compacted away; the oldest one left is `revision_min`. List again."""
 
     code = 102
     revision_min: int = 0
 
 
-# --- bugs and strangers --------------------------------------------------------------------------------------
+# --- bugs and unknown codes ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Internal(NeveError):
-    """A bug on the other side: an exception that is not of this tree. The server's log has its traceback."""
+    """A bug in the server: an exception outside of this tree. The server's log has its traceback."""
 
     code = 200
     outcome_unknown = True
@@ -596,12 +596,12 @@ class UnknownError(NeveError):
 
 
 def all_errors() -> dict[int, type[NeveError]]:
-    """Every concrete class by its wire code."""
+    """All concrete classes by their wire codes."""
     return dict(_BY_CODE)
 
 
 def to_message(error: BaseException) -> pb.Error:
-    """What to send for `error`. An exception that is not ours is a bug here, and becomes `Internal`."""
+    """The message for `error`. An exception that is no NeveError is a bug and becomes `Internal`."""
     if not isinstance(error, NeveError) or not type(error).code:
         error = Internal(detail=f"{type(error).__name__}: {error}")
     message = pb.Error(code=type(error).code)
@@ -610,7 +610,7 @@ def to_message(error: BaseException) -> pb.Error:
         if isinstance(value, bool):  # before int: a bool is an int
             fact.flag = value
         elif isinstance(value, int):
-            # No number of ours is beyond 64 bits; if one is, better a fact less than an error that cannot be sent.
+            # No number of Neve's exceeds 64 bits. If one does, dropping it is better than an error that cannot be sent.
             if INT64_MIN <= value <= INT64_MAX:
                 fact.number = value
         elif isinstance(value, str):
@@ -622,7 +622,7 @@ def to_message(error: BaseException) -> pb.Error:
 
 
 def from_message(message: pb.Error) -> NeveError:
-    """The exception to raise for `message`. Facts that this version does not know are dropped."""
+    """The exception for `message`. Facts that this version does not know are dropped."""
     facts: dict[str, Any] = {}
     for fact in message.facts:
         kind = fact.WhichOneof("value")

@@ -1,7 +1,7 @@
-"""Records written as protobuf messages from a table of their fields.
+"""Encoders for records as protobuf messages, built from a table of their fields.
 
-For the few messages of creations and rolls, which the generated code builds too slowly; everything else is built by the
-generated code. Tests read what a table writes with the generated code.
+They serve the few messages of creations and rolls, which the generated code builds too slowly. All other messages use
+the generated code. Tests decode the bytes of each table with the generated code.
 
 Invariants: a field that has its default value is not written;
             fields are written in the order of the table, which is part of the stored format.
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from neve.proto.fields import SMALL, SMALL_MAX, sized, varint
 
-# --- kinds of fields: from a field's number to what writes its value, which is not the default ----------------------
+# --- kinds of fields: each makes, for a field's number, the function that writes a value other than the default -----
 
 Write = Callable[[Any], bytes]
 Wire = Callable[[int], Write]
@@ -40,7 +40,7 @@ def text(field: int) -> Write:
 
 
 def message(encode: Callable[[Any], bytes]) -> Wire:
-    """A message that is absent while the value is None; `encode` makes its bytes of the value, which is truthy."""
+    """A message that is absent if the value is None. `encode` makes its bytes from the value, which must be truthy."""
 
     def wire(field: int) -> Write:
         tag = varint(field << 3 | 2)
@@ -66,7 +66,10 @@ def packed(field: int) -> Write:
 
 
 class GrowingLists:
-    """Encoded lists of numbers. A list may be long, and is mostly the one before it with one more number at its end."""
+    """A cache of encoded lists of numbers, by their first numbers.
+
+    A list may be long, and is usually the list encoded before it with one more number at its end.
+    """
 
     def __init__(self, *, lists_max: int = 8192, numbers_max: int = 1_000_000) -> None:
         self._lists_max = lists_max
@@ -94,13 +97,13 @@ _growing = GrowingLists()
 
 
 def growing(field: int) -> Write:
-    """A repeated number whose lists grow at their ends: what is encoded of them is kept."""
+    """A repeated number whose lists grow at their ends: their encoded bytes are cached."""
     tag = varint(field << 3 | 2)
     return lambda numbers: tag + sized(_growing.encode(numbers))
 
 
 def text_pairs(field: int) -> Write:
-    """A map of texts, or a repeated message that looks like its entries, from pairs."""
+    """A map of texts, or a repeated message with the same layout as a map's entries, from pairs."""
     tag, first, second = varint(field << 3 | 2), text(1), text(2)
 
     def pair(key: str, value: str) -> bytes:
@@ -113,19 +116,19 @@ def text_pairs(field: int) -> Write:
 
 
 class Field(NamedTuple):
-    """One field of a record, which may be part of two messages: the stored one, and the description for callers."""
+    """One field of a record. It may be part of two messages: the stored one, and the description for callers."""
 
-    name: str  # of the record's attribute; and of the stored message's field, unless `read` says otherwise
+    name: str  # of the record's attribute, and of the stored message's field unless `read` is set
     wire: Wire
     stored: int = 0  # the field's number in the stored message; 0: not stored
-    shown: int = 0  # and in the description
-    read: Callable[[Any], Any] | None = None  # makes the value of the stored message; None: its attribute `name`
+    shown: int = 0  # the field's number in the description; 0: not shown
+    read: Callable[[Any], Any] | None = None  # reads the value from the stored message; None: its attribute `name`
 
 
 def encoder(fields: Iterable[Field], column: Literal["stored", "shown"], given: str = "") -> Callable[..., bytes]:
-    """What encodes a record by the fields that have a number in this column, in their order.
+    """A function that encodes a record: the fields that have a number in this column, in order.
 
-    The value of the field named `given`, if one is, is passed beside the record instead of read from it.
+    If `given` names a field, its value is passed as the second argument instead of read from the record.
     """
     parts = [
         (attrgetter(field.name) if field.name != given else None, field.wire(number))
@@ -140,7 +143,7 @@ def encoder(fields: Iterable[Field], column: Literal["stored", "shown"], given: 
 
 
 def decoder(fields: Iterable[Field], given: str = "") -> Callable[[Any], dict[str, Any]]:
-    """What reads the values of the stored fields from the stored message, by name; all but `given`."""
+    """A function that reads the stored fields from the stored message, by name, except for `given`."""
     parts = [
         (field.name, field.read or attrgetter(field.name)) for field in fields if field.stored and field.name != given
     ]

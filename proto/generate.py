@@ -1,9 +1,9 @@
-"""Generate the Python for the .proto files: messages by protoc, the types of the methods by this script.
+"""Generates the Python for the .proto files: protoc makes the messages, this script the types of the methods.
 
-    python proto/generate.py            writes them
+    python proto/generate.py            writes the files
     python proto/generate.py --check    writes nothing; exit code 1 if a committed file is not current
 
-The files are committed so that users need no compiler; `tests/unit/test_tidy.py` runs the check.
+The generated files are committed so that users need no compiler. `tests/unit/test_tidy.py` runs the check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# folder of .proto files → the import package that they become
+# folder of .proto files → the import package of the generated modules
 PACKAGES = {ROOT / "proto": "neve.proto", ROOT / "tests" / "proto": "tests.proto"}
 
 
@@ -30,11 +30,11 @@ def run_protoc(out: Path) -> None:
 
 
 def methods_stub(package: str) -> str:
-    """The text of methods.pyi: the names of the package's `methods` module, each method with its request and reply."""
+    """The text of methods.pyi: each name of the package's `methods` module, with its request and reply types."""
     from neve.proto.method import Method
 
     body: list[str] = []
-    messages: dict[str, set[str]] = {}  # by package, the modules of the messages
+    messages: dict[str, set[str]] = {}  # package → the modules of its messages
     for name, value in vars(import_module(f"{package}.methods")).items():
         if isinstance(value, tuple):
             body.append(f"{name}: Final[tuple[Method[Any, Any], ...]]")
@@ -84,7 +84,7 @@ def main() -> int:
         for folder, package in PACKAGES.items():
             for made in sorted((Path(scratch) / package.replace(".", "/")).iterdir()):
                 settle(folder / made.name, made.read_text())
-    if not (check and stale):  # the methods come from the generated modules, so only once those are current
+    if not (check and stale):  # the methods are read from the generated modules, which must be current first
         sys.path.insert(0, str(ROOT))
         for folder, package in PACKAGES.items():
             settle(folder / "methods.pyi", formatted(methods_stub(package)))

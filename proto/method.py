@@ -1,4 +1,4 @@
-"""A method: its name, its stable number, its two message types, and how a service descriptor becomes methods."""
+"""The description of an rpc (`Method`), and the conversion of service descriptors into methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Req, Rep]):
-    """One rpc. `handler` is the name of the servicer's method that answers it."""
+    """One rpc: its names, its stable number and its message types. `handler` names the servicer's method."""
 
     service: str  # "neve.ExtentNode"
     name: str  # "AppendBlock"
@@ -29,7 +29,7 @@ class Method(Generic[Req, Rep]):
 
     @property
     def path(self) -> str:
-        """The method's name in gRPC and in messages to people."""
+        """The method's name in gRPC and in messages for people."""
         return f"/{self.service}/{self.name}"
 
 

@@ -1,4 +1,4 @@
-"""A `Method` for each rpc of the .proto files, made from the descriptors. methods.pyi (generated) has their types."""
+"""A `Method` for each rpc of the .proto files, made from the descriptors. The generated methods.pyi has their types."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A stream's policy: what its creator chooses for its extents. Fields, defaults, both directions of encoding, JSON.
+"""A stream's policy: its creator's choices for its extents. Fields, defaults, both directions of encoding, JSON.
 
-A new field of a policy is added to the message `StreamPolicy` in proto/stream_manager.proto, and here to the class,
-`of` and `message`. The manager stores the message in the stream's record and returns it in descriptions, so that
-nothing else of the manager has to know the field.
+To add a field, add it to the message `StreamPolicy` in proto/stream_manager.proto, and here to the class, `of` and
+`message`. The manager stores the message in the stream's record and returns it in descriptions, so no other module of
+the manager has to know the field.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import NamedTuple
 from neve.proto import stream_manager_pb2 as sm
 from neve.proto.errors import InvalidArgument
 
-POLICIES_CACHED_MAX = 1_000  # distinct ones, whose bytes are kept
+POLICIES_CACHED_MAX = 1_000  # distinct policies whose encoded bytes are cached
 
 
 class StreamPolicy(NamedTuple):
-    """In a request 0 and "" mean the cluster's defaults; in a stream the manager has filled in all but `placement`.
+    """The policy of a stream. Pass the fields by name.
 
-    A tuple, because each creation of a stream looks up several things by its policy. Name the fields when making one.
+    In a request, 0 and "" mean the cluster's defaults. In a stream the manager has filled in all fields except
+    `placement`. It is a tuple because the creation of a stream uses its policy as the key of several lookups.
     """
 
     replicas: int = 0
-    sync: bool = True  # the default of its writers: acknowledge what is on stable storage
+    sync: bool = True  # the writers' default: acknowledge an append when it is on stable storage
     extent_bytes_max: int = 0
     placement: str = ""  # the name of a placement policy; a stream without one follows the cluster's default
     strict: bool = False  # refuse to place replicas where the placement policy cannot be met
@@ -51,7 +52,7 @@ class StreamPolicy(NamedTuple):
         )
 
     def filled(self, *, replicas: int, extent_bytes_max: int) -> StreamPolicy:
-        """With the cluster's defaults in place of what the creator did not choose."""
+        """A copy with the cluster's defaults for the fields that the creator did not choose."""
         return self._replace(
             replicas=self.replicas or replicas, extent_bytes_max=self.extent_bytes_max or extent_bytes_max
         )

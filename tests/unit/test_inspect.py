@@ -293,7 +293,7 @@ def warned(fs: SimFileSystem, path: str, words: str) -> None:
 def test_a_torn_last_block_of_an_open_replica_is_a_warning_and_of_a_sealed_one_bad(fs: SimFileSystem) -> None:
     path = new_extent(fs, "/disk", 1, sealed=False)
     rewrite(fs, path, lambda fd: fs.truncate(fd, 50))
-    warned(fs, path, "block at offset 41: 9 of its 27 bytes are there: a torn write")
+    warned(fs, path, "block at offset 41: only 9 of its 27 bytes exist: a torn write")
     path = new_extent(fs, "/disk", 2)
     rewrite(fs, path, lambda fd: fs.truncate(fd, 50))
     assert Result(fs, path).code == 1
