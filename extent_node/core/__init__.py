@@ -1,13 +1,13 @@
-"""What an extent node decides about a replica, without I/O: the one import for those who carry it out.
+"""The decisions of an extent node about one replica, without I/O. Other packages import them from here.
 
-    core/state.py     what is known of a replica, and how it changes
-    core/append.py    append: accept, refuse, compare; what an answer waits for
+    core/state.py     the state of one replica, and how it changes
+    core/append.py    append: accept, refuse or compare; what must be durable before the reply
     core/control.py   create, raise, fence, seal, delete, start
-    core/answers.py   how far readers may go; what a length is worth
+    core/answers.py   how far readers may read; what a reported length is worth
 
-Invariants: no module of these imports asyncio or os, opens a file, reads a clock or draws a number;
-            a decision is about the state as it is now: after anything that took time, decide again;
-            effects state their order, and a `note_…` follows what it notes.
+Invariants: no module here imports asyncio or os, opens a file, reads a clock or draws a random number;
+            a decision is valid for the present state only: after anything that takes time, the caller decides again;
+            an effect states the order of its steps, and a `note_…` method is called after what it notes.
 """
 
 from neve.extent_node.core.answers import (

@@ -1,8 +1,10 @@
-"""What a replica may say: how far readers may go, and what its length is worth (rules 9, 14, 18, 21).
+"""What a replica may answer: how far readers may read, and what its length is worth.
 
-Invariants: readers of an open replica get nothing beyond `committed`, of a sealed one nothing unless it has confirmed;
-            an error is never length 0: what is missing, damaged or doubtful is answered as such (G8);
-            LENGTH is given only for bytes on stable storage.
+Protocol rules 9, 14, 18 and 21.
+
+Invariants: an open replica serves no reader beyond `committed`, and only a confirmed replica serves as sealed;
+            an error is never length 0: a missing, damaged or doubtful replica is reported as such (G8);
+            LENGTH is reported only for bytes on stable storage.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ Kind = pb.LengthAnswer.Kind
 
 
 class Readable(NamedTuple):
-    serve_end: int  # give whole blocks below this; equal to the offset: nothing now, a follower waits
-    readable: int  # what to tell the reader: how far readers may go
+    serve_end: int  # serve whole blocks below this; equal to the offset: nothing yet, and a follower waits
+    readable: int  # reported to the reader: how far readers may read
     sealed: bool  # `readable` is final
 
 
 def decide_read(existing: Existing, *, wanted: common_pb2.Replica, extent_id: int, offset: int) -> Readable | Refuse:
-    """Bounds of a read that begins at `offset`. Damage refuses what is at or above it, and below it hides nothing."""
+    """The bounds of a read that begins at `offset`. Damage refuses reads at or above it, and hides nothing below it."""
     state = present(existing, wanted=wanted, extent_id=extent_id)
     if not isinstance(state, ReplicaState):
         return Refuse(state)
@@ -52,7 +54,10 @@ def decide_read(existing: Existing, *, wanted: common_pb2.Replica, extent_id: in
 def decide_read_range(
     existing: Existing, *, wanted: common_pb2.Replica, extent_id: int, offset: int, size_bytes: int
 ) -> common_pb2.Seal | Refuse:
-    """Raw bytes for a copy: of a sealed and confirmed replica only, and all of the range (rule 22)."""
+    """Whether a copy may read these raw bytes: only from a sealed and confirmed replica, and all of the range.
+
+    Protocol rule 22.
+    """
     state = present(existing, wanted=wanted, extent_id=extent_id)
     if not isinstance(state, ReplicaState):
         return Refuse(state)
@@ -60,7 +65,7 @@ def decide_read_range(
         return Refuse(ReplicaMissing(extent_id=extent_id, detail="this replica has not confirmed a seal"))
     if offset + size_bytes > state.seal.length:
         return Refuse(OutOfRange(extent_id=extent_id, offset=offset + size_bytes, readable=state.seal.length))
-    # Block by block from whichever is good: a damaged source still gives what lies below its damage.
+    # A copy takes each block from any good source, so a damaged one still serves what lies below its damage.
     if state.damaged_at is not None and offset + size_bytes > state.damaged_at:
         return Refuse(ReplicaDamaged(extent_id=extent_id, offset=state.damaged_at))
     return seal_message(state)
@@ -69,7 +74,7 @@ def decide_read_range(
 def present(
     existing: Existing, *, wanted: common_pb2.Replica, extent_id: int
 ) -> ReplicaState | ReplicaMissing | ReplicaDeleted | ReplicaDamaged | WrongReplica:
-    """The replica that a request names, or the error that says why it is not here."""
+    """The replica that a request names, or the error that says why it cannot be used."""
     if existing is None:
         return ReplicaMissing(extent_id=extent_id)
     if isinstance(existing, Quarantined):
@@ -84,7 +89,10 @@ def in_quarantine(extent_id: int) -> ReplicaDamaged:
 
 
 def answer_kind(existing: Existing) -> pb.LengthAnswer.Kind:
-    """What a length from here is worth. Doubt outweighs damage: both give a valid prefix, and rule 18 counts doubt."""
+    """What a length from this replica is worth.
+
+    Doubt outweighs damage: both give a valid prefix, and protocol rule 18 counts the doubtful replicas.
+    """
     if existing is None:
         return Kind.NEVER_EXISTED
     if isinstance(existing, Tombstone):
@@ -97,7 +105,7 @@ def answer_kind(existing: Existing) -> pb.LengthAnswer.Kind:
 
 
 def length_answer(existing: Existing) -> pb.LengthAnswer:
-    """The answer to Raise and Fence, once `Persist` is carried out."""
+    """The answer to Raise and Fence, after the steps of `Persist`."""
     kind = answer_kind(existing)
     if not isinstance(existing, ReplicaState):
         return pb.LengthAnswer(kind=kind)
@@ -112,7 +120,7 @@ def length_answer(existing: Existing) -> pb.LengthAnswer:
     )
     if kind == Kind.LENGTH:
         if existing.durable_end != existing.length:
-            # Not an assert: a length from the page cache may be gone when it is used (rule 14).
+            # Not an assert: a length from the page cache may be gone when it is used (protocol rule 14).
             detail = f"{existing.length} bytes are here, {existing.durable_end} are durable: sync before answering"
             raise Internal(detail=detail)
         answer.length = existing.length
@@ -127,7 +135,7 @@ def seal_message(state: ReplicaState) -> common_pb2.Seal:
 
 
 def replica_info(state: ReplicaState) -> pb.ReplicaInfo:
-    """For lists and descriptions: what is here now, durable or not."""
+    """The replica's present state for lists and descriptions, durable or not."""
     return pb.ReplicaInfo(
         extent_id=state.extent_id,
         replica=state.ref(),

@@ -1,14 +1,15 @@
-"""Append: whether a replica takes a segment, and what must be durable before the reply (protocol rules 4, 5, 9, 10).
+"""Append: whether a replica accepts a segment, and what must be durable before the reply.
 
-A decision is one next step, for the state as it is now. After a step that took time, the caller decides again:
+Protocol rules 4, 5, 9 and 10. A decision is one next step for the present state. After a step that takes time, the
+caller decides again:
 
-    decide_append ─→ Refuse                         answer the error
+    decide_append ─→ Refuse                         reply with the error
                   ─→ PersistToken ─→ fsync ─→ note_token ─→ decide again
-                  ─→ CompareOverlap ─→ read ─→ compare ─→ decide again, with what it found
-                  ─→ Append ─→ write ─→ note_appended ─→ durability ─→ answer
+                  ─→ CompareOverlap ─→ read ─→ compare ─→ decide again, with the outcome
+                  ─→ Append ─→ write ─→ note_appended ─→ durability ─→ reply
 
-Invariants: a byte below `length` is never written again, whatever is sent: Append begins at `length` exactly;
-            every refusal comes before anything that changes the replica;
+Invariants: a byte below `length` is never written again, whatever a writer sends: Append begins exactly at `length`;
+            a refusal comes before anything changes the replica;
             a retry waits for the same durability as the append that it repeats (protocol rule 5).
 """
 
@@ -39,7 +40,7 @@ from neve.proto.errors import (
 
 
 class PersistToken(NamedTuple):
-    """Set and fsync the attribute `token`, before any of its owner's bytes is written; then decide again.
+    """Set and fsync the attribute `token` before any byte of its owner is written; then decide again.
 
     Protocol rule 4.
     """
@@ -55,20 +56,23 @@ class CompareOverlap(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Accepted. In this order: write, `note_appended(end)`, `note_committed`, what `mark_unsynced` and `durable_to` ask
-    for, answer `end`. With `write_bytes` 0 there is nothing to write, and the rest holds all the same."""
+    """The segment is accepted. The steps, in order:
+
+    write, `note_appended(end)`, `note_committed`, what `mark_unsynced` and `durable_to` require, reply `end`.
+    With `write_bytes` 0 nothing is written, and the other steps remain.
+    """
 
     write_offset: int  # the replica's length
-    skip_bytes: int  # of the body: they are here already, and equal
+    skip_bytes: int  # of the body: the replica has these already, and they are equal
     write_bytes: int
-    end: int  # of the segment, and of the answer; at most the length after the write
-    committed: int  # to note: how far all replicas have acknowledged, says the writer
-    mark_unsynced: bool  # set the attribute `unsynced` and fsync it before the answer (protocol rule 10)
-    durable_to: int  # answer when `durable_end` has reached this; 0 when the page cache is enough
+    end: int  # of the segment, and the reply's; at most the length after the write
+    committed: int  # to note: the writer's claim of how far all replicas have acknowledged
+    mark_unsynced: bool  # set the attribute `unsynced` and fsync it before the reply (protocol rule 10)
+    durable_to: int  # reply when `durable_end` has reached this; 0 when the page cache is enough
 
 
 class Compared(NamedTuple):
-    """What a comparison found: bytes up to `end` were looked at, the first different one is `differs_at`."""
+    """The outcome of a comparison: it covered the bytes up to `end`; `differs_at` is the first different one."""
 
     end: int
     differs_at: int | None
@@ -82,10 +86,10 @@ NOT_COMPARED = Compared(end=0, differs_at=None)
 def decide_append(
     state: ReplicaState, segment: pb.Segment, body: Buffer, compared: Compared = NOT_COMPARED
 ) -> AppendDecision:
-    """The next step for a segment whose blocks are `body`. An empty one only says how far `committed` is.
+    """The next step for a segment whose blocks are `body`. An empty segment only advances `committed`.
 
-    `compared`: what the comparison found that CompareOverlap asked for. If the replica has grown since, the decision is
-    to compare again.
+    `compared` is the outcome of the comparison that CompareOverlap requested. If the replica has grown since, the
+    decision is to compare again.
     """
     meta, size_bytes = state.meta, len(body)
     assert segment.extent_id == meta.extent_id, (segment.extent_id, state)
@@ -96,8 +100,8 @@ def decide_append(
     end = offset + size_bytes
     if not size_bytes:
         if len(segment.block_sizes) > 0:
-            return Refuse(InvalidArgument(what="block_sizes", detail="blocks are announced, and no bytes came"))
-        # Nothing durable rests on this, so that a higher token need not be fsynced for it.
+            return Refuse(InvalidArgument(what="block_sizes", detail="sizes of blocks are given, but no bytes"))
+        # Nothing durable depends on this reply, so a higher token need not be fsynced first.
         return Append(length, 0, 0, end=0, committed=segment.committed, mark_unsynced=False, durable_to=0)
     try:
         blocks.check_sizes(body, segment.block_sizes)
@@ -127,12 +131,12 @@ def decide_append(
 
 
 def compare(segment: pb.Segment, body: Buffer, here: Buffer, overlap: CompareOverlap) -> Compared:
-    """The segment's bytes against `here`, the replica's bytes of the overlap; fewer of them count as different."""
-    wanted = np.frombuffer(body, dtype=np.uint8, count=overlap.end - overlap.start)
-    found = np.frombuffer(here, dtype=np.uint8)
-    if len(found) < len(wanted):
-        return Compared(overlap.end, differs_at=overlap.start + len(found))
-    differs = wanted != found[: len(wanted)]
+    """Compare the segment with `here`, the replica's bytes of the overlap. Missing bytes count as different."""
+    sent = np.frombuffer(body, dtype=np.uint8, count=overlap.end - overlap.start)
+    stored = np.frombuffer(here, dtype=np.uint8)
+    if len(stored) < len(sent):
+        return Compared(overlap.end, differs_at=overlap.start + len(stored))
+    differs = sent != stored[: len(sent)]
     at = int(differs.argmax()) if len(differs) else 0
     return Compared(overlap.end, differs_at=overlap.start + at if len(differs) and differs[at] else None)
 
@@ -140,14 +144,14 @@ def compare(segment: pb.Segment, body: Buffer, here: Buffer, overlap: CompareOve
 def may_journal(state: ReplicaState, offset: int) -> bool:
     """Whether a journal entry may begin at `offset`: only if all bytes below are durable or in the journal.
 
-    That is protocol rule 10. Otherwise a power cut would leave a hole under bytes that the journal brings back, so the
-    file is synced in place instead.
+    Protocol rule 10. Otherwise a power cut would leave a hole below the bytes that the journal restores. In that case
+    the file is synced in place.
     """
     return offset <= state.journaled_end
 
 
 def _refusal(state: ReplicaState, segment: pb.Segment, *, writes: bool) -> NeveError | None:
-    """Why this replica takes nothing from this writer. The most final fact comes first: the writer can use it most."""
+    """Why this replica refuses this writer. The most final reason comes first, because the writer can use it most."""
     extent_id = state.extent_id
     wrong = wrong_replica(state, segment.replica)
     if wrong is not None:
@@ -158,7 +162,7 @@ def _refusal(state: ReplicaState, segment: pb.Segment, *, writes: bool) -> NeveE
         return ExtentFenced(extent_id=extent_id)
     if state.doubt is not None:
         return ReplicaDoubtful(extent_id=extent_id, detail=state.doubt.name.lower())
-    if state.damaged_at is not None:  # not in rule 4: what is known to be damaged should end soon, not grow
+    if state.damaged_at is not None:  # not in protocol rule 4: a damaged replica should end soon, not grow
         return ReplicaDamaged(extent_id=extent_id, offset=state.damaged_at)
     if state.read_only is not None and writes:
         return ReplicaReadOnly(extent_id=extent_id, detail=state.read_only.value)

@@ -1,11 +1,11 @@
-"""Create, raise, fence, seal, delete, start: what the manager orders and a restart finds (rules 12-14, 17, 20-24).
+"""Create, raise, fence, seal and delete, as the manager orders them, and what a restart does with a replica.
 
-Decisions are effects with their order stated. Between a decision and its note no append may run on that replica: Raise
-and Fence are atomic with appends (rule 14).
+Protocol rules 12 to 14, 17 and 20 to 24. A decision is an effect that states the order of its steps. No append may run
+on the replica between a decision and its note: Raise and Fence are atomic with appends (protocol rule 14).
 
-Invariants: fenced and sealed are terminal; a seal, once confirmed, is never changed;
+Invariants: fenced and sealed are terminal, and a confirmed seal never changes;
             nothing is cut below bytes that this replica knows to be acknowledged (G8);
-            doubt ends by a seal that verified every byte, never otherwise.
+            doubt ends only by a seal that verified every byte.
 """
 
 from __future__ import annotations
@@ -41,25 +41,28 @@ from neve.proto.errors import (
 
 @dataclass(frozen=True, slots=True)
 class MakeReplica:
-    """Make a new file with a new incarnation: attributes, fsync, name, fsync of the folder; then answer (rule 17)."""
+    """Make a new file with a new incarnation: attributes, fsync, name, fsync of the folder; then reply.
+
+    Protocol rule 17.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SameReplica:
-    """The request was carried out before: answer this incarnation again."""
+    """An earlier call made this replica: reply with its incarnation."""
 
     incarnation: int
 
 
 def decide_create(existing: Existing, request: pb.CreateExtentRequest) -> MakeReplica | SameReplica | Refuse:
     if request.extent_bytes_max == 0:
-        return Refuse(InvalidArgument(what="extent_bytes_max", detail="0: an extent needs room"))
+        return Refuse(InvalidArgument(what="extent_bytes_max", detail="must be more than 0"))
     if existing is None:
         return MakeReplica()
     if isinstance(existing, Quarantined):
-        return Refuse(in_quarantine(existing.extent_id))  # this order is late; only a copy may take its place
+        return Refuse(in_quarantine(existing.extent_id))  # a late order; only a copy may replace the replica
     if isinstance(existing, Tombstone):
-        # Whatever its eversion: ids are not used again, so this order was given before the delete (rule 22).
+        # Whatever its eversion: ids are never reused, so this order precedes the delete (protocol rule 22).
         return Refuse(
             ReplicaDeleted(extent_id=existing.extent_id, detail=f"by an order of eversion {existing.eversion}")
         )
@@ -73,7 +76,7 @@ def decide_create(existing: Existing, request: pb.CreateExtentRequest) -> MakeRe
 
 
 def _difference(state: ReplicaState, request: pb.CreateExtentRequest) -> str:
-    """What tells the replica here from the one that this request made or would make; empty if nothing does."""
+    """How the existing replica differs from the one that this request makes; empty if it does not differ."""
     if state.meta.eversion != request.eversion:
         return f"has eversion {state.meta.eversion}, not {request.eversion}"
     if state.meta.extent_bytes_max != request.extent_bytes_max:
@@ -96,34 +99,34 @@ def _difference(state: ReplicaState, request: pb.CreateExtentRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """In this order, with no append in between (rule 14):
+    """The steps, in order, with no append in between (protocol rule 14):
 
-    1. set `token` and `fenced` as asked, fsync the file: data, size and attributes;
+    1. set `token` and `fenced` as given, fsync the file: data, size and attributes;
     2. `note_token`, `note_fenced`, `note_durable(length)`;
-    3. if `clear_unsynced`: remove it, fsync again, `note_unsynced(False)`. Not before 1 is durable: a power cut that
-       kept the removal and lost data would leave a short length that looks trustworthy;
-    4. answer by `length_answer`.
+    3. if `clear_unsynced`: remove it, fsync again, `note_unsynced(False)`. Step 1 must be durable before: a power cut
+       that kept the removal but lost data would leave a short length that looks trustworthy;
+    4. reply with `length_answer`.
     """
 
-    token: int | None  # to set, if it is higher than the one here
+    token: int | None  # to set, if it is higher than the replica's
     fence: bool
     clear_unsynced: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All of it is durable already: answer by `length_answer`."""
+    """All of it is durable already: reply with `length_answer`."""
 
 
 def decide_raise(state: ReplicaState, request: pb.RaiseTokenRequest) -> Persist | Ready | Refuse:
-    """From the answer on, no append with a lower token is accepted. Fenced, sealed, doubtful: the answer says so."""
+    """After the reply, no append with a lower token is accepted. The reply says if it is fenced, sealed or doubtful."""
     if request.token == 0:
         return Refuse(InvalidArgument(what="token", detail="0 is no owner's token"))
     return _decide_persist(state, request, fence=False)
 
 
 def decide_fence(state: ReplicaState, request: pb.FenceRequest) -> Persist | Ready | Refuse:
-    """From the answer on, no append is ever accepted. Without a token the manager fences for itself."""
+    """After the reply, no append is ever accepted. Without a token the manager fences on its own behalf."""
     return _decide_persist(state, request, fence=True)
 
 
@@ -134,7 +137,7 @@ def _decide_persist(
     if wrong is not None:
         return Refuse(wrong)
     if state.seal is not None:
-        return Ready()  # stronger than both; the eversion has moved on with the seal, so it is not compared
+        return Ready()  # a seal is stronger than both; it raised the eversion, so that is not compared
     if request.eversion != state.meta.eversion:
         return Refuse(
             EversionMismatch(extent_id=state.extent_id, eversion=request.eversion, eversion_here=state.meta.eversion)
@@ -142,7 +145,7 @@ def _decide_persist(
     if request.token and request.token < state.token:
         return Refuse(LockedByOther(extent_id=state.extent_id, token=request.token, token_seen=state.token))
     if state.read_only is not None and not state.read_only.can_sync:
-        # Nothing can be made durable here any more, and only durable answers count.
+        # Nothing can be made durable here any more, and only durable replies count.
         return Refuse(ReplicaReadOnly(extent_id=state.extent_id, detail=state.read_only.value))
     persist = Persist(
         token=request.token if request.token > state.token else None,
@@ -159,15 +162,18 @@ def _decide_persist(
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """Sealed before, with this seal: answer it again."""
+    """The replica was sealed earlier with this seal: reply with it again."""
 
     seal: Seal
 
 
 @dataclass(frozen=True, slots=True)
 class NotConfirmed:
-    """Answer `confirmed = false` and this length: a copy must fill the replica. First, if `fence`: set `fenced`, fsync,
-    `note_fenced`. The extent is sealed, so that no append may get in any more though Fence never came here (T8)."""
+    """Reply `confirmed = false` with this length, so that a copy fills the replica.
+
+    First, if `fence`: set `fenced`, fsync, `note_fenced`. The extent is sealed, so no append may be accepted any more,
+    even though this replica never received a Fence (T8).
+    """
 
     length: int
     fence: bool
@@ -175,29 +181,33 @@ class NotConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class CutAndVerify:
-    """In this order: if `fence`, set `fenced`, fsync, `note_fenced`; verify every block of [0, length);
-    `decide_verified`, whose `Confirm` cuts. A replica that turns out damaged keeps all it has."""
+    """The steps, in order: if `fence`, set `fenced`, fsync, `note_fenced`; verify every block of [0, length);
+    `decide_verified`.
+
+    The cut belongs to the `Confirm` that follows, so a replica that turns out damaged keeps all its bytes.
+    """
 
     length: int
-    cut: bool  # there is something to cut
+    cut: bool  # the replica is longer than `length`
     fence: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Verified. In this order: write the index; fsync the file's data; set `seal`, fsync; cut to the seal's length,
-    fsync; `note_cut`, `note_sealed`; remove `unsynced` and `doubtful`; answer.
+    """The replica is verified. The steps, in order: write the index; fsync the file's data; set `seal`, fsync; cut to
+    the seal's length, fsync; `note_cut`, `note_sealed`; remove `unsynced` and `doubtful`; reply.
 
-    The seal comes after the data: a power cut must not leave a seal over bytes that are gone. The cut may come after
-    the seal: bytes beyond a seal are none of the extent's, and are cut on start. The removals may be lost: a seal voids
-    both."""
+    - The seal comes after the data: a power cut must not leave a seal over bytes that are gone.
+    - The cut may come after the seal: bytes beyond a seal are not the extent's, and the next start cuts them.
+    - The removals may be lost: a seal voids both attributes.
+    """
 
     seal: Seal
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Whole blocks, yet not the bytes that the other replicas have: move it aside, tell the manager, raise an alarm."""
+    """Whole blocks, but not the other replicas' bytes: move it aside, report it to the manager, raise an alarm."""
 
     error: ReplicaDamaged
 
@@ -216,7 +226,7 @@ def decide_seal(
             EversionMismatch(extent_id=extent_id, eversion=wanted.eversion, eversion_here=state.meta.eversion)
         )
     if wanted.length < state.committed:
-        # Cannot be, by rule 18; if it is, the bytes stay here for a person to look at (G8).
+        # Protocol rule 18 excludes this. If it happens, the bytes stay for a person to look at (G8).
         detail = f"a seal at {wanted.length} would cut acknowledged bytes: {state.committed} are committed here"
         return Refuse(Conflict(extent_id=extent_id, offset=wanted.length, detail=detail))
     if state.read_only is not None and not state.read_only.can_sync:
@@ -231,7 +241,7 @@ def decide_seal(
 def _decide_sealed_again(
     state: ReplicaState, seal: Seal, request: pb.SealExtentRequest
 ) -> Confirmed | NotConfirmed | Quarantine | Refuse:
-    """A seal is decided once, in etcd: the same one is confirmed however often it comes, with whatever eversion."""
+    """etcd holds an extent's one seal, so the same seal is confirmed on every repetition, whatever its eversion."""
     wanted, extent_id = request.seal, state.extent_id
     if wanted.length != seal.length:
         offset = min(wanted.length, seal.length)
@@ -247,9 +257,10 @@ def _decide_sealed_again(
 def decide_verified(
     state: ReplicaState, request: pb.SealExtentRequest, *, problem: Problem | None, digest: bytes
 ) -> Confirm | NotConfirmed | Quarantine:
-    """After `CutAndVerify`: `problem` is the first thing wrong below the seal's length, `digest` covers these bytes.
+    """The next step after `CutAndVerify`.
 
-    On NotConfirmed the caller has noted the damage; the copy that follows replaces the file by a new one.
+    `problem` is the first fault below the seal's length, and `digest` covers these bytes. On NotConfirmed the caller
+    has noted the damage; the copy that follows replaces the file.
     """
     wanted = request.seal
     if problem is not None:
@@ -271,22 +282,22 @@ def _digest_differs(extent_id: int) -> ReplicaDamaged:
 
 @dataclass(frozen=True, slots=True)
 class MoveToTrash:
-    """Write the tombstone and fsync it, move the file to the trash, fsync both folders; answer `deleted`."""
+    """Write the tombstone and fsync it, move the file to the trash, fsync both folders; reply `deleted`."""
 
     tombstone: Tombstone
 
 
 @dataclass(frozen=True, slots=True)
 class NothingToDelete:
-    """Answer `deleted = false`. Leave the tombstone, unless there is one: a delayed Create may still come."""
+    """Reply `deleted = false`. Leave a tombstone, because a delayed Create may still arrive; None if one is there."""
 
     tombstone: Tombstone | None
 
 
 def decide_delete(existing: Existing, request: pb.DeleteExtentRequest) -> MoveToTrash | NothingToDelete | Refuse:
-    """An order carries an eversion and removes only a replica at or below it (rule 24)."""
+    """An order removes only a replica whose eversion is at most the order's (protocol rule 24)."""
     tombstone = Tombstone(request.extent_id, request.eversion)
-    if existing is None or isinstance(existing, Quarantined):  # what is in quarantine stays there, for a person
+    if existing is None or isinstance(existing, Quarantined):  # what is in quarantine is kept for a person
         return NothingToDelete(tombstone)
     if isinstance(existing, Tombstone):
         return NothingToDelete(tombstone if tombstone.eversion > existing.eversion else None)
@@ -312,20 +323,23 @@ class KeepTail:
 
 @dataclass(frozen=True, slots=True)
 class CutTail:
-    """A torn write: truncate to `length` and fsync; nobody was told of these bytes."""
+    """A torn write: truncate to `length` and fsync. No reply ever covered these bytes."""
 
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class DoubtTail:
-    """Damage, not a torn write: set `doubtful`, fsync, `note_doubt`, `note_damaged`; the bytes stay (rule 13)."""
+    """Damage, not a torn write: set `doubtful`, fsync, `note_doubt`, `note_damaged`. The bytes stay.
+
+    Protocol rule 13.
+    """
 
     damaged_at: int
 
 
 def decide_tail(*, problem: Problem | None, known_durable_end: int) -> KeepTail | CutTail | DoubtTail:
-    """What to do with an open replica's end on start. `known_durable_end` is what journal and disk can prove."""
+    """What to do with the end of an open replica on start. `known_durable_end` is what journal and disk can prove."""
     if problem is None:
         return KeepTail()
     if problem.kind is ProblemKind.CUT_SHORT and problem.offset >= known_durable_end:
@@ -334,21 +348,23 @@ def decide_tail(*, problem: Problem | None, known_durable_end: int) -> KeepTail 
 
 
 def doubt_on_start(state: ReplicaState, *, page_cache_kept: bool, stopped_cleanly: bool) -> Doubt | None:
-    """The doubt to make durable, before the new boot id is stored (rule 12); None: leave the attribute as it is.
+    """The doubt to make durable before the new boot id is stored; None: leave the attribute unchanged.
 
-    `page_cache_kept`: the same boot, and the disk was neither offline nor remounted since.
+    Protocol rule 12. `page_cache_kept`: the same boot, and the disk has been neither offline nor remounted since.
     """
     if state.seal is not None or page_cache_kept:
         return None
     if state.doubt is Doubt.SYNC_FAILED:
-        return Doubt.POWER_CUT  # what can be read now comes from the disk, so that a seal may verify it again
+        return Doubt.POWER_CUT  # reads now come from the disk itself, so a seal may verify it again
     if state.unsynced and not stopped_cleanly and state.doubt is None:
         return Doubt.POWER_CUT
     return None
 
 
 def doubt_after_failed_sync(state: ReplicaState) -> Doubt | None:
-    """A sync of this file failed: `note_read_only(SYNC_FAILED)`, and try to make this doubt durable. If its disk had
-    failed before, that is what it says, and the doubt is the same."""
+    """The doubt after a failed sync of this file: `note_read_only(SYNC_FAILED)`, then try to make the doubt durable.
+
+    If the disk failed earlier, the replica keeps that reason, and the doubt is the same.
+    """
     assert state.read_only in (ReadOnly.SYNC_FAILED, ReadOnly.DISK_FAILED), state
     return Doubt.SYNC_FAILED if state.seal is None else None

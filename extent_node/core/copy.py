@@ -1,19 +1,19 @@
-"""Copy: what an order to make or replace a sealed replica means for what is here (rules 20, 22, 24). No I/O.
+"""Copy: what an order to make or replace a sealed replica does, given the replica that a node already has. No I/O.
 
-The order comes from the manager, after etcd has the seal. It is decided when it comes, and again when the copy is
-whole: whatever happened to the extent meanwhile then counts.
+Protocol rules 20, 22 and 24. The manager sends the order after the seal is in etcd. The node decides when it receives
+the order, and again when the copy is complete, so that changes in the meantime count.
 
-    nothing here, or in quarantine     make one
-    a tombstone, older than the order  make one: the node was chosen again, after the delete
-    a tombstone, as new or newer       refuse: the order was given before the delete and is late
-    not sealed: short, doubtful, …     replace it (rule 20: shorter replicas are filled)
-    sealed, the same digest            verify it: that a file exists proves nothing (T35)
-    the same, older than the order     replace it: a delete order for the old one may be on its way (rule 24)
+    nothing, or in quarantine          make one
+    a tombstone older than the order   make one: the manager chose the node again after the delete
+    a tombstone as new or newer        refuse: the order precedes the delete and is late
+    not sealed: short, doubtful, …     replace it (protocol rule 20: shorter replicas are filled)
+    sealed, the same digest            verify it: a file's existence proves nothing (T35)
+    the same, older than the order     replace it: a delete order for it may be under way (protocol rule 24)
     sealed, damaged or other bytes     replace it
-    sealed at another length           refuse: one seal is decided for an extent, so that a person must look
+    sealed at another length           refuse: an extent has one seal, so a person must look
 
-Invariants: nothing that this node knows to be acknowledged is replaced by less (G8);
-            what is replaced is moved aside, never removed by a copy itself.
+Invariants: bytes that this node knows to be acknowledged are never replaced by fewer (G8);
+            a copy moves what it replaces aside and never removes it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ from neve.proto.errors import Conflict, EversionMismatch, InvalidArgument, Repli
 class Aside(Enum):
     """Where a replaced replica goes."""
 
-    TRASH = "trash"  # a prefix of what replaces it: removed after the trash's delay
-    QUARANTINE = "quarantine"  # damaged, or other bytes: a person may want to know why
+    TRASH = "trash"  # a prefix of its replacement: removed after the trash's delay
+    QUARANTINE = "quarantine"  # damaged, or other bytes: kept, because a person may want to know why
 
 
 @dataclass(frozen=True, slots=True)
 class MakeCopy:
-    """Nothing is in the way."""
+    """The node has nothing that the copy would replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBy:
-    """In this order: the copy is whole, verified and fsynced; the old file goes aside; the copy gets the name; the
-    folder is fsynced; then the store knows the new one. A crash in between leaves the old one, none, or the new one."""
+    """Replace the existing file. The steps, in order: the copy is whole, verified and fsynced; the old file is moved
+    aside; the copy gets the name; the folder is fsynced; the store adopts the new one.
+
+    A crash in between leaves the old replica, none, or the new one.
+    """
 
     aside: Aside
     reason: str
@@ -51,14 +54,14 @@ class ReplaceBy:
 
 @dataclass(frozen=True, slots=True)
 class VerifyHere:
-    """The replica here may be what is ordered: done after every byte of it was verified, and not before."""
+    """The existing replica may be what is ordered. The order is done only after every byte has been verified."""
 
     seal: Seal
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineFirst:
-    """Sealed, whole, and not the bytes that the others confirmed: no reader may get them while the copy is made."""
+    """Sealed and whole, but not the bytes that the others confirmed: no reader may get them during the copy."""
 
     reason: str
 
@@ -67,12 +70,12 @@ CopyDecision = MakeCopy | ReplaceBy | VerifyHere | QuarantineFirst | Refuse
 
 
 def order_eversion(request: pb.StartCopyRequest) -> int:
-    """Of the metadata that will list the copy: delete orders at or above it are for it, lower ones are not."""
+    """The eversion of the metadata that will list the copy. Delete orders at or above it apply to the copy."""
     return request.eversion or request.seal.eversion
 
 
 def check_copy(request: pb.StartCopyRequest) -> InvalidArgument | None:
-    """What is wrong with the order itself, whatever is here."""
+    """What is wrong with the order itself, whatever replica exists."""
     if request.task_id == 0:
         return InvalidArgument(what="task_id", detail="0 is no task's id")
     if len(request.seal.digest) not in (0, DIGEST_BYTES):
@@ -88,8 +91,8 @@ def decide_copy(existing: Existing, request: pb.StartCopyRequest) -> CopyDecisio
     if existing is None or isinstance(existing, Quarantined):
         return MakeCopy()
     if isinstance(existing, Tombstone):
-        # Ids are not used again and eversions only rise: an order above the tombstone was given after the delete, by a
-        # manager who wants a replica here once more (rules 22, 24). The tombstone stays: late Creates still come.
+        # Ids are never reused and eversions only rise, so an order above the tombstone follows the delete: the manager
+        # wants a replica here again (protocol rules 22 and 24). The tombstone stays, because late Creates may arrive.
         if existing.eversion < order_eversion(request):
             return MakeCopy()
         detail = f"by an order of eversion {existing.eversion}, and this one has {order_eversion(request)}"
@@ -109,8 +112,8 @@ def _decide_sealed(state: ReplicaState, seal: Seal, request: pb.StartCopyRequest
     if state.damaged_at is not None:
         return ReplaceBy(Aside.QUARANTINE, f"damaged at {state.damaged_at}")
     if state.eversion_now < order_eversion(request):
-        # This node was taken off the list and is put on it again. The delete order of the first may still come, and
-        # would be obeyed: a file's eversion is for ever, so that only a new file is safe from it.
+        # The manager took this node off the list and put it on again. The first delete order may still arrive and would
+        # apply: a file's eversion never changes, so only a new file is safe from it.
         return ReplaceBy(Aside.TRASH, f"of eversion {state.eversion_now}, {order_eversion(request)} is ordered")
     return VerifyHere(seal)
 
@@ -122,7 +125,7 @@ def _decide_unsealed(state: ReplicaState, request: pb.StartCopyRequest) -> CopyD
             EversionMismatch(extent_id=extent_id, eversion=wanted.eversion, eversion_here=state.meta.eversion)
         )
     if wanted.length < state.committed:
-        # Cannot be, by rule 18; if it is, the bytes stay where they are (G8), as they do at a seal.
+        # Protocol rule 18 excludes this. If it happens, the bytes stay (G8), as they do at a seal.
         detail = f"{state.committed} bytes are committed here, a copy sealed at {wanted.length} is ordered"
         return Refuse(Conflict(extent_id=extent_id, offset=wanted.length, detail=detail))
     if state.damaged_at is not None:

@@ -1,8 +1,8 @@
-"""What a node knows of one replica, and how it changes. Plain data: no I/O, no clock, no chance.
+"""The state of one replica on a node, and how it changes. Plain data: no I/O, no clock, no randomness.
 
-Invariants: `validate()` says them, and tests call it after every event;
-            a `note_…` method is called after what it notes has been done, never before: state that runs ahead of the
-            disk would let a reply promise what a crash takes back.
+Invariants: `validate()` states them, and tests call it after every event;
+            a `note_…` method is called after what it notes has happened, never before: if the state were ahead of the
+            disk, a reply could promise what a crash takes back.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from neve.proto.errors import NeveError, WrongReplica
 
 
 class ReadOnly(Enum):
-    """Why no append is taken. The value is for people."""
+    """Why a replica accepts no append. The value is for people."""
 
-    DISK_FULL = "the disk is past its usage mark"  # attributes, seals and copies still may be written, from a reserve
+    DISK_FULL = "the disk is past its usage mark"  # attributes, seals and copies may still use the reserve
     DISK_FAILED = "the disk failed"
-    # For ever in this process: after a failed fsync a second one may succeed without the bytes being there (T23).
+    # Permanent in this process: after a failed fsync, a second one may succeed although the bytes are lost (T23).
     SYNC_FAILED = "a sync of this file failed"
 
     @property
@@ -31,31 +31,32 @@ class ReadOnly(Enum):
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One replica that is here. The first block of fields is durable, the second one is this process's knowledge."""
+    """One replica that exists. The first block of fields is durable, the second is known to this process only."""
 
     meta: Meta
-    length: int = 0  # bytes in the file; of a sealed replica its seal's length, unless bytes are missing
+    length: int = 0  # bytes in the file; if sealed, the seal's length, unless bytes are missing
     token: int = 0  # the highest seen
     fenced: bool = False
     seal: Seal | None = None  # set means confirmed: cut, verified, indexed, digested, fsynced
-    unsynced: bool = False  # answers may have rested on the page cache
+    unsynced: bool = False  # some replies may have relied on the page cache
     doubt: Doubt | None = None
 
-    committed: int = 0  # acknowledged by all replicas, as told since the process started
+    committed: int = 0  # acknowledged by all replicas, as reported to this process since it started
     # Two ends, each a promise about all bytes below it. `journaled_end` counts entries that were handed to the journal,
-    # synced or not: entries are replayed in order and never beyond a gap, so the next may rest on them (rule 10).
-    durable_end: int = 0  # on stable storage, in the file or in a synced journal: what a sync answer waits for
+    # synced or not. Entries are replayed in order and never beyond a gap, so the next may rest on them: see protocol
+    # rule 10.
+    durable_end: int = 0  # on stable storage, in the file or in a synced journal: a synced append's reply waits for it
     journaled_end: int = 0  # durable, or in the journal
     damaged_at: int | None = None  # the first offset known to be wrong or missing: only bytes below are valid
     read_only: ReadOnly | None = None
-    conflict: bool = False  # an append met other bytes here: whoever asks for the length is told (rule 7)
+    conflict: bool = False  # an append differed from stored bytes; every reported length says so (protocol rule 7)
 
     @classmethod
     def restore(cls, attributes: Attributes, *, file_bytes: int) -> ReplicaState:
-        """As found on start: nothing is known to be durable except what a seal made so.
+        """The state on start. Nothing counts as durable except the bytes of a sealed replica.
 
         A seal voids `unsynced` and `doubtful`: a crash between setting it and removing them leaves both. Bytes beyond a
-        seal are none of the extent's; too few bytes are damage.
+        seal are not the extent's; too few bytes are damage.
         """
         seal = attributes.seal
         length = file_bytes if seal is None else min(file_bytes, seal.length)
@@ -78,7 +79,10 @@ class ReplicaState:
 
     @property
     def eversion_now(self) -> int:
-        """Of the newest metadata that this replica has heard of: a delete order below it is not for it (rule 24)."""
+        """The eversion of the newest metadata that this replica knows. A lower delete order is not for it.
+
+        Protocol rule 24.
+        """
         return self.meta.eversion if self.seal is None else max(self.meta.eversion, self.seal.eversion)
 
     @property
@@ -92,7 +96,7 @@ class ReplicaState:
 
     @property
     def valid_length(self) -> int:
-        """The longest prefix of valid blocks, as far as it is known."""
+        """The longest known prefix of valid blocks."""
         return self.length if self.damaged_at is None else self.damaged_at
 
     def ref(self) -> common_pb2.Replica:
@@ -101,7 +105,7 @@ class ReplicaState:
         )
 
     def attributes(self) -> Attributes:
-        """The durable half, as attributes."""
+        """The durable part, as attributes."""
         return Attributes(
             meta=self.meta,
             token=self.token,
@@ -111,21 +115,24 @@ class ReplicaState:
             doubt=self.doubt,
         )
 
-    # What has happened. Each is called when it is true.
+    # Events. Each method is called after its event has happened.
 
     def note_appended(self, end: int) -> None:
-        """Bytes up to `end` were written to the file; nothing is durable by that."""
+        """Bytes up to `end` have been written to the file; that alone makes nothing durable."""
         assert end >= self.length, (end, self)
         self.length = end
 
     def note_committed(self, committed: int) -> None:
-        """Never above the length: readers get nothing that is not here. Never back: they have seen it (rule 9, G4)."""
-        committed = committed if committed < self.length else self.length  # min and max are calls, and this is hot
+        """Never above the length: readers get only stored bytes. Never back: readers have seen it.
+
+        Protocol rule 9, G4.
+        """
+        committed = committed if committed < self.length else self.length  # hot: min and max would be calls
         if committed > self.committed:
             self.committed = committed
 
     def note_journaled(self, end: int) -> None:
-        """An entry for bytes up to `end` was handed to the journal; it rested on `may_journal`."""
+        """The journal has accepted an entry for bytes up to `end`; `may_journal` had allowed it."""
         end = end if end < self.length else self.length
         if end > self.journaled_end:
             self.journaled_end = end
@@ -139,7 +146,7 @@ class ReplicaState:
                 self.journaled_end = end
 
     def note_journal_lost(self) -> None:
-        """The journal's unsynced entries are not going to be durable: the next byte may not rest on them."""
+        """The journal's unsynced entries will not become durable: later entries may not rest on them."""
         self.journaled_end = self.durable_end
 
     def note_token(self, token: int) -> None:
@@ -153,7 +160,7 @@ class ReplicaState:
         self.unsynced = unsynced
 
     def note_doubt(self, doubt: Doubt) -> None:
-        """Sealed replicas are damaged or not, never doubtful. The first reason stays: a later one adds nothing."""
+        """Sealed replicas are damaged or not, never doubtful. The first reason stays, a later one adds nothing."""
         assert self.seal is None, self
         self.doubt = self.doubt or doubt
 
@@ -161,12 +168,12 @@ class ReplicaState:
         self.damaged_at = offset if self.damaged_at is None else min(self.damaged_at, offset)
 
     def note_read_only(self, reason: ReadOnly | None) -> None:
-        """None when there is room again. A failed sync or disk is for ever in this process."""
+        """None when there is room again. A failed sync or disk is permanent in this process."""
         if self.read_only is None or self.read_only.can_sync:
             self.read_only = reason
 
     def note_cut(self, length: int) -> None:
-        """By a seal, or of a torn last block on start: nothing else shortens a replica."""
+        """A seal, or the start after a torn last block, has cut the file. Nothing else shortens a replica."""
         assert length <= self.length, (length, self)
         self.length = length
         self.durable_end = min(self.durable_end, length)
@@ -176,7 +183,7 @@ class ReplicaState:
             self.damaged_at = None
 
     def note_sealed(self, seal: Seal) -> None:
-        """After cut, verification and fsync of data and seal; whatever was doubtful has been verified by that."""
+        """After the cut, verification, and fsync of data and seal. The verification ends any doubt."""
         assert self.length == seal.length, (seal, self)
         assert self.damaged_at is None, self
         self.seal = seal
@@ -203,7 +210,7 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """All that is left of a deleted replica."""
+    """What remains of a deleted replica."""
 
     extent_id: int
     eversion: int  # of the order that deleted it
@@ -211,24 +218,27 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A replica was here and turned out wrong: its bytes are aside, for a person. Not "never existed": it may have held
-    acknowledged bytes, so that an empty one in its place would answer a length that is a lie (G8)."""
+    """A replica that turned out wrong; its bytes are set aside for a person.
+
+    It is not "never existed": it may have held acknowledged bytes, so that an empty replica in its place would report
+    a false length (G8).
+    """
 
     extent_id: int
 
 
-Existing = ReplicaState | Tombstone | Quarantined | None  # what a node has of an extent; None: nothing was ever here
+Existing = ReplicaState | Tombstone | Quarantined | None  # what a node has of an extent; None: never had it
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The decision of every kind of request: answer this error, change nothing."""
+    """The decision, for every kind of request, to reply with this error and change nothing."""
 
     error: NeveError
 
 
 def wrong_replica(state: ReplicaState, wanted: common_pb2.Replica) -> WrongReplica | None:
-    """The refusal if the request names another node, disk or making of the file; empty fields are not checked (T32)."""
+    """The refusal if the request names another node, disk or incarnation; empty fields are not checked (T32)."""
     meta, incarnation, disk_uuid, node_id = state.meta, wanted.incarnation, wanted.disk_uuid, wanted.node_id
     if incarnation and incarnation != meta.incarnation:
         detail = f"incarnation {incarnation:016x} is wanted, {meta.incarnation:016x} is here"

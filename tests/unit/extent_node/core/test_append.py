@@ -192,7 +192,7 @@ def test_refusals_carry_what_the_writer_needs() -> None:
     empty = refused(replica(), segment_at(100)[0], b"")
     assert isinstance(empty, errors.InvalidArgument)
     assert empty.what == "block_sizes"
-    assert "no bytes came" in empty.detail
+    assert "but no bytes" in empty.detail
 
 
 @pytest.mark.parametrize("offset", [80, LENGTH])

@@ -114,7 +114,7 @@ def test_an_extent_without_room_is_refused() -> None:
     error = refusal(core.decide_create(None, create_request(extent_bytes_max=0)))
     assert isinstance(error, errors.InvalidArgument)
     assert error.what == "extent_bytes_max"
-    assert "needs room" in error.detail
+    assert "must be more than 0" in error.detail
 
 
 def test_what_is_in_quarantine_is_neither_made_anew_nor_deleted() -> None:
