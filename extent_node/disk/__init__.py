@@ -1,1 +1,1 @@
-"""Disks and files: labels, mounts, attributes, block indexes, and the one door to the file system."""
+"""Disks and files: labels, mounts, attributes, block indexes, and the interface to the file system."""

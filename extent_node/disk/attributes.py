@@ -2,20 +2,21 @@
 
     value := version u8 | body | crc32c u32        little-endian; the CRC covers the attribute's name, version and body
 
-Invariants: one attribute, one value: setting two is not atomic, so no fact is spread over two of them;
-            a value is believed only after its CRC; the name in it keeps a value from passing under another name;
-            a file without a valid `meta` is absent: it is never an empty replica (G8). So is one with any other value
-            that cannot be read: guessing at `fenced` or `seal` could lose data.
-Not here:   reading and writing them (file_system.py).
+Invariants: each fact is in one attribute, because setting two is not atomic;
+            a value counts only after its CRC is checked; the CRC covers the name, so that a value stored under another
+            attribute's name is refused;
+            a file without a valid `meta` is absent: it is never an empty replica (G8). So is a file with any other
+            unreadable value: guessing at `fenced` or `seal` could lose data.
+Not here:   reading and writing attributes (file_system.py).
 
-| attribute           | when it is set                                                             | when it goes |
-|---------------------|----------------------------------------------------------------------------|--------------|
-| user.neve.meta      | when the file is made, before it has its name                              | never        |
-| user.neve.token     | before the first append or answer with a higher token (rules 4, 14)        | never        |
-| user.neve.fenced    | by Fence, and by a Seal that found no Fence (14, 17)                       | never        |
-| user.neve.seal      | by Seal, after cut, verification, index, digest and fsync (20)             | never        |
-| user.neve.unsynced  | before the first answer that rests on the page cache (10)                  | Fence, Seal  |
-| user.neve.doubtful  | on start after a power cut, and by damage or a failed fsync (12, 13)       | Seal         |
+| attribute          | when it is set                                               | protocol rules | removed by  |
+|--------------------|--------------------------------------------------------------|----------------|-------------|
+| user.neve.meta     | when the file is made, before it has its name                |                | never       |
+| user.neve.token    | before the first append or reply with a higher token         | 4, 14          | never       |
+| user.neve.fenced   | by Fence, and by a Seal without an earlier Fence             | 14, 17         | never       |
+| user.neve.seal     | by Seal, after cut, verification, index, digest and fsync    | 20             | never       |
+| user.neve.unsynced | before the first reply that relies on the page cache         | 10             | Fence, Seal |
+| user.neve.doubtful | on start after a power cut, and by damage or a failed fsync  | 12, 13         | Seal        |
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DOUBTFUL = "user.neve.doubtful"
 
 ALL = (META, TOKEN, FENCED, SEAL, UNSYNCED, DOUBTFUL)
 
-VERSION = 1  # of every value; each has its own byte, so that one can change without the others
+VERSION = 1  # each value has its own version byte, so that one can change without the others
 
 _CRC = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -50,7 +51,7 @@ _DOUBTFUL = struct.Struct("<B")
 
 
 class BadAttribute(ValueError):
-    """An attribute that is missing where it must be, or whose value cannot be believed."""
+    """An attribute that is missing where it is required, or whose value cannot be trusted."""
 
     def __init__(self, attribute: str, problem: str) -> None:
         super().__init__(f"{attribute}: {problem}")
@@ -61,20 +62,20 @@ class BadAttribute(ValueError):
 class Doubt(IntEnum):
     """Why a replica's length proves nothing."""
 
-    POWER_CUT = 1  # the page cache went, with bytes that were acknowledged from it (rule 12)
-    DAMAGE = 2  # something other than a torn last block, or a hole in the journal, was found on start (rule 13)
-    # fsync failed: the kernel may show bytes that are not on the disk and calls them clean, so that not even a later
-    # fsync that succeeds proves them (T23). Only bytes read after the page cache is gone can be believed.
+    POWER_CUT = 1  # the page cache was lost, with bytes that were acknowledged from it (protocol rule 12)
+    DAMAGE = 2  # the start found more than a torn last block, or a hole in the journal (protocol rule 13)
+    # fsync failed. The kernel may now show bytes that are not on the disk and consider them clean, so that even a later
+    # successful fsync proves nothing (T23). Only bytes read after the page cache is gone can be trusted.
     SYNC_FAILED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the file is. Node and disk are in it so that a file or a disk moved elsewhere is recognised (T32)."""
+    """The file's identity. It has node and disk, so that a file or a disk moved elsewhere is recognised (T32)."""
 
     extent_id: int
     eversion: int
-    incarnation: int  # drawn when the file is made: tells two makings of one extent's replica apart
+    incarnation: int  # a random number drawn when the file is made: distinguishes successive files of one replica
     stream_id: int
     created_ms: int  # since the epoch, by the node's clock
     extent_bytes_max: int
@@ -94,7 +95,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """All of a replica's attributes. `token` is 0 and the rest None or False where there is none."""
+    """All attributes of a replica. Without an attribute, `token` is 0 and the others are None or False."""
 
     meta: Meta
     token: int = 0
@@ -129,7 +130,7 @@ def decode_meta(value: bytes) -> Meta:
 
 @functools.lru_cache(maxsize=256)
 def _uuid_text(value: bytes) -> str:
-    """A node has few disks and many replicas: they share the text, and a start does not make it 100,000 times."""
+    """The uuid as a string that all replicas of a disk share, so that a start does not make it 100,000 times."""
     return str(uuid.UUID(bytes=value))
 
 
@@ -163,13 +164,13 @@ def decode_doubtful(value: bytes) -> Doubt:
 
 
 def encode_flag(attribute: str) -> bytes:
-    """The value of `fenced` or `unsynced`: that it is there is all it says."""
+    """The value of `fenced` or `unsynced`, which have no content."""
     assert attribute in (FENCED, UNSYNCED), attribute
     return _frame(attribute, b"")
 
 
 def decode_flag(attribute: str, value: bytes) -> bool:
-    """True, or BadAttribute: a flag whose value is broken may have been any attribute."""
+    """True, or BadAttribute: a flag with a broken value may have been any attribute."""
     _unframe(attribute, value, _EMPTY)
     return True
 
@@ -178,7 +179,7 @@ def decode_flag(attribute: str, value: bytes) -> bool:
 
 
 def decode_all(values: Mapping[str, bytes]) -> Attributes:
-    """The state in a file's attributes, by name; others than ours are ignored. BadAttribute: the replica is absent."""
+    """The state in a file's attributes, by name; unknown names are ignored. BadAttribute: the replica is absent."""
     if META not in values:
         raise BadAttribute(META, "missing")
     return Attributes(
@@ -222,7 +223,7 @@ def _unframe(attribute: str, value: bytes, body: struct.Struct) -> tuple[Any, ..
     (crc,) = _CRC.unpack_from(value, len(checked))
     if crc32c(attribute.encode() + checked) != crc:
         raise BadAttribute(attribute, "wrong checksum")
-    if value[0] != VERSION:  # after the CRC: a version that was really written, by a newer node
+    if value[0] != VERSION:  # the CRC is right, so a newer node did write this version
         raise BadAttribute(attribute, f"version {value[0]} is unknown here; this build knows {VERSION}")
     if len(checked) != 1 + body.size:
         raise BadAttribute(attribute, f"{len(value)} bytes, {1 + body.size + _CRC.size} expected")

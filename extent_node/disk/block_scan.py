@@ -1,9 +1,11 @@
-"""Goes over a whole extent: checks every block, remembers where each is, digests. For seal, start, scrubber, inspector.
+"""Scans a whole extent: checks every block, records where each one is, and computes the digest.
+
+Used for seals, on start, by the scrubber and by the inspector.
 
 Invariants: every byte below `valid_length` belongs to a whole block with the right CRC;
             memory is bounded by one block and 5 bytes for each block found, however large the extent;
-            bytes come by `pread`, not from a mapping: a bad sector is then an OSError for this file, not a SIGBUS that
-            ends the process.
+            bytes are read by `pread`, not from a mapping: a bad sector is then an OSError for this file, not a SIGBUS
+            that ends the process.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from neve.proto.blocks import (
 )
 from neve.proto.crc import Buffer
 
-SCAN_CHUNK_BYTES = 4 << 20  # large enough that a call costs nothing beside the copy, small enough for the CPU's cache
+SCAN_CHUNK_BYTES = 4 << 20  # large enough that a call costs little beside the copy, small enough for the CPU's cache
 
 _HEADER = struct.Struct("<II")
 _WORD = struct.Struct("<I")
@@ -42,7 +44,7 @@ assert BLOCK_BYTES_MAX < 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was found in the bytes that were fed."""
+    """What a scan found in the bytes that it was fed."""
 
     length: int  # of all bytes fed
     valid_length: int  # of the whole blocks before the first problem
@@ -53,13 +55,13 @@ class Scan:
 
 
 class Scanner:
-    """Takes an extent's bytes from offset 0 on, in pieces of any size. One use."""
+    """Scans an extent's bytes from offset 0 on, in pieces of any size. For one use."""
 
     def __init__(self) -> None:
         self._length = 0
         self._valid_length = 0
         self._problem: Problem | None = None
-        self._rest = bytearray()  # the beginning of a block whose other bytes have not come
+        self._rest = bytearray()  # the beginning of a block whose other bytes have not arrived
         self._sizes = array("I")
         self._types = array("B")
         self._digest = ExtentDigest()
@@ -73,7 +75,7 @@ class Scanner:
         self._digest.update(chunk)
         self._length += len(chunk)
         if self._problem is not None:
-            return  # no block boundary is known beyond it
+            return  # no block boundary is known beyond the problem
         view = memoryview(chunk)
         at = self._complete_rest(view) if self._rest else 0
         if self._problem is None:
@@ -82,7 +84,7 @@ class Scanner:
             self._rest += view[at:]
 
     def finish(self) -> Scan:
-        """The bytes have ended: a block that is not whole by now is cut short."""
+        """The result, after the last byte. A block that is incomplete by now is cut short."""
         if self._rest and self._problem is None:
             self._problem = explain_cut(self._rest, self._valid_length)
         return Scan(
@@ -95,7 +97,7 @@ class Scanner:
         )
 
     def _take_blocks(self, view: memoryview, at: int) -> int:
-        """All blocks that are whole in `view`; the offset in it of what is left."""
+        """Record all whole blocks of `view`; returns the offset in it of the remaining bytes."""
         bytes_here = np.frombuffer(view, dtype=np.uint8)
         extend, unpack, end = google_crc32c.extend, _HEADER.unpack_from, len(view)
         while end - at >= HEADER_BYTES:
@@ -116,7 +118,7 @@ class Scanner:
         return at
 
     def _complete_rest(self, view: memoryview) -> int:
-        """Add from `view` what the block in `_rest` lacks; how much that was."""
+        """Complete the block in `_rest` with bytes of `view`; returns how many were used."""
         taken = 0
         if len(self._rest) < HEADER_BYTES:
             taken = min(HEADER_BYTES - len(self._rest), len(view))
@@ -129,7 +131,7 @@ class Scanner:
         self._rest += more
         taken += len(more)
         is_block = _TYPE_MIN <= word >> 24 <= _TYPE_MAX
-        if len(more) == lacking or not is_block:  # a wrong type is seen at once, whatever size stands beside it
+        if len(more) == lacking or not is_block:  # a wrong type fails at once, whatever the size beside it
             rest, self._rest = bytes(self._rest), bytearray()
             self._take_blocks(memoryview(rest), 0)
         return taken

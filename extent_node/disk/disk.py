@@ -1,18 +1,18 @@
-"""A disk: one folder with a label, a lock, extents and what surrounds them.
+"""A disk: a folder with a label, a lock and extents.
 
-    disk.json        what it is: uuid, cluster, node, format, and the journal that its extents depend on
-    boot.json        the boot and the mounting under which it was used last, and whether that use ended cleanly
-    lock             held by the process that uses it
+    disk.json        its identity: uuid, cluster, node, format, and the journal that its extents depend on
+    boot.json        the boot and the mount of its last use, and whether that use ended cleanly
+    lock             held by the process that uses the disk
     extents/ab/      <16 hex digits>.ext and .idx; ab are the last two digits of the id
-    tmp/             files being made; emptied at start
+    tmp/             files being made; emptied on start
     trash/           deleted replicas, until their delay is over: <id>-<incarnation>-<ms>.ext
-    quarantine/      replicas that turned out wrong: <id>-<incarnation>-<ms>.ext; for a person to look at, never removed
-                     here. While one is here its extent is answered as damaged, and made again by a copy only
-    tombstones/      <id>.<eversion>.<ms>: empty files; the name is all they say, so that they cannot be torn
+    quarantine/      replicas that turned out wrong: <id>-<incarnation>-<ms>.ext; kept for a person, never removed by
+                     the node. Its extent is reported as damaged meanwhile, and only a copy makes it again
+    tombstones/      <id>.<eversion>.<ms>: empty files whose names hold everything, so that they cannot be torn
 
 Invariants: a disk that is wiped, swapped, foreign, locked or of an unknown format is refused by name, never used (T32);
             a tombstone is durable before its replica is gone;
-            an error of one disk changes the state of that disk only: WRITABLE → READ_ONLY ⇄ WRITABLE, any → OFFLINE;
+            an error of one disk changes only that disk's state: WRITABLE → READ_ONLY ⇄ WRITABLE, any → OFFLINE;
             all calls block: the store runs them in threads.
 """
 
@@ -42,25 +42,25 @@ EXTENTS, TMP, TRASH, QUARANTINE, TOMBSTONES = "extents", "tmp", "trash", "quaran
 FOLDERS = (EXTENTS, TMP, TRASH, QUARANTINE, TOMBSTONES)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # no room: a state of a disk, not a fault
-SHORT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the process's trouble, no disk's
+SHORT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the process's limits, not a disk's fault
 
-_PROBE = "probe"  # a file in tmp/, for a moment
+_PROBE = "probe"  # a short-lived file in tmp/
 _PROBE_ATTRIBUTE = "user.neve.probe"
 
 
 class DiskRefused(Exception):
-    """This folder cannot be used as the disk that it should be; the message says why and what to do."""
+    """This folder cannot be used as the expected disk; the message says why and what to do."""
 
 
 class DiskState(Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"  # full, or past its mark: seals, attributes and copies still use the reserve
-    OFFLINE = "offline"  # it failed; only a new start of the process looks at it again
+    OFFLINE = "offline"  # it failed; it is tried again only when the process restarts
 
 
 @dataclass(frozen=True, slots=True)
 class DiskLabel:
-    """`disk.json`."""
+    """The content of `disk.json`."""
 
     uuid: str
     cluster: str
@@ -79,12 +79,12 @@ class DiskLabel:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """`boot.json`."""
+    """The content of `boot.json`."""
 
     boot_id: str
     clean: bool  # everything was synced, and every open replica ended with a whole block
-    mount_id: str = ""  # empty, as an earlier build wrote it: counts as another mounting
-    # Disks of this node, by short id, that failed when the journal's label could not be written to say so.
+    mount_id: str = ""  # empty if an earlier build wrote the label: counts as another mount
+    # Short ids of this node's disks that failed when the journal's label could not be written to record it.
     distrusted: tuple[int, ...] = ()
 
     def fields(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Shares of the capacity in use. The room above `high` is the reserve from which seals and copies finish (T24)."""
+    """Shares of the capacity in use. The room above `high` is the reserve for seals and copies (T24)."""
 
     high: float = 0.92
     low: float = 0.90
@@ -107,7 +107,7 @@ class Marks:
 def format_disk(
     fs: FileSystem, folder: str, *, cluster: str, node_id: int, disk_uuid: uuid.UUID, journal_uuid: str
 ) -> str:
-    """Make an empty folder a disk of this node. A format that was cut short may be repeated."""
+    """Make an empty folder a disk of this node. An interrupted format may be repeated."""
     make_folder(fs, folder)
     allowed = {*FOLDERS, LOCK, BOOT, BOOT + ASIDE_SUFFIX, LABEL + ASIDE_SUFFIX, "lost+found"}
     strangers = sorted(set(fs.list_dir(folder)) - allowed)
@@ -136,7 +136,7 @@ def _holds_files(fs: FileSystem, folder: str, name: str) -> bool:
 
 
 def _probe_attributes(fs: FileSystem, folder: str) -> None:
-    """DiskRefused unless user extended attributes work here: a replica's state lives in them."""
+    """DiskRefused unless user extended attributes work here: they hold the state of replicas."""
     path = os.path.join(folder, TMP, _PROBE)
     if fs.stat(path) is not None:
         fs.unlink(path)
@@ -159,7 +159,7 @@ def _probe_attributes(fs: FileSystem, folder: str) -> None:
 
 
 class Disk:
-    """An opened and locked disk. `label`, `state` and `reason` are for reading; methods change them."""
+    """An opened and locked disk. `label`, `state` and `reason` are read-only for others; methods change them."""
 
     def __init__(self, fs: FileSystem, folder: str, label: DiskLabel, lock_fd: int, marks: Marks) -> None:
         self.fs = fs
@@ -170,7 +170,7 @@ class Disk:
         self.state = DiskState.WRITABLE
         self.reason = ""
         self.usage = Usage(capacity_bytes=0, free_bytes=0)
-        self.extents = 0  # kept by the store
+        self.extents = 0  # set by the store
         self._lock_fd: int | None = lock_fd
 
     def __repr__(self) -> str:
@@ -191,11 +191,11 @@ class Disk:
         expected_uuid: str = "",
         marks: Marks | None = None,
     ) -> Disk:
-        """Lock it and check that it is the disk it should be."""
+        """Lock the disk and check that it is the expected one."""
         label = read_disk_label(fs, folder, expected_uuid=expected_uuid)
         if expected_uuid and label.uuid != expected_uuid:
             raise DiskRefused(
-                f"{folder} is disk {label.uuid}, and {expected_uuid} should be there: were disks swapped?"
+                f"{folder} is disk {label.uuid}, but {expected_uuid} should be there: were disks swapped?"
             )
         if label.cluster != cluster:
             raise DiskRefused(f"{folder} is a disk of cluster {label.cluster!r}, not of {cluster!r}")
@@ -215,7 +215,7 @@ class Disk:
             except OSError as error:
                 if error.errno not in FULL:
                     raise
-                disk.note_full(f"{type(error).__name__}: {error}")  # it was tried when there was room
+                disk.note_full(f"{type(error).__name__}: {error}")  # attributes worked when there was room
             disk.refresh_usage()
         except BaseException:
             fs.close(lock_fd)
@@ -223,7 +223,7 @@ class Disk:
         return disk
 
     def close(self) -> None:
-        """Once or more often."""
+        """Release the lock. May be called more than once."""
         if self._lock_fd is not None:
             self.fs.close(self._lock_fd)
             self._lock_fd = None
@@ -231,7 +231,7 @@ class Disk:
     # --- boot ------------------------------------------------------------------------------------------------
 
     def last_boot(self) -> Boot | None:
-        """Of the use before this one; None if it cannot be told: another boot, then, and an unclean stop."""
+        """The boot of the previous use; None if unknown, which counts as another boot and an unclean stop."""
         try:
             fields = read_label(self.fs, self.folder, BOOT)
         except LabelDamaged as error:
@@ -243,7 +243,7 @@ class Disk:
         return Boot(fields["boot_id"], fields["clean"], fields.get("mount_id", ""), distrusted)
 
     def kept_page_cache(self, last: Boot | None) -> bool:
-        """Whether bytes that the use before this one never synced are still seen: the same boot and mounting."""
+        """Whether bytes that the previous use did not sync can still be read: the same boot and mount."""
         if last is None or last.boot_id != self.fs.boot_id():
             return False
         return last.mount_id == self.fs.mount_id(self.folder)
@@ -253,7 +253,7 @@ class Disk:
         write_label(self.fs, self.folder, BOOT, boot.fields())
 
     def name_journal(self, journal_uuid: str) -> None:
-        """From now on the extents here depend on this journal."""
+        """Record that the extents here depend on this journal from now on."""
         self.label = replace(self.label, journal_uuid=journal_uuid)
         write_label(self.fs, self.folder, LABEL, self.label.fields())
 
@@ -263,7 +263,7 @@ class Disk:
         self.note_usage(self.fs.usage(self.folder))
 
     def note_usage(self, usage: Usage) -> None:
-        """Above the high mark the disk takes no appends, below the low mark it does again."""
+        """Stop appends above the high mark; allow them again below the low mark."""
         self.usage = usage
         capacity = self.usage.capacity_bytes
         used = 1.0 - self.usage.free_bytes / capacity if capacity else 1.0
@@ -274,7 +274,7 @@ class Disk:
             log.info("disk_writable disk=%s used=%.3f", self.uuid, used)
 
     def has_room_for(self, size_bytes: int) -> bool:
-        """Whether so much more keeps it below its high mark, as far as is known."""
+        """Whether the disk stays below its high mark with this many more bytes, by the last known usage."""
         usage = self.usage
         return usage.free_bytes - size_bytes > (1 - self.marks.high) * usage.capacity_bytes
 
@@ -303,7 +303,7 @@ class Disk:
         return os.path.join(self.folder, TMP, name)
 
     def extent_ids(self) -> Iterator[int]:
-        """All extent files by name, folder by folder: no list of all of them is ever made."""
+        """All extent files by name, folder by folder, without ever making a list of all of them."""
         root = os.path.join(self.folder, EXTENTS)
         for sub in sorted(self.fs.list_dir(root)):
             for name in sorted(self.fs.list_dir(os.path.join(root, sub))):
@@ -312,8 +312,10 @@ class Disk:
                     yield extent_id
 
     def remove_stray_indexes(self) -> int:
-        """Remove indexes without their extent, after an unclean stop: it was moved aside, and its index was to follow.
-        How many."""
+        """Remove indexes without an extent; returns how many.
+
+        An unclean stop leaves one if the extent was moved aside and its index was not yet removed.
+        """
         removed = 0
         for sub in self.fs.list_dir(os.path.join(self.folder, EXTENTS)):
             folder = os.path.join(self.folder, EXTENTS, sub)
@@ -326,7 +328,7 @@ class Disk:
         return removed
 
     def empty_tmp(self) -> int:
-        """Remove what a process that died was making."""
+        """Remove the unfinished files of a process that died; returns how many."""
         folder = os.path.join(self.folder, TMP)
         names = self.fs.list_dir(folder)
         for name in names:
@@ -336,45 +338,48 @@ class Disk:
     # --- deleting --------------------------------------------------------------------------------------------
 
     def tombstones(self) -> Iterator[tuple[int, int]]:
-        """(extent id, eversion) of each."""
+        """The (extent id, eversion) of each tombstone."""
         for name in self.fs.list_dir(os.path.join(self.folder, TOMBSTONES)):
-            found = _parse_tombstone_name(name)
-            if found is not None:
-                yield found[0], found[1]
+            parsed = _parse_tombstone_name(name)
+            if parsed is not None:
+                yield parsed[0], parsed[1]
             else:
                 log.warning("tombstone_ignored disk=%s name=%r", self.uuid, name)
 
     def bury(self, extent_id: int, eversion: int, now_ms: int) -> None:
-        """Make a tombstone, durable when this returns."""
+        """Make a tombstone. It is durable when this returns."""
         folder = os.path.join(self.folder, TOMBSTONES)
         name = f"{extent_id:016x}.{eversion:016x}.{now_ms}"
         self.fs.close(self.fs.open(os.path.join(folder, name), create=True))
         self.fs.fsync_dir(folder)
 
     def sync_tombstones(self) -> None:
-        """After an unclean stop: one that can be seen may not be durable."""
+        """Make visible tombstones durable: after an unclean stop they may not be."""
         self.fs.fsync_dir(os.path.join(self.folder, TOMBSTONES))
 
     def purge_tombstones(self, before_ms: int) -> list[tuple[int, int]]:
-        """Remove those made before then: a Create that old is on no network any more. Extent ids and eversions."""
+        """Remove the tombstones made before then; returns their extent ids and eversions.
+
+        No Create that old is on any network any more.
+        """
         folder = os.path.join(self.folder, TOMBSTONES)
         purged = []
         for name in self.fs.list_dir(folder):
-            found = _parse_tombstone_name(name)
-            if found is not None and found[2] < before_ms:
+            parsed = _parse_tombstone_name(name)
+            if parsed is not None and parsed[2] < before_ms:
                 self.fs.unlink(os.path.join(folder, name))
-                purged.append(found[:2])
+                purged.append(parsed[:2])
         return purged
 
     def move_to_trash(self, extent_id: int, incarnation: int, now_ms: int) -> None:
-        """The tombstone is durable by now; a crash in here is finished at the next start."""
+        """Move a replica whose tombstone is durable. If a crash interrupts this, the next start finishes it."""
         self._move_aside(extent_id, TRASH, f"{extent_id:016x}-{incarnation:016x}-{now_ms}.ext")
 
     def move_to_quarantine(self, extent_id: int, incarnation: int, now_ms: int) -> None:
         self._move_aside(extent_id, QUARANTINE, f"{extent_id:016x}-{incarnation:016x}-{now_ms}.ext")
 
     def quarantined_ids(self) -> Iterator[int]:
-        """Extents of which something is in quarantine; one may come several times."""
+        """Ids of extents with a replica in quarantine; an id may occur several times."""
         for name in self.fs.list_dir(os.path.join(self.folder, QUARANTINE)):
             stem = name.partition("-")[0]
             extent_id = _parse_extent_name(f"{stem}.ext")
@@ -386,12 +391,12 @@ class Disk:
         self.fs.rename(self.extent_path(extent_id), os.path.join(folder, name))
         if self.fs.stat(self.index_path(extent_id)) is not None:
             self.fs.unlink(self.index_path(extent_id))
-        # The new name first: a power cut in between leaves two names, never none.
+        # The new name is synced first: a power cut in between leaves two names, never none.
         self.fs.fsync_dir(folder)
         self.fs.fsync_dir(self.extent_folder(extent_id))
 
     def purge_trash(self, before_ms: int) -> int:
-        """Remove what was deleted before then; how many files."""
+        """Remove files deleted before then; returns how many."""
         folder = os.path.join(self.folder, TRASH)
         purged = 0
         for name in self.fs.list_dir(folder):
@@ -403,7 +408,7 @@ class Disk:
 
 
 def extent_path(folder: str, extent_id: int) -> str:
-    """Where a disk in `folder` has the extent."""
+    """The path of an extent on the disk in `folder`."""
     return f"{folder}/{EXTENTS}/{extent_id & 0xFF:02x}/{extent_id:016x}.ext"
 
 
@@ -412,7 +417,7 @@ def index_path(folder: str, extent_id: int) -> str:
 
 
 def short_id(disk_uuid: str) -> int:
-    """What stands for a disk in the journal: the first half of its uuid. Also takes that half alone."""
+    """A disk's id in the journal: the first half of its uuid. Accepts that half alone, too."""
     digits = disk_uuid.replace("-", "").strip()
     if len(digits) not in (16, 32):
         raise ValueError(f"{disk_uuid!r} is neither a disk's uuid nor the first half of one")
@@ -426,14 +431,14 @@ def short_name(disk: int) -> str:
 
 
 def read_disk_label(fs: FileSystem, folder: str, *, expected_uuid: str = "") -> DiskLabel:
-    """What the folder says it is; DiskRefused if it is no disk of this format."""
+    """The folder's label; DiskRefused if it is not a disk of this format."""
     try:
         fields = read_label(fs, folder, LABEL)
     except LabelDamaged as error:
         raise DiskRefused(f"{error}: restore it by hand, or wipe the disk and let its replicas be recovered") from error
     if fields is None and expected_uuid:
         raise DiskRefused(
-            f"{folder} has no {LABEL}, and disk {expected_uuid} should be there: it is not mounted, or it was wiped. "
+            f"{folder} has no {LABEL}, but disk {expected_uuid} should be there: it is not mounted, or it was wiped. "
             "If it is lost, remove it from the configuration; its replicas are recovered elsewhere"
         )
     if fields is None:

@@ -1,12 +1,12 @@
-"""The only door from the extent node to a file system. Everything on disk goes through a `FileSystem`.
+"""The extent node's interface to file systems. All access to disks goes through a `FileSystem`.
 
 `RealFileSystem` is the machine's. The simulator's twin (tests/sim/disks/disk.py) keeps synced and unsynced bytes apart.
-It can stop the process at any call, lose what was not synced, tear writes, return EIO or ENOSPC and flip bits, so that
+It can stop the process at any call, lose unsynced bytes, tear writes, return EIO or ENOSPC and flip bits, so that
 every crash point of the node can be tested.
 
-Invariants: calls block; whoever may not block runs them in a thread;
-            errors are OSError with its errno, never swallowed, never retried here;
-            a file descriptor is an `int` that only this file system's calls understand.
+Invariants: calls block; a caller that must not block runs them in a thread;
+            errors are OSError with its errno, never swallowed and never retried here;
+            a file descriptor is an `int` that only the calls of this file system understand.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class FileSystem(Protocol):
     def close(self, fd: int) -> None: ...
     def pread(self, fd: int, size_bytes: int, offset: int) -> bytes: ...
     def pwrite(self, fd: int, buffers: list[Buffer], offset: int) -> int:
-        """Bytes written: may be fewer than given, as pwritev may."""
+        """Write the buffers; returns the bytes written, which may be fewer than given, as with pwritev."""
         ...
 
     def pwrite_one(self, fd: int, buffer: Buffer, offset: int) -> int:
-        """The same for one buffer: what every append does."""
+        """`pwrite` of one buffer, which is what every append needs."""
         ...
 
     def truncate(self, fd: int, size_bytes: int) -> None: ...
@@ -70,16 +70,18 @@ class FileSystem(Protocol):
         ...
 
     def map(self, fd: int, size_bytes: int) -> memoryview:
-        """The first bytes of a file that does not change any more, read-only."""
+        """A read-only view of the first bytes of a file that no longer changes."""
         ...
 
     def is_resident(self, mapped: memoryview, start: int, end: int) -> bool:
-        """Whether these bytes of what `map` gave are in memory, so that nobody waits for a disk who touches them now.
-        False where nobody can tell."""
+        """Whether these bytes of a mapping are in memory, so that touching them does not wait for a disk.
+
+        False where that cannot be known.
+        """
         ...
 
     def kernel_fd(self, fd: int) -> int | None:
-        """The kernel's own descriptor of the file, for sendfile; None where there is no such thing."""
+        """The kernel's own descriptor of the file, for sendfile; None where there is none."""
         ...
 
     def fstat(self, fd: int) -> Stat: ...
@@ -90,35 +92,35 @@ class FileSystem(Protocol):
     def remove_xattr(self, fd: int, name: str) -> None: ...
     def list_xattrs(self, fd: int) -> list[str]: ...
 
-    # Names. A change of a folder is on stable storage after `fsync_dir`.
+    # Names. A change in a folder is on stable storage after `fsync_dir`.
     def stat(self, path: str) -> Stat | None: ...
     def list_dir(self, path: str) -> list[str]: ...
     def make_dirs(self, path: str) -> None: ...
     def rename(self, source: str, target: str) -> None: ...
     def exchange(self, one: str, other: str) -> None:
-        """Two files take each other's name, at once; EINVAL or ENOSYS where that is unsupported."""
+        """Two files swap their names atomically; EINVAL or ENOSYS where that is unsupported."""
         ...
 
     def unlink(self, path: str) -> None: ...
     def fsync_dir(self, path: str) -> None: ...
 
-    # The whole
+    # The whole file system
     def lock(self, path: str) -> int:
-        """An exclusive lock that ends with the process; BlockingIOError if another holds it."""
+        """Take an exclusive lock that ends with the process; BlockingIOError if another process holds it."""
         ...
 
     def usage(self, path: str) -> Usage: ...
     def boot_id(self) -> str:
-        """Changes whenever the machine may have lost its page cache."""
+        """An id that changes whenever the machine may have lost its page cache."""
         ...
 
     def mount_id(self, path: str) -> str:
-        """Changes, within a boot, whenever the file system that holds `path` may have lost its page cache."""
+        """An id that changes, within a boot, whenever the file system of `path` may have lost its page cache."""
         ...
 
 
 class RealFileSystem:
-    """The machine's own."""
+    """The machine's own file system."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, writable: bool = True) -> int:
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
@@ -165,8 +167,8 @@ class RealFileSystem:
         start -= start % mmap.PAGESIZE
         pages = bytearray(-(-(end - start) // mmap.PAGESIZE))
         address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data + start
-        told = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
-        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(end - start), told) != 0:
+        residency = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
+        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(end - start), residency) != 0:
             return False
         return bool((np.frombuffer(pages, dtype=np.uint8) & 1).all())  # the other bits mean nothing
 

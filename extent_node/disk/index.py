@@ -1,10 +1,10 @@
-"""The index of a sealed extent: where its blocks are. Derived data, beside the extent as `<id>.idx`.
+"""The index of a sealed extent: where its blocks are. Derived data, stored beside the extent as `<id>.idx`.
 
     index := header | offsets u64 × count | sizes u32 × count | types u8 × count
 
-Invariants: an index is used only if its CRCs hold and it names the very seal of its extent (length and digest);
-            a missing, torn or foreign one is None, never an error and never a wrong answer: it is rebuilt from a scan;
-            it appears under its name whole or not at all.
+Invariants: an index is used only if its CRCs hold and it names the exact seal of its extent (length and digest);
+            a missing, torn or foreign index is None, never an error and never a wrong result: a scan rebuilds it;
+            an index appears under its name whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSION = 1
 # magic, version, extent id, seal length, digest, count, crc of the arrays | crc of the header
 _FIELDS = struct.Struct(f"<8sIQQ{DIGEST_BYTES}sQI")
 _CRC = struct.Struct("<I")
-# The arrays begin at a multiple of 8, so that they can be mapped and used as they are.
+# The arrays begin at a multiple of 8, so that they can be mapped and used without a copy.
 HEADER_BYTES_TOTAL = (_FIELDS.size + _CRC.size + 7) // 8 * 8
 _PADDING = bytes(HEADER_BYTES_TOTAL - _FIELDS.size - _CRC.size)
 _ENTRY_BYTES = 8 + 4 + 1
@@ -50,21 +50,21 @@ class BlockIndex:
         return len(self.offsets)
 
     def find(self, offset: int) -> int | None:
-        """The number of the block that begins at `offset`; None if none does."""
-        number = int(self.offsets.searchsorted(np.uint64(offset)))
-        if number < self.count and int(self.offsets[number]) == offset:
-            return number
+        """The index of the block that begins at `offset`; None if none does."""
+        index = int(self.offsets.searchsorted(np.uint64(offset)))
+        if index < self.count and int(self.offsets[index]) == offset:
+            return index
         return None
 
     def numbers_in(self, start: int, end: int) -> tuple[int, int]:
-        """The numbers [first, last) of the blocks that begin in [start, end)."""
+        """The indexes [first, last) of the blocks that begin in [start, end)."""
         first = int(self.offsets.searchsorted(np.uint64(start)))
         return first, max(first, int(self.offsets.searchsorted(np.uint64(min(end, self.length)))))
 
     def blocks_from(self, offset: int, *, max_blocks: int, max_bytes: int) -> tuple[int, int] | None:
-        """(end, blocks): how far to read from the block at `offset`; None if no block begins there.
+        """How far to read from the block at `offset`: (end, blocks); None if no block begins there.
 
-        0 means no bound. The first block comes whole even if it alone is larger than `max_bytes`.
+        0 means no bound. The first block is whole even if it alone is larger than `max_bytes`.
         """
         if offset == self.length:
             return offset, 0
@@ -75,7 +75,7 @@ class BlockIndex:
             return offset + int(self.sizes[first]), 1
         last = self.count if max_blocks == 0 else min(self.count, first + max_blocks)
         if max_bytes:
-            # A block fits if its end does, and its end is the next one's offset.
+            # A block fits if its end does, and its end is the next block's offset.
             fitting = int(self.offsets.searchsorted(np.uint64(offset + max_bytes), side="right")) - 1
             if self.length <= offset + max_bytes:
                 fitting = self.count
@@ -85,7 +85,7 @@ class BlockIndex:
 
 
 def from_scan(extent_id: int, seal: Seal, scan: Scan) -> BlockIndex:
-    """The index of what a scan found. The scan covered exactly the sealed bytes and found nothing wrong."""
+    """The index from a scan that covered exactly the sealed bytes and found no problem."""
     assert scan.problem is None, scan.problem
     assert scan.valid_length == seal.length, (scan.valid_length, seal)
     sizes = scan.sizes.astype(np.uint64)
@@ -102,7 +102,7 @@ def encode(index: BlockIndex) -> bytes:
 
 
 def decode(buffer: Buffer, *, extent_id: int, seal: Seal) -> BlockIndex | None:
-    """The index in `buffer`, as views of it; None if it is not, in every bit, that of this seal of this extent."""
+    """The index in `buffer`, as views of it; None unless every bit is right and it is for this seal of this extent."""
     if len(buffer) < HEADER_BYTES_TOTAL:
         return None
     view = memoryview(buffer)
@@ -128,12 +128,12 @@ def decode(buffer: Buffer, *, extent_id: int, seal: Seal) -> BlockIndex | None:
 
 
 def write(fs: FileSystem, index: BlockIndex, *, path: str, temporary_path: str, folder: str) -> None:
-    """Put the index under its name, durably. Left-overs at `temporary_path` are overwritten."""
+    """Store the index under its name, durably. An old file at `temporary_path` is overwritten."""
     try:
         _write_file(fs, temporary_path, encode(index))
         fs.rename(temporary_path, path)
     except OSError:
-        with contextlib.suppress(OSError):  # it is no use to anybody, and a full disk needs its room
+        with contextlib.suppress(OSError):  # the file has no use, and a full disk needs the room
             fs.unlink(temporary_path)
         raise
     fs.fsync_dir(folder)
@@ -164,7 +164,7 @@ def load(fs: FileSystem, path: str, *, extent_id: int, seal: Seal) -> BlockIndex
 
 
 def _is_whole(index: BlockIndex) -> bool:
-    """The blocks lie one behind the other from 0 to the extent's length: what a correct writer always makes."""
+    """Whether the blocks lie end to end from 0 to the extent's length, as every correct writer leaves them."""
     if index.count == 0:
         return index.length == 0
     ends = index.offsets + index.sizes

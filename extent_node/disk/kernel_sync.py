@@ -1,14 +1,15 @@
-"""fdatasync by the kernel's own workers: no thread of ours is woken for it, and none waits.
+"""fdatasync by the kernel's own workers, so that no thread of this process wakes or waits for it.
 
-On a quick disk a thread costs more than the sync: to hand the call over, to pass the interpreter's lock to and fro and
-to wake the loop took 110 µs of processor time, on two cores beside an fdatasync of 130 µs. An order to the kernel's
-asynchronous I/O (io_submit with IOCB_CMD_FDSYNC, Linux 4.18 and later), of which an eventfd tells the end, took 10 µs.
+On a fast disk a thread costs more than the sync: handing the call over, passing the interpreter's lock back and forth
+and waking the loop took 110 µs of processor time, on two cores, while an fdatasync took 130 µs. A request to the
+kernel's asynchronous I/O (io_submit with IOCB_CMD_FDSYNC, Linux 4.18 and later), whose end an eventfd reports, took
+10 µs.
 
-Invariants: the outcome is that of fdatasync on the same open file: an error that the kernel tells once is told to
-            whoever waits for that order, and to nobody else (T23);
-            the kernel holds the file while it syncs it: a descriptor that is closed meanwhile harms nobody;
-            at most `orders_max` are under way. What is more than that, or what this kernel, this machine or this file
-            system does not do, is the threads' (`begin` returns None): nothing but speed rests on this module.
+Invariants: the outcome is that of fdatasync on the same open file: an error that the kernel reports once goes to the
+            caller of that request, and to no other (T23);
+            the kernel holds the file during the sync, so its descriptor may be closed meanwhile;
+            at most `orders_max` requests are under way. Further ones, and all where the kernel, the machine or the file
+            system lacks support, need a thread (`begin` returns False): only speed depends on this module.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OnDone = Callable[[OSError | None], None]
 
 
 class _Numbers(NamedTuple):
-    """Of the system calls: the C library has no functions for them."""
+    """Numbers of the system calls, for which the C library has no functions."""
 
     setup: int
     destroy: int
@@ -42,7 +43,7 @@ _NUMBERS = {
     "aarch64": _Numbers(setup=0, destroy=1, getevents=4, submit=2),
 }
 
-# From linux/aio_abi.h, as little-endian machines have them.
+# From linux/aio_abi.h, for little-endian machines.
 _FDSYNC = 3
 _TELL_EVENTFD = 1
 # data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, eventfd
@@ -51,7 +52,10 @@ _EVENT = struct.Struct("<QQqq")  # data, order, result, second result
 
 
 class KernelSync:
-    """Made in a running loop, for that loop alone. OSError: this kernel, or what confines us, does not have it."""
+    """The kernel's asynchronous syncs, for the loop that is running when this is made.
+
+    OSError: the kernel lacks them, or a sandbox forbids them.
+    """
 
     def __init__(self, orders_max: int) -> None:
         numbers = _NUMBERS.get(os.uname().machine)
@@ -79,7 +83,7 @@ class KernelSync:
         return len(self._waiting)
 
     def begin(self, fd: int, on_done: OnDone) -> bool:
-        """An fdatasync of this descriptor's file, of whose end the loop tells `on_done`. False: a thread must do it."""
+        """Start an fdatasync of this descriptor's file; the loop calls `on_done` at its end. False: use a thread."""
         if len(self._waiting) >= self._orders_max:
             return False
         self._order_id += 1
@@ -94,31 +98,31 @@ class KernelSync:
         return True
 
     async def drained(self) -> None:
-        """Until nothing is under way."""
+        """Wait until nothing is under way."""
         if self._waiting:
             future: asyncio.Future[None] = self._loop.create_future()
             self._drained.append(future)
             await future
 
     def close(self) -> None:
-        """Waits for what is under way, whose outcome nobody hears any more; blocks."""
+        """Wait for the syncs under way and drop their outcomes; blocks."""
         self._loop.remove_reader(self._eventfd)
         self._call(self._numbers.destroy, self._context)
         os.close(self._eventfd)
 
     def _on_done(self) -> None:
         os.eventfd_read(self._eventfd)
-        # As many as there are: no order is left without its event, since there is room for all of them.
+        # Reads all events at once: there is room for one from every request.
         count = self._call(
             *(self._numbers.getevents, self._context, ctypes.c_long(0), ctypes.c_long(self._orders_max)),
             *(self._events, None),
         )
-        for number in range(count):
-            order_id, _, result, _ = _EVENT.unpack_from(self._events, _EVENT.size * number)
+        for index in range(count):
+            order_id, _, result, _ = _EVENT.unpack_from(self._events, _EVENT.size * index)
             on_done = self._waiting.pop(order_id)
             try:
                 on_done(None if result >= 0 else OSError(-result, os.strerror(-result)))
-            except Exception as failure:  # noqa: BLE001 - a bug of who was told: it is logged, and the others are told
+            except Exception as failure:  # noqa: BLE001 - a bug in a callback: it is logged, and the others still run
                 context = {"message": "the outcome of a sync was not noted", "exception": failure}
                 self._loop.call_exception_handler(context)
         if self._drained and not self._waiting:
@@ -136,7 +140,7 @@ class KernelSync:
 
 
 def kernel_sync_or_none(orders_max: int) -> KernelSync | None:
-    """None if `orders_max` is 0, or if the kernel refuses."""
+    """The kernel's syncs; None if `orders_max` is 0, or if the kernel refuses."""
     if not orders_max:
         return None
     try:

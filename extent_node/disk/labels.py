@@ -1,10 +1,10 @@
-"""Labels: the small JSON files that say what a folder is (`disk.json`, `boot.json`, `journal.json`).
+"""Labels: small JSON files that identify a folder (`disk.json`, `boot.json`, `journal.json`).
 
-Invariants: a label is replaced whole: written aside, fsynced, exchanged with the old one, and the folder fsynced, so
-            that a crash leaves the old one or the new one;
-            what is aside stays there with its blocks: a start on a disk without a free byte can still say what it must
-            (T24), and it is written only when it is certainly not the label on the disk;
-            it carries a CRC32C of its other fields: a label with a flipped bit is refused, never half believed.
+Invariants: a label is replaced as a whole: written to a second file, fsynced, exchanged with the old one, and the
+            folder fsynced, so that a crash leaves the old label or the new one;
+            the second file keeps its blocks: a start on a disk without a free byte can still write its labels (T24).
+            It is written only when it is certainly not the label on the disk;
+            a label carries a CRC32C of its other fields: one with a flipped bit is refused, never partly used.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Any
 from neve.extent_node.disk.file_system import FileSystem
 from neve.proto.crc import crc32c
 
-LABEL_BYTES_MAX = 1 << 20  # a label names things; what is larger is not one
+LABEL_BYTES_MAX = 1 << 20  # a larger file is not a label
 
-ASIDE_SUFFIX = ".new"  # where the next label is written; what it holds is never believed
-PADDED_BYTES = 1024  # a label takes a multiple of this, so that one that is a little longer needs no more room
+ASIDE_SUFFIX = ".new"  # where the next label is written; the file's content never counts
+PADDED_BYTES = 1024  # labels are padded to a multiple of this, so that one that grows a little needs no more room
 
 
 class LabelDamaged(Exception):
-    """A label exists and cannot be believed."""
+    """A label exists but cannot be trusted."""
 
 
 def write_label(fs: FileSystem, folder: str, name: str, fields: dict[str, Any]) -> None:
-    """Make `fields` the label's content, on stable storage when this returns."""
+    """Replace the label's content with `fields`, which are on stable storage when this returns."""
     content = _encode(fields)
     path = os.path.join(folder, name)
     aside = path + ASIDE_SUFFIX
     if fs.stat(aside) is not None:
-        # The last exchange may not have reached the disk, and then this file is the label there: not to be touched.
+        # The last exchange may not have reached the disk. Then this file is the label there: do not write to it yet.
         fs.fsync_dir(folder)
     _write_file(fs, aside, content)
     if fs.stat(path) is None:
@@ -46,7 +46,7 @@ def write_label(fs: FileSystem, folder: str, name: str, fields: dict[str, Any]) 
 
 
 def _write_file(fs: FileSystem, path: str, content: bytes) -> None:
-    """In place: a file that is as long as this needs no block more."""
+    """Overwrite the file in place: one that is long enough needs no further block."""
     fd = fs.open(path, create=True)
     try:
         write_all(fs, fd, content, 0)
@@ -58,8 +58,10 @@ def _write_file(fs: FileSystem, path: str, content: bytes) -> None:
 
 
 def _exchange(fs: FileSystem, aside: str, path: str) -> None:
-    """The two files take each other's name, by one step. A file system that cannot do that loses what was aside, and
-    the next writing needs a free block."""
+    """Swap the names of the two files atomically.
+
+    A file system that cannot do that loses the second file, and the next label needs a free block.
+    """
     try:
         fs.exchange(aside, path)
     except OSError as error:
@@ -69,7 +71,7 @@ def _exchange(fs: FileSystem, aside: str, path: str) -> None:
 
 
 def read_label(fs: FileSystem, folder: str, name: str) -> dict[str, Any] | None:
-    """The label's fields, None if there is no such file; `LabelDamaged` if it cannot be believed."""
+    """The label's fields, None if there is no such file; `LabelDamaged` if it cannot be trusted."""
     path = os.path.join(folder, name)
     if fs.stat(path) is None:
         return None
@@ -85,21 +87,21 @@ def read_label(fs: FileSystem, folder: str, name: str) -> dict[str, Any] | None:
     if not isinstance(fields, dict):
         raise LabelDamaged(f"{path} is not a JSON object: the file is damaged or was edited")
     crc = fields.pop("crc32c", None)
-    # Compared byte by byte, not value by value: a flipped bit in white space or in a key's name is a flipped bit.
+    # Compared byte by byte, not value by value: a flipped bit in white space or in a key's name counts, too.
     if type(crc) is not int or content not in (_encode(fields), _encode_unpadded(fields)):
         raise LabelDamaged(f"{path} does not match its checksum: the file is damaged or was edited")
     return fields
 
 
 def make_folder(fs: FileSystem, folder: str) -> None:
-    """The folder exists, and so it does after a power cut."""
+    """Make sure that the folder exists and survives a power cut."""
     if fs.stat(folder) is None:
         fs.make_dirs(folder)
         fs.fsync_dir(os.path.dirname(os.path.abspath(folder)))
 
 
 def write_all(fs: FileSystem, fd: int, content: bytes, offset: int) -> None:
-    """All of `content`: a short write goes on where it stopped."""
+    """Write all of `content`, continuing after short writes."""
     view = memoryview(content)
     while view:
         written = fs.pwrite(fd, [view], offset)
@@ -115,7 +117,7 @@ def _encode(fields: dict[str, Any]) -> bytes:
 
 
 def _encode_unpadded(fields: dict[str, Any]) -> bytes:
-    """As earlier builds wrote it."""
+    """The label without padding, as earlier builds wrote it."""
     body = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     whole = {**fields, "crc32c": crc32c(body)}
     return json.dumps(whole, sort_keys=True, indent=1).encode() + b"\n"

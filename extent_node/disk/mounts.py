@@ -1,19 +1,19 @@
-"""Which mounting of a file system a folder is on (rule 12).
+"""The identity of the mount that a folder is on (protocol rule 12).
 
-Page cache and mounting end together: whoever compares what is said here with what was said earlier in the same boot
-knows whether bytes that were never synced can still be there.
+The page cache ends with the mount. So if a folder's mount id is the same as earlier in the same boot, bytes that were
+never synced may still be there.
 
     ext4:vdb:18522         the file system's own folder in /sys/fs, by its inode number, which the kernel gives to no
-                           other one in this boot. It stands for the mounted file system itself, whatever namespace or
-                           bind mount it is seen through, so that a container may be started again without an alarm
+                           other folder in this boot. It identifies the mounted file system itself, through any
+                           namespace or bind mount, so a container can be restarted without an alarm
     mount:2147484029       a file system without such a folder: the kernel's unique id of the mount (Linux 6.8)
-    mount-reused:42        an older kernel: the id in /proc/self/mountinfo, which the next mount may get again. A mount
-                           that was made anew is then noticed only if another one came in between
+    mount-reused:42        an older kernel: the id in /proc/self/mountinfo, which the next mount may get again. A
+                           remount is then noticed only if another mount was made in between
 
-The device's number alone says nothing: it is the same after a remount.
+The device's number proves nothing: it is the same after a remount.
 
-Invariants: two answers in one boot are equal only if the page cache was kept, as far as the kernel tells;
-            a folder that is seen in another way than before (another namespace without /sys) counts as another mount.
+Invariants: two ids in one boot are equal only if the page cache was kept, as far as the kernel reports it;
+            a folder seen in another way than before (another namespace without /sys) counts as another mount.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_id(path: str) -> str:
-    """OSError if the folder is not there."""
+    """The id of the folder's mount. OSError if the folder does not exist."""
     device = os.stat(path).st_dev
     return _in_sys_fs(device) or _by_statx(path)
 
 
 def _in_sys_fs(device: int) -> str:
-    """Empty if this file system, or this view of the machine, has no such folder."""
+    """Empty if this file system has no such folder, or none is visible here."""
     number = f"{os.major(device)}:{os.minor(device)}"
     name = os.path.basename(os.path.realpath(f"/sys/dev/block/{number}"))
     if name == number:  # not a link: no block device

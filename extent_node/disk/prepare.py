@@ -1,14 +1,13 @@
-"""Before a node starts: which folders are its disks and its journal, what its id is, and what may be formatted.
+"""Prepares a node's folders before it starts: finds its disks and journal, its id, and what may be formatted.
 
-Invariants: folders are formatted by themselves only for a node of which nothing says that it existed: all folders are
-            empty, no disk's uuid is configured, and neither is its id, unless the operator says so
-            (`format_empty_disks`). Otherwise an empty folder may be a disk that was wiped, or one that is not mounted:
-            it is refused by name, and becomes a new disk only by the operator's word (`--format-disk`) (T32). The same
-            holds for the journal (`--format-journal`): a new one in place of one that is not mounted would cost what is
-            in it;
-            a folder whose disk is known by its uuid is never formatted: the node starts without it and says so;
-            a first start that was cut short is gone on with by the next: as long as no process has started on the
-            journal, and every disk that is here was made for it, nothing was stored that could be missing.
+Invariants: folders are formatted automatically only for a node without any sign of earlier use: all folders are empty,
+            no disk's uuid is configured, and neither is its id, unless the operator sets `format_empty_disks`.
+            Otherwise an empty folder may be a disk that was wiped or is not mounted: it is refused by name, and becomes
+            a new disk only with `--format-disk` (T32). The journal's folder is treated alike (`--format-journal`): a
+            new journal in place of one that is not mounted would lose its records;
+            a folder whose disk's uuid is configured is never formatted: the node starts without it and reports it;
+            the next start continues an interrupted first start: as long as no process has started on the journal, and
+            every disk present was made for that journal, nothing was stored that could be missing.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from neve.extent_node.journal.folder import format_journal, read_journal_label
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the configured folders are now."""
+    """The present state of the configured folders."""
 
-    labelled: dict[str, int]  # disk folder → the node id that its label says
+    labelled: dict[str, int]  # disk folder → the node id in its label
     unlabelled: list[str]  # disk folders without a label
     journal_node_id: int | None  # None: the journal's folder has no label
     unreadable: dict[str, str] = field(default_factory=dict)  # disk folders whose label cannot be read, and why
-    # The journal was never started on, and the disks that are here name it: they are of a start that was cut short.
+    # No process has started on the journal, and all disks present name it: they are of an interrupted first start.
     begun: bool = False
 
     @property
     def nothing_is_known(self) -> bool:
-        """Nothing here says that this node has ever served."""
+        """Whether nothing here shows that this node has ever served."""
         return not self.unreadable and (self.begun or not (self.labelled or self.journal_node_id is not None))
 
 
@@ -64,7 +63,7 @@ def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Fo
         journal_node_id = journal.node_id
         begun = journal.never_used and journals_named <= {journal.uuid}
     if unreadable and not labelled and journal_node_id is None:
-        raise DiskRefused("; ".join(unreadable.values()))  # nothing says which node this is
+        raise DiskRefused("; ".join(unreadable.values()))  # no label gives the node's id
     return Found(labelled, unlabelled, journal_node_id, unreadable, begun)
 
 
@@ -76,18 +75,20 @@ def settled_node_id(found: Found, configured: int) -> int:
     if configured:
         claims["the configuration"] = configured
     if len(set(claims.values())) > 1:
-        said = ", ".join(f"{who} says {node_id}" for who, node_id in claims.items())
+        said = ", ".join(f"{source} says {node_id}" for source, node_id in claims.items())
         raise DiskRefused(f"which node is this? {said}: mount the disks of one node, or correct node_id")
     return next(iter(claims.values()), 0)
 
 
 def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], expected: Mapping[str, str]) -> list[str]:
-    """Folders that may be formatted; DiskRefused names one that may not be and has no label. `expected`: folder → uuid
-    of the disk that belongs there; without its label it is left to the store, which starts without it."""
+    """The folders to format; DiskRefused names one that has no label and may not be formatted.
+
+    `expected`: folder → uuid of its disk. Such a folder without a label is left to the store, which starts without it.
+    """
     for folder in by_word:
         if folder in found.labelled:
             if found.begun:
-                continue  # by the same word, in a start that was cut short
+                continue  # the interrupted start formatted it at the same order
             raise DiskRefused(f"{folder} is a disk already: it is not formatted again")
         if folder in found.unreadable:
             raise DiskRefused(f"{folder} seems to be a disk that cannot be read: {found.unreadable[folder]}")
@@ -127,14 +128,14 @@ async def prepare(
     rng: random.Random,
     expected_uuids: Mapping[str, str] | None = None,
 ) -> int:
-    """Make the folders ready and return the node's id; asks the manager for one if nobody knows it yet."""
+    """Make the folders ready and return the node's id. Requests one from the manager if no label or setting has it."""
     expected = expected_uuids or {}
     found = look(fs, disk_folders, journal_folder)
     to_format = disks_to_format(found, automatic=automatic, by_word=by_word, expected=expected)
     node_id = settled_node_id(found, configured_node_id)
     if not node_id and any(expected.values()):
         raise DiskRefused(
-            "which node is this? No disk and no journal is here to say it, and the configuration names disks of a node "
+            "which node is this? No disk and no journal gives its id, and the configuration names disks of a node "
             "that was used before: mount them, or set node_id"
         )
     node_id = node_id or await ask_for_id()
@@ -155,7 +156,7 @@ async def prepare(
             node_id=node_id,
             journal_uuid=_uuid(rng),
             segment_bytes=journal_segment_bytes,
-            # For disks that were used: should this start fail, and they not be there at the next, it is no new node.
+            # A journal for used disks: if this start fails and the next finds no disks, this is still no new node.
             in_use=bool(found.labelled or found.unreadable or any(expected.values())),
         )
     else:

@@ -1,11 +1,11 @@
-"""Threads for what blocks: one queue, one wake-up of the loop for each call.
+"""A thread pool for blocking calls: one queue, and one wake-up of the loop for each call.
 
-`loop.run_in_executor` makes a work item and two futures for each call, which callbacks and locks chain; here it is one
-future and a place in a queue.
+`loop.run_in_executor` makes a work item and two futures for each call, linked by callbacks and locks. This pool makes
+one future and one queue entry.
 
-Invariants: results come back in the loop's thread; a call that was cancelled before a thread came to it is not carried
-            out, one that runs is finished and its outcome dropped, as with an executor;
-            at most `count` calls run at a time, the others wait in their order.
+Invariants: results arrive in the loop's thread; a call cancelled before a thread takes it is not made; a running call
+            is finished and its outcome dropped, as in an executor;
+            at most `count` calls run at a time, the others wait in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Work = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class Threads:
-    """Made in a running loop, for that loop alone. A thread starts when a call finds all others at work."""
+    """A pool for the loop that is running when it is made. A thread starts when a call finds all others busy."""
 
     def __init__(self, count: int, *, name: str) -> None:
         self._count = count
@@ -30,10 +30,10 @@ class Threads:
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self.unfinished = 0  # calls handed over and not come back
+        self.unfinished = 0  # calls that were queued and have not returned
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Call it in a thread; the future has its result or its exception."""
+        """Call the function in a thread; the future gets its result or its exception."""
         future: asyncio.Future[T] = self._loop.create_future()
         self.unfinished += 1
         if self.unfinished > len(self._threads) < self._count:
@@ -42,7 +42,7 @@ class Threads:
         return future
 
     def shutdown(self) -> None:
-        """Wait for what was handed over, then end the threads; blocks. Nothing may be handed over any more."""
+        """Wait for all queued calls, then end the threads; blocks. No call may follow."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -62,21 +62,21 @@ class Threads:
             try:
                 if not future.cancelled():
                     result = function(*args)
-            except BaseException as raised:  # noqa: BLE001 - it is the caller's, whatever it is
+            except BaseException as raised:  # noqa: BLE001 - every error belongs to the caller
                 error = raised
             try:
                 self._loop.call_soon_threadsafe(self._settle, future, result, error)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
-            del work, future, function, args, result, error  # nothing is kept alive while it waits for more
+                return  # the loop is closed: no caller waits any more
+            del work, future, function, args, result, error  # keep nothing alive while waiting for the next call
 
     def _settle(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self.unfinished -= 1
-        if future.done():  # cancelled: whoever waited has gone
+        if future.done():  # the caller cancelled it
             return
         if error is None:
             future.set_result(result)
-        elif isinstance(error, StopIteration):  # no future takes it
+        elif isinstance(error, StopIteration):  # a future refuses this class
             future.set_exception(RuntimeError("a call in a thread raised StopIteration"))
         else:
             future.set_exception(error)
