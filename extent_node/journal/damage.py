@@ -1,15 +1,16 @@
-"""Tells a damaged record of the journal from a torn one, where no later record promises anything (rule 13). No I/O.
+"""Distinguishes a damaged record of the journal from a torn one where no later record promises anything. No I/O.
 
-After a power cut the last group of records may be there in part, and nobody was told of it: that is no damage. A bit
-that flipped in it after it was synced is: its record was acknowledged and cannot be read. Two things are proof of that:
+Protocol rule 13. After a power cut the last group of records may be partly written. No reply covered it, so that is no
+damage. A bit that flipped after the group was synced is damage: the record was acknowledged and cannot be read. There
+are two proofs of that:
 
-    one bit      with one bit changed, the record is valid. By the CRC's linearity that bit is found without trying all:
+    one bit      with one bit changed, the record is valid. The CRC is linear, so that bit is found without trying all:
                  the difference of the checksums is followed backwards, byte by byte, until it is that of a single bit
-    one sector   a valid record behind it begins in the sector in which it begins: disks write sectors whole, so that
-                 this one was written, and all that is wrong in it has become so later. Whose it was is not known
+    one sector   a valid record behind it begins in the same sector. Disks write sectors whole, so this one was
+                 written, and whatever is wrong in it changed later. The record's extent is unknown
 
-Invariants: a place that holds what an earlier use of the segment left is neither;
-            a torn write passes for a flipped bit by chance only: once in some thousands for records of 256 KiB.
+Invariants: a place that holds bytes of an earlier use of the segment is neither;
+            a torn write is taken for a flipped bit only by chance: once in some thousands for records of 256 KiB.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from neve.extent_node.journal.format import (
 from neve.proto.crc import Buffer, crc32c
 
 SECTOR_BYTES = 512
-SEARCH_BYTES_MAX = 4 << 20  # a garbled size must not cost minutes; records are far smaller
+SEARCH_BYTES_MAX = 4 << 20  # a garbled size must not cost minutes; real records are far smaller
 
 _POLYNOMIAL = 0x82F63B78  # CRC32C, reflected
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place where an acknowledged record may have stood. `record` is what it was, if that is known."""
+    """A place where an acknowledged record may have been. `record` is that record, if known."""
 
     position: int
     record: Record | None
 
 
 def find_damage(data: Buffer, position: int, segment_number: int, seed: int) -> Iterator[Damage]:
-    """All of it from a position on: of a record, or where the chain breaks."""
+    """All damage of a segment from a position on, which is a record's or the chain's end."""
     raw = bytes(data)
     while True:
         for whole in walk_records_from(raw, position, segment_number, seed):
@@ -67,11 +68,11 @@ def find_damage(data: Buffer, position: int, segment_number: int, seed: int) -> 
 
 
 def _with_one_bit_changed(data: bytes, position: int, segment_number: int, seed: int) -> Record | None:
-    """The record of this segment that would stand here but for one bit."""
+    """The record of this segment that is here except for one bit."""
     if position % ALIGN_BYTES or position + RECORD_HEADER_BYTES > len(data):
         return None
     if decode_record(data, position, seed) is not None:
-        return None  # whole: of an earlier use of the file
+        return None  # whole: it belongs to an earlier use of the file
     for at, bit in _candidates(data, position, seed):
         tried = bytearray(data[position : position + RECORD_HEADER_BYTES + SEARCH_BYTES_MAX])
         tried[at - position] ^= 1 << bit
@@ -82,12 +83,12 @@ def _with_one_bit_changed(data: bytes, position: int, segment_number: int, seed:
 
 
 def _candidates(data: bytes, position: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Bits that may be the one: (byte in `data`, bit)."""
+    """The bits that may have flipped: (byte in `data`, bit)."""
     for wanted in (RECORD_MAGIC, END_MAGIC):
         differs = int.from_bytes(data[position : position + 4], "little") ^ int.from_bytes(wanted, "little")
         if differs.bit_count() == 1:
             yield position + (differs.bit_length() - 1) // 8, (differs.bit_length() - 1) % 8
-    for number in range(32):  # of the size: what the checksum covers is then known for each of them
+    for number in range(32):  # bits of the size: each gives another range that the checksum covers
         yield position + CRC_FROM + number // 8, number % 8
     size_bytes = int.from_bytes(data[position + CRC_FROM : position + CRC_FROM + 4], "little")
     end = position + RECORD_HEADER_BYTES + size_bytes
@@ -119,5 +120,5 @@ def _table() -> list[int]:
 
 _TABLE = _table()
 _BY_TOP_BYTE = {entry >> 24: index for index, entry in enumerate(_TABLE)}
-_SINGLE_BITS = {_TABLE[1 << bit]: bit for bit in range(8)}  # what one wrong bit in the last byte does to the checksum
+_SINGLE_BITS = {_TABLE[1 << bit]: bit for bit in range(8)}  # how one wrong bit in the last byte changes the checksum
 assert len(_BY_TOP_BYTE) == 256

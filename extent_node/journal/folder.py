@@ -1,7 +1,7 @@
-"""What a journal's folder is: its label, its segment files, and how a new one is made.
+"""A journal's folder: its label, its segment files, and how a new journal is made.
 
 Invariants: the label is written last when a journal is made, and first when segments change their meaning;
-            a folder that is no journal of this node is refused by name.
+            a folder that is not a journal of this node is refused by name.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ LABEL = "journal.json"
 LOCK = "lock"
 
 SEGMENT_BYTES_DEFAULT = 64 << 20
-# Segments in the ring at most. Bounds the disk space, and the bytes that a restart replays.
+# The most segments in the ring. Bounds the disk space, and the bytes that a restart replays.
 SEGMENTS_MAX_DEFAULT = 8
 FIRST_NUMBER = 1  # of a journal's segments
-# Prewriting is done in pieces of this size, so that making a segment does not need a segment of memory.
+# Files are prewritten in pieces of this size, so that making a segment does not need a segment of memory.
 _PREWRITE_BYTES = 1 << 20
 
 
 class JournalRefused(Exception):
-    """This folder cannot be the node's journal; the message says why and what to do."""
+    """This folder cannot be used as the node's journal; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A segment that some disks still need and that is not used again before they have its records, or are given up."""
+    """A segment that some disks still need.
+
+    It is not used again before those disks have its records, or the operator gives them up.
+    """
 
     number: int
     slot: int
-    end_position: int  # behind its last record: an unbroken run that ends before has lost some
+    end_position: int  # behind its last record: if the unbroken run ends before, records are lost
     disks: tuple[int, ...]  # short ids
 
     def fields(self) -> dict[str, Any]:
@@ -54,30 +57,30 @@ def _kept(fields: dict[str, Any]) -> Kept:
 
 @dataclass(frozen=True, slots=True)
 class JournalLabel:
-    """`journal.json`."""
+    """The content of `journal.json`."""
 
     uuid: str
     cluster: str
     node_id: int
     segment_bytes: int
     slots: int  # segment files that exist; a missing one is a hole
-    fresh_from: int  # segments with lower numbers were replayed and are over
+    fresh_from: int  # segments with lower numbers were replayed and are not needed
     in_use: bool = False  # False after a clean stop: no extent depends on any record
-    # Disks whose records were given up, or that failed under us: page cache and journal prove nothing for their open
-    # replicas, which become doubtful when the disk is back.
+    # Disks that failed during use, or whose records were given up. Page cache and journal prove nothing about their
+    # open replicas, which become doubtful when the disk returns.
     distrusted_disks: tuple[int, ...] = ()  # short ids
-    kept: tuple[Kept, ...] = ()  # whatever `fresh_from` and `in_use` say
-    # Slots whose files could not be read or written to: neither read nor used again, except for what is kept in one.
+    kept: tuple[Kept, ...] = ()  # independent of `fresh_from` and `in_use`
+    # Slots whose files could not be read or written. They are neither read nor used again, except for kept segments.
     bad_slots: tuple[int, ...] = ()
 
     @property
     def never_used(self) -> bool:
-        """It was made, and no process has started on it since: nothing was ever stored that depends on it."""
+        """The journal was made, and no process has started on it since: nothing stored depends on it."""
         return not self.in_use and self.fresh_from == FIRST_NUMBER and not (self.kept or self.bad_slots)
 
     @property
     def slots_usable(self) -> list[int]:
-        """Those that the ring may use."""
+        """The slots that the ring may use."""
         taken = {*self.bad_slots, *(kept.slot for kept in self.kept)}
         return [slot for slot in range(self.slots) if slot not in taken]
 
@@ -112,8 +115,10 @@ def format_journal(
     slots: int = 2,
     in_use: bool = False,
 ) -> str:
-    """Make a new journal in an empty folder; the uuid is what the node's disks then name. `in_use`: it takes the place
-    of one that was, so that it is not `never_used` from the beginning."""
+    """Make a new journal in an empty folder; returns the uuid, which the node's disks then name.
+
+    `in_use`: the journal replaces an earlier one, so it is not `never_used` at first.
+    """
     if segment_bytes < SEGMENT_BYTES_MIN:
         raise ValueError(f"a journal segment of {segment_bytes} bytes is below the minimum of {SEGMENT_BYTES_MIN}")
     make_folder(fs, folder)
@@ -131,10 +136,10 @@ def format_journal(
 
 
 def make_segment(fs: FileSystem, folder: str, slot: int, segment_bytes: int) -> None:
-    """A segment file whose blocks are all written, so that later writes allocate nothing."""
+    """Make a segment file whose blocks are all written, so that later writes allocate nothing."""
     path = slot_path(folder, slot)
     if fs.stat(path) is not None:
-        fs.unlink(path)  # left over from a making that did not reach the label
+        fs.unlink(path)  # left from an earlier attempt that did not reach the label
     fd = fs.open(path, create=True, exclusive=True)
     try:
         zeros = bytes(min(_PREWRITE_BYTES, segment_bytes))
@@ -142,7 +147,7 @@ def make_segment(fs: FileSystem, folder: str, slot: int, segment_bytes: int) -> 
             write_all(fs, fd, zeros[: segment_bytes - offset], offset)
         fs.fsync(fd)
     except OSError:
-        fs.unlink(path)  # or a full disk stays full of it, and the label cannot be written any more
+        fs.unlink(path)  # otherwise it would fill the disk, and the label could not be written any more
         raise
     finally:
         fs.close(fd)
@@ -150,7 +155,7 @@ def make_segment(fs: FileSystem, folder: str, slot: int, segment_bytes: int) -> 
 
 
 def remove_beyond(fs: FileSystem, folder: str, slots: int) -> None:
-    """Remove segment files that the label does not count: a growing was cut short."""
+    """Remove segment files that the label does not count: they are of an interrupted growth."""
     known = {os.path.basename(slot_path(folder, slot)) for slot in range(slots)}
     for name in fs.list_dir(folder):
         if name.endswith(".seg") and name not in known:
@@ -158,7 +163,7 @@ def remove_beyond(fs: FileSystem, folder: str, slots: int) -> None:
 
 
 def read_journal_label(fs: FileSystem, folder: str) -> JournalLabel:
-    """What the folder says it is; JournalRefused if it is no journal of this format."""
+    """The folder's label; JournalRefused if it is not a journal of this format."""
     try:
         fields = read_label(fs, folder, LABEL)
     except OSError as error:

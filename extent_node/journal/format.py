@@ -1,12 +1,12 @@
-"""The journal's bytes: segment headers and records, encoding and scanning. No I/O. See docs/formats/journal.md.
+"""The journal's bytes: segment headers and records, their encoding and scanning. No I/O. See docs/formats/journal.md.
 
-A journal is a ring of segment files of one size. A segment in use has a number, higher than all before it; a record
-states number and position, so that what is left of an earlier use of the file is never taken for a record of this one.
+A journal is a ring of segment files of one size. Each use of a segment file has a number higher than all before. A
+record has the number and its position, so that records of an earlier use are never taken for records of this one.
 
 Invariants: a record binds segment number, position, disk, extent, incarnation and offset to its payload by one CRC,
-            seeded with the journal's uuid: a record of another journal, or inside somebody's payload, is not valid;
-            `durable_through` is a promise: all records below that LSN were on stable storage when this one was written;
-            so an invalid record below it is damage, and an invalid record above it may be a torn write.
+            seeded with the journal's uuid: a record of another journal, or inside a payload, is not valid;
+            `durable_through` is a promise: all records below that LSN were on stable storage when this one was written.
+            So an invalid record below it is damage, and an invalid record above it may be a torn write.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ END_MAGIC = b"NVJE"
 _HEADER = struct.Struct("<4sIIIQQ16s")
 # magic, crc, payload bytes, position, segment number, durable through, needed from, disk, extent, incarnation, offset
 _RECORD = struct.Struct("<4sIIIQQQQQQQ")
-CRC_FROM = 8  # the checksum covers what stands behind itself
+CRC_FROM = 8  # the checksum covers the bytes from here on, behind itself
 _MAGIC_AND_CRC, _COVERED = struct.Struct("<4sI"), struct.Struct("<IIQQQQQQQ")  # a record's header in two parts
 
 RECORD_HEADER_BYTES = _RECORD.size
 ALIGN_BYTES = 8
-# The header has a sector of its own: it is written once in a use of the segment, and no later write can tear it.
+# The header has a sector of its own: it is written once per use of the segment, and no later write can tear it.
 FIRST_POSITION = 4096
 
 SEGMENT_BYTES_MIN = FIRST_POSITION + 4096
@@ -43,11 +43,11 @@ SEGMENT_BYTES_MIN = FIRST_POSITION + 4096
 assert RECORD_HEADER_BYTES % ALIGN_BYTES == 0
 assert _MAGIC_AND_CRC.size + _COVERED.size == RECORD_HEADER_BYTES
 
-_PADDING = [bytes(-size_bytes % ALIGN_BYTES) for size_bytes in range(ALIGN_BYTES)]  # by the payload's size modulo that
+_PADDING = [bytes(-size_bytes % ALIGN_BYTES) for size_bytes in range(ALIGN_BYTES)]  # by payload size modulo ALIGN_BYTES
 
 
 def lsn_of(segment_number: int, position: int) -> int:
-    """Where a record is, as one number that grows over all segments."""
+    """A record's log sequence number: its place as one number that grows over all segments."""
     return segment_number << 32 | position
 
 
@@ -57,14 +57,14 @@ def segment_of(lsn: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as read: bytes of one extent, or the end of a segment (`is_end`)."""
+    """One decoded record: bytes of one extent, or the end of a segment (`is_end`)."""
 
     is_end: bool
     payload_bytes: int
     position: int
     segment_number: int
     durable_through: int  # LSN
-    needed_from: int  # LSN: every extent has all records below it in its own file, on stable storage
+    needed_from: int  # LSN: all records below it are in their extents' own files, on stable storage
     disk: int  # short id
     extent_id: int
     incarnation: int
@@ -84,7 +84,7 @@ class Record:
 
 
 def record_bytes(payload_bytes: int) -> int:
-    """What a record takes in the segment, header and padding included."""
+    """The size of a record in the segment, with header and padding."""
     return RECORD_HEADER_BYTES + -(-payload_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -95,7 +95,7 @@ def crc_seed(journal_uuid: bytes) -> int:
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
     number: int
-    needed_from: int  # LSN, as in a record: what this file held before is not needed any more
+    needed_from: int  # LSN, as in a record: the file's earlier content is no longer needed
 
 
 def encode_header(header: SegmentHeader, journal_uuid: bytes) -> bytes:
@@ -117,7 +117,7 @@ def decode_header(data: Buffer, journal_uuid: bytes) -> SegmentHeader | None:
 
 
 class Entry(NamedTuple):
-    """Bytes of one extent, to be journaled. `holder` stands for the replica until its own file has them durably."""
+    """Bytes of one extent for the journal. `holder` is the replica whose own file does not have them durably yet."""
 
     holder: Hashable
     disk: int
@@ -142,8 +142,11 @@ def encode_records(
     needed_from: int,
     position_max: int,
 ) -> tuple[list[Buffer], int, int]:
-    """Records of as many entries, from the first one on, as end at `position_max` or before: the buffers to write from
-    `position` on, how many entries they are of, and where they end. One call for all: this runs for every append."""
+    """Encode entries, from the first one on, up to `position_max`.
+
+    Returns the buffers to write at `position`, the number of entries in them, and the end position. One call encodes
+    all, because this runs for every append.
+    """
     buffers: list[Buffer] = []
     taken = 0
     pack, pack_head, extend, paddings = _COVERED.pack, _MAGIC_AND_CRC.pack, google_crc32c.extend, _PADDING
@@ -155,7 +158,7 @@ def encode_records(
             size_bytes, position, segment_number, durable_through, needed_from, disk, extent_id, incarnation, offset
         )
         crc = extend(seed, covered)
-        if len(payload) == 1 and type(piece := payload[0]) is bytes:  # nearly every record: one small append
+        if len(payload) == 1 and type(piece := payload[0]) is bytes:  # the usual record: one small append
             buffers += (pack_head(RECORD_MAGIC, extend(crc, piece)), covered, piece, paddings[size_bytes % ALIGN_BYTES])
         else:
             for piece in payload:
@@ -167,15 +170,17 @@ def encode_records(
 
 
 def encode_end(*, seed: int, position: int, segment_number: int, durable_through: int, needed_from: int) -> bytes:
-    """The record that says: this segment ends here, the chain goes on in the next one."""
+    """The record that ends a segment: the chain continues in the next one."""
     fields = (0, position, segment_number, durable_through, needed_from, 0, 0, 0, 0)
     header = _RECORD.pack(END_MAGIC, 0, *fields)
     return _RECORD.pack(END_MAGIC, crc32c(header[CRC_FROM:], seed), *fields)
 
 
 def decode_record(data: Buffer, position: int, seed: int, *, data_from: int = 0) -> Record | None:
-    """The record at this position of a segment, of which `data` are the bytes from `data_from` on; None if there is no
-    valid one."""
+    """The record at this position of a segment; None if there is no valid one.
+
+    `data` are the segment's bytes from `data_from` on.
+    """
     at = position - data_from
     if at + RECORD_HEADER_BYTES > len(data):
         return None
@@ -191,8 +196,10 @@ def decode_record(data: Buffer, position: int, seed: int, *, data_from: int = 0)
 
 
 def announced_end(data: Buffer, position: int, segment_number: int) -> int:
-    """Where the record at this position would end by its own word, whether it is whole or not; of no record of this
-    segment only the bytes are meant that would tell."""
+    """Where the record at this position would end by its own size field, whole or not.
+
+    If the header is not of a record of this segment, this is the header's end.
+    """
     header_end = position + RECORD_HEADER_BYTES
     if header_end > len(data):
         return header_end
@@ -204,12 +211,12 @@ def announced_end(data: Buffer, position: int, segment_number: int) -> int:
 
 @dataclass(slots=True)
 class SegmentScan:
-    """What one segment file says of the chain."""
+    """What one segment file contributes to the chain."""
 
-    number: int | None  # None: never used, or nothing in it is valid
+    number: int | None  # None: never used, or without anything valid
     end_position: int = FIRST_POSITION  # behind the last record of the unbroken run
     ended: bool = False  # the run ends with an end record
-    durable_through: int = 0  # the highest promise of any valid record, also behind a broken place
+    durable_through: int = 0  # the highest promise of any valid record, including those behind a broken place
     needed_from: int = 0
     records: int = 0
 
@@ -219,13 +226,13 @@ class SegmentScan:
 
 
 def scan_segment(data: Buffer, journal_uuid: bytes) -> SegmentScan:
-    """Walk the records from the start; behind the first invalid place, look for valid ones that make promises."""
+    """Walk the records from the start; behind the first invalid place, search for valid ones that make promises."""
     seed = crc_seed(journal_uuid)
     header = decode_header(data, journal_uuid)
     if header is not None:
         scan = SegmentScan(header.number, needed_from=header.needed_from)
     else:
-        # Torn while the file was made ready for its next use, or damaged: the newest record tells which use this is.
+        # Torn while the file was prepared for its next use, or damaged: the newest record shows which use this is.
         numbers = [record.segment_number for record in find_records(data, FIRST_POSITION, seed)]
         scan = SegmentScan(max(numbers, default=None))
     if scan.number is not None:
@@ -235,19 +242,19 @@ def scan_segment(data: Buffer, journal_uuid: bytes) -> SegmentScan:
             scan.ended = record.is_end
             scan.records += 1
     if not scan.ended:
-        # A record of an earlier use of this file promises nothing beyond that use, so it can do no harm here.
+        # A record of an earlier use of this file promises nothing beyond that use, so it does no harm here.
         for record in find_records(data, scan.end_position, seed):
             scan.believe(record)
     return scan
 
 
 def walk_records(data: Buffer, segment_number: int, seed: int) -> Iterator[Record]:
-    """The unbroken run of this segment's records, the end record included."""
+    """The unbroken run of this segment's records, including the end record."""
     return walk_records_from(data, FIRST_POSITION, segment_number, seed)
 
 
 def walk_records_from(data: Buffer, position: int, segment_number: int, seed: int) -> Iterator[Record]:
-    """The same, of the records from a position on."""
+    """The unbroken run of this segment's records from a position on, including the end record."""
     while True:
         record = decode_record(data, position, seed)
         if record is None or record.segment_number != segment_number:

@@ -1,15 +1,15 @@
-"""Group commit: makes appends durable, many by one fdatasync.
+"""Group commit: makes many appends durable by one fdatasync.
 
     one extent alone, or a large batch      fdatasync of the extent's file, in place
     several extents                         their bytes as records of the journal, one fdatasync for all
 
-Appends that come while a sync runs gather for the next one. Either way, a segment is settled when its replica's
+Appends that arrive during a sync are gathered for the next one. In both ways, a segment is settled when its replica's
 `durable_end` has reached the segment's end, and not before.
 
 Invariants: bytes go to the journal only if everything below them is durable or in it (protocol rule 10); a replica
-            whose page cache holds other bytes below is synced in place;
+            with other bytes below, in the page cache, is synced in place;
             an error of a sync goes to every segment that the sync was for; no retry acknowledges them (scenario T23);
-            at most one sync runs for each file, and one for the journal; what waits is bounded by the calls that wait.
+            at most one sync runs for each file, and one for the journal; the queues are bounded by the waiting calls.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ StartSync = Callable[[Replica, Callable[[OSError | None], None]], None]
 
 
 class Committer:
+    """Decides how each replica's appends become durable, and settles their segments when they are."""
+
     def __init__(
         self,
         journal: Journal,
@@ -63,9 +65,9 @@ class Committer:
             journal_failed=journal_failed,
             wake_checkpointer=wake_checkpointer,
         )
-        self._gathering: dict[Replica, None] = {}  # `_kick` decides about these on the loop's next turn
+        self._gathering: dict[Replica, None] = {}  # `_dispatch` handles these on the loop's next turn
         self._syncing = 0  # in-place syncs that segments wait for
-        self._kick_scheduled = False
+        self._dispatch_scheduled = False
 
     # --- waiting for durability ------------------------------------------------------------------------------
 
@@ -81,12 +83,12 @@ class Committer:
         """Hand the journal records of a frame over together, once all of its segments are enqueued."""
         records, rounds = call.records, self.rounds
         if len(records) < self._config.journal_extents_min and not rounds.running:
-            call.records = []  # it may be the only one on the node, for which `_kick` syncs the file in place
+            call.records = []  # it may be the only one on the node, for which `_dispatch` syncs the file in place
             for index, replica, entry in records:
                 self.wait_durable(replica, entry.end, call, index, entry.offset, entry.payload[0])
             return
         rounds.calls[call] = None
-        self._ask_for_a_kick()
+        self._schedule_dispatch()
 
     def wait_durable(
         self, replica: Replica, end: int, call: AppendCall, index: int, offset: int = 0, piece: Buffer | None = None
@@ -95,16 +97,16 @@ class Committer:
         queue = self._queue(replica)
         queue.add(end, call, index, offset, piece)
         if queue.pieces_bytes >= self._in_place_bytes_min:
-            queue.drop_pieces()  # too many for the journal: they are synced in place, and need not be kept for that
+            queue.drop_pieces()  # too many for the journal: they are synced in place, so the copies are not needed
         self.look_at(replica)
 
     def forget_call(self, call: AppendCall) -> None:
-        """Nobody waits for this call any more: its records that are in no round yet stay out of the journal."""
+        """Keep the records of an abandoned call out of the journal, if they are in no round yet."""
         self.rounds.calls.pop(call, None)
         call.records = []
 
     def forget(self, replica: Replica, call: AppendCall) -> None:
-        """Nobody waits for this call any more. Its bytes stay, and become durable with those that come next."""
+        """Drop an abandoned call. Its bytes stay, and become durable together with later ones."""
         queue = replica.commit
         if queue is not None:
             queue.forget(call)
@@ -117,10 +119,10 @@ class Committer:
             queue.abandon(error)
             self._drop_if_idle(replica, queue)
 
-    # --- what is synced --------------------------------------------------------------------------------------
+    # --- after a sync ----------------------------------------------------------------------------------------
 
     def note_in_place(self, replica: Replica, end: int) -> None:
-        """The file itself has [0, end) on stable storage."""
+        """[0, end) of the file itself is on stable storage."""
         replica.in_place_end = max(replica.in_place_end, min(end, replica.state.length))
         replica.state.note_durable(end)
         self.journal.settle(replica, end)
@@ -128,7 +130,7 @@ class Committer:
         self.settle(replica)
 
     def note_cut(self, replica: Replica, length: int) -> None:
-        """A seal cut the replica to `length`: on the disk, and now in what is known."""
+        """A seal cut the file to `length`; apply that to the state."""
         replica.state.note_cut(length)
         replica.in_place_end = min(replica.in_place_end, length)
         self._dirty.update(replica)
@@ -149,16 +151,16 @@ class Committer:
     def look_at(self, replica: Replica) -> None:
         """Decide, on the loop's next turn, how it becomes durable."""
         self._gathering[replica] = None
-        self._ask_for_a_kick()
+        self._schedule_dispatch()
 
-    def _ask_for_a_kick(self) -> None:
-        if not self._kick_scheduled:
-            self._kick_scheduled = True
-            asyncio.get_running_loop().call_soon(self._kick)
+    def _schedule_dispatch(self) -> None:
+        if not self._dispatch_scheduled:
+            self._dispatch_scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
-    def _kick(self) -> None:
-        """Send everything that gathered during this turn of the loop on its way."""
-        self._kick_scheduled = False
+    def _dispatch(self) -> None:
+        """Start the syncs for everything gathered during this turn of the loop."""
+        self._dispatch_scheduled = False
         gathered, self._gathering = self._gathering, {}
         rounds = self.rounds
         several = (
@@ -171,13 +173,13 @@ class Committer:
             if queue is None or not queue.waits:
                 continue
             if queue.journaling and not queue.pieces and queue.end_wanted <= replica.state.journaled_end:
-                continue  # the round that runs settles all of them
+                continue  # the running round settles all of them
             if several and rounds.may_take(replica, queue):
                 rounds.next[replica] = None
             elif queue.syncing is None:
                 queue.drop_pieces()
                 read_only = replica.state.read_only
-                if read_only is not None and not read_only.can_sync:  # since they were appended, in this turn
+                if read_only is not None and not read_only.can_sync:  # it failed after they were appended
                     error = ReplicaReadOnly(extent_id=replica.extent_id, detail=read_only.value)
                     self.abandon(replica, error)
                 else:
@@ -188,9 +190,9 @@ class Committer:
     # --- in place --------------------------------------------------------------------------------------------
 
     async def sync_in_place(self, replica: Replica) -> bool:
-        """fdatasync the file, or join the sync that runs and then do it once more if bytes came meanwhile.
+        """fdatasync the file. If a sync runs already, wait for it, and sync again if bytes were added meanwhile.
 
-        False: it failed, now or before; the replica says so.
+        False: this sync or an earlier one failed; the replica's state says so.
         """
         wanted = replica.state.length
         while replica.in_place_end < wanted:
@@ -204,16 +206,19 @@ class Committer:
                 await asyncio.shield(self._begin_sync(replica, queue, for_waiters=False))
             wanted = min(wanted, replica.state.length)
             if replica.deferred and replica.in_place_end == synced_end:
-                return False  # they could not be written: the disk says why
+                return False  # the deferred bytes could not be written; the disk's state says why
         return True
 
     def _begin_sync(self, replica: Replica, queue: CommitQueue, *, for_waiters: bool) -> asyncio.Future[None]:
-        """One fdatasync; the future is done when it is over. It goes on, and its outcome is noted, whoever gives up
-        waiting: the kernel tells of a failed write once, and if nobody heard it the next sync would be a lie (T23)."""
+        """Start one fdatasync; the future is done at its end.
+
+        The sync continues, and its outcome is noted, even if every caller gives up: the kernel reports a failed write
+        once, and if that were lost, the next sync would falsely succeed (T23).
+        """
         assert queue.syncing is None, replica
         syncing = queue.syncing = asyncio.get_running_loop().create_future()
         self._syncing += for_waiters
-        if replica.gone:  # deleted since the sync was asked for: its file is closed, and nobody waits
+        if replica.gone:  # deleted since the sync was requested: its file is closed, and no call waits
             self._syncing -= for_waiters
             self._end_sync(queue)
         else:
@@ -224,7 +229,7 @@ class Committer:
     def _on_synced(
         self, replica: Replica, queue: CommitQueue, end: int, for_waiters: bool, error: OSError | None
     ) -> None:
-        """Errors become the replica's state and its waiters' answers."""
+        """Note the outcome: an error becomes the replica's state and is reported to the waiting calls."""
         try:
             if error is None:
                 self.note_in_place(replica, end)
@@ -237,8 +242,11 @@ class Committer:
 
     @contextlib.asynccontextmanager
     async def alone(self, replica: Replica) -> AsyncIterator[None]:
-        """While no other sync of this file runs. Of two at once the kernel tells a failed write to one only, and the
-        other one's success would be believed (T23)."""
+        """Hold off other syncs of this file.
+
+        If two ran at once, the kernel would report a failed write to only one, and the other's success would be
+        believed (T23).
+        """
         while (queue := self._queue(replica)).syncing is not None:
             await asyncio.shield(queue.syncing)
         queue.syncing = asyncio.get_running_loop().create_future()
@@ -248,7 +256,7 @@ class Committer:
             self._end_sync(queue)
             self._look_again(replica, queue)
             raise
-        except BaseException:  # the process ends: nobody is waited for
+        except BaseException:  # the process ends: nothing waits any more
             self._end_sync(queue)
             raise
         self._end_sync(queue)
@@ -260,12 +268,12 @@ class Committer:
         syncing.set_result(None)
 
     def _look_again(self, replica: Replica, queue: CommitQueue) -> None:
-        """At what came while a sync ran."""
+        """Handle the segments that were enqueued during a sync."""
         if queue.waits:
             self.look_at(replica)
         self._drop_if_idle(replica, queue)
 
-    # --- lines -----------------------------------------------------------------------------------------------
+    # --- queues ----------------------------------------------------------------------------------------------
 
     def _queue(self, replica: Replica) -> CommitQueue:
         if replica.commit is None:

@@ -1,19 +1,19 @@
-"""The node's journal: where appends of many extents become durable by one fdatasync (group commit).
+"""The node's journal: makes appends of many extents durable by one fdatasync (group commit).
 
-Bytes are written as a record here, and to their extent's file before that or, if they are few, later; the record makes
-them durable long before the extent's own fdatasync does. A ring of prewritten segment files: an fdatasync of a file
-that neither grows nor gets new blocks needs no commit of the file system's own journal (measured: 0.2 ms against 0.45
-ms for a growing extent).
+The bytes of an append are written as a record here, and to their extent's file before that or, if they are few, later.
+The record makes them durable long before the extent's own fdatasync does. The journal is a ring of prewritten segment
+files: an fdatasync of a file that neither grows nor gets new blocks needs no commit of the file system's own journal
+(measured: 0.2 ms, and 0.45 ms for a growing extent).
 
-Invariants: a record is written only for bytes below which everything is durable or journaled (rule 10);
+Invariants: a record is written only if all bytes below it are durable or journaled (protocol rule 10);
             a segment is used again only after every extent with records in it, on every disk, has them in its own file
-            on stable storage (T25), and segments are freed in the order in which they were filled;
-            a segment with records of a disk that failed or is not here is kept, and the label says so, until that disk
-            is back or given up by the operator; kept ones are bounded, and without a free one appends go in place;
-            a segment file that could not be read, or not be made ready on start, is not used again, and the label says
-            so before its number is another one's;
-            after a write or sync of the journal failed it is `failed` for the rest of the process: nothing is written,
-            nothing is promised any more, and who waited gets the error (T23);
+            on stable storage (T25); segments are freed in the order in which they were filled;
+            a segment with records of a failed or absent disk is kept, and the label says so, until that disk returns or
+            the operator gives it up; kept segments are bounded, and without a free one appends are synced in place;
+            a segment file that could not be read, or not be prepared on start, is not used again; the label says so
+            before another file gets its number;
+            after a failed write or sync the journal is `failed` for the rest of the process: it writes and promises
+            nothing any more, and the waiting calls get the error (T23);
             one process has the folder, by a lock file.
 """
 
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalFailed(Exception):
-    """A write or sync of the journal failed earlier: it takes nothing more in this process."""
+    """A write or sync of the journal failed earlier: it accepts nothing more in this process."""
 
 
 @dataclass(slots=True)
@@ -67,20 +67,20 @@ class Segment:
     fd: int
     number: int = 0
     position: int = FIRST_POSITION
-    holders: dict[Hashable, int] = field(default_factory=dict)  # the end that each one's own file must reach
-    stranded: dict[int, None] = field(default_factory=dict)  # disks that failed with records in it
+    holders: dict[Hashable, int] = field(default_factory=dict)  # replica → the end that its own file must reach
+    stranded: dict[int, None] = field(default_factory=dict)  # failed disks with records in it
 
 
 @dataclass(frozen=True, slots=True)
 class SyncTicket:
-    """What one fdatasync round covers."""
+    """The files that one fdatasync round covers."""
 
     fds: list[int]
     through: int  # LSN
 
 
 class Journal:
-    """The ring of segments. Calls block only where they say so; all run in one thread at a time."""
+    """The ring of segments. A call blocks only where its docstring says so; one thread at a time may call."""
 
     def __init__(self, fs: FileSystem, folder: str, label: JournalLabel, lock_fd: int, *, segments_max: int) -> None:
         self.fs = fs
@@ -88,14 +88,14 @@ class Journal:
         self.label = label
         self.uuid_bytes = uuid.UUID(label.uuid).bytes
         self.segments_max = segments_max
-        self.failed = ""  # why, once it has
+        self.failed = ""  # the reason, once it has failed
         self.durable_through = 0  # LSN
         self._seed = crc_seed(self.uuid_bytes)
         self._lock_fd = lock_fd
         self._current: Segment | None = None
         self._filled: deque[Segment] = deque()  # oldest first
         self._ready: deque[Segment] = deque()  # numbered in the order of their use
-        self._set_aside: list[Segment] = []  # kept since the start
+        self._set_aside: list[Segment] = []  # kept in this process
         self._number_next = label.fresh_from
         self._unsynced: list[Segment] = []
 
@@ -109,7 +109,7 @@ class Journal:
         node_id: int,
         segments_max: int = SEGMENTS_MAX_DEFAULT,
     ) -> Journal:
-        """Lock and check the folder; blocks. Nothing can be appended before `start`."""
+        """Lock and check the folder; blocks. Appends are possible only after `start`."""
         label = read_journal_label(fs, folder)
         if (label.cluster, label.node_id) != (cluster, node_id):
             raise JournalRefused(
@@ -125,11 +125,14 @@ class Journal:
     # --- life ------------------------------------------------------------------------------------------------
 
     def start(self, *, number_seen_max: int, kept: Sequence[Kept] = (), bad_slots: Collection[int] = ()) -> None:
-        """Begin afresh above every number ever seen; blocks. All that was replayed must be durable in place by now, and
-        what could not be replayed is in segments that are kept. `bad_slots`: files that cannot be read."""
+        """Begin a new chain above every number ever seen; blocks.
+
+        All replayed bytes are durable in place by now, and the segments of those that could not be replayed are in
+        `kept`. `bad_slots`: files that cannot be read.
+        """
         self._number_next = max(self.label.fresh_from, number_seen_max + 1)
-        remove_beyond(self.fs, self.folder, self.label.slots)  # what a growing left that did not reach the label
-        # The label first: from here on the old records are over, and no later start replays or misses them.
+        remove_beyond(self.fs, self.folder, self.label.slots)  # files of a growth that did not reach the label
+        # The label first: from here on no later start replays or misses the old records.
         label = replace(self.label, fresh_from=self._number_next, in_use=True, kept=tuple(kept))
         self._write_label(replace(label, bad_slots=tuple(sorted({*label.bad_slots, *bad_slots}))))
         for slot in self.label.slots_usable:
@@ -143,7 +146,7 @@ class Journal:
 
     def _opened_and_prepared(self, slot: int) -> Segment:
         path = slot_path(self.folder, slot)
-        if self.fs.stat(path) is None:  # found missing by the replay, which has said what follows from it
+        if self.fs.stat(path) is None:  # the replay has found it missing and handled that
             make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
         segment = Segment(slot, self.fs.open(path))
         try:
@@ -154,12 +157,15 @@ class Journal:
         return segment
 
     def mark_used(self) -> None:
-        """Say durably that something may depend on it; blocks. Before a disk that was another journal's names it."""
+        """Record durably that extents may depend on the journal; blocks.
+
+        Called before a disk that named another journal names this one.
+        """
         if self.label.never_used:
             self._write_label(replace(self.label, in_use=True))
 
     def retire(self) -> None:
-        """Say durably that no extent needs a record: the last step of a clean stop; blocks."""
+        """Record durably that no extent needs a record: the last step of a clean stop; blocks."""
         self._write_label(replace(self.label, fresh_from=self._number_next, in_use=False))
 
     def close(self) -> None:
@@ -185,13 +191,13 @@ class Journal:
 
     @property
     def payload_bytes_max(self) -> int:
-        """What one record can hold."""
+        """The largest payload of a record."""
         return self.label.segment_bytes - FIRST_POSITION - 2 * RECORD_HEADER_BYTES - 8
 
     def append(self, entries: Sequence[Entry]) -> int:
-        """Write as many entries, from the first one on, as there is room for; how many. They are not yet durable.
+        """Write entries, from the first one on, as far as there is room; returns how many. They are not durable yet.
 
-        Not blocking beyond a write to the page cache. OSError: the journal has failed, and so has every entry.
+        Blocks only for writes to the page cache. OSError: the journal has failed, and so has every entry.
         """
         if self.failed:
             raise JournalFailed(self.failed)
@@ -208,7 +214,7 @@ class Journal:
         return taken
 
     def _segment_for(self, entry: Entry) -> Segment | None:
-        """The segment with room for it: the current one, or the next, after this one's end record."""
+        """The segment with room for the entry: the current one, or the next, after the current one's end record."""
         if entry.payload_bytes > self.payload_bytes_max:
             return None
         current = self._current
@@ -225,12 +231,12 @@ class Journal:
         return self._current
 
     def _has_room(self, segment: Segment, entry: Entry) -> bool:
-        # An end record must always fit behind it.
+        # An end record must always fit behind the entry.
         end = segment.position + record_bytes(entry.payload_bytes) + RECORD_HEADER_BYTES
         return end <= self.label.segment_bytes
 
     def _write_run(self, segment: Segment, entries: Sequence[Entry], first: int) -> int:
-        """All entries from `first` on that fit in this segment, by one write."""
+        """Write all entries from `first` on that fit in this segment, by one write; returns how many."""
         if first:
             entries = entries[first:]
         buffers, taken, position = encode_records(
@@ -242,7 +248,7 @@ class Journal:
             needed_from=self.needed_from,
             position_max=self.label.segment_bytes - RECORD_HEADER_BYTES,  # an end record must always fit behind it
         )
-        # Before it is written: a segment that is kept for too long harms nobody.
+        # Noted before the write: keeping a segment for too long does no harm.
         holders = segment.holders
         for holder, _, _, _, offset, _, payload_bytes in entries if taken == len(entries) else entries[:taken]:
             end = offset + payload_bytes
@@ -272,14 +278,14 @@ class Journal:
     # --- making it durable -----------------------------------------------------------------------------------
 
     def begin_sync(self) -> SyncTicket:
-        """What must be synced for everything appended so far to be durable. One round at a time."""
+        """The sync that makes everything appended so far durable. One round at a time."""
         assert self._current is not None
         fds = [segment.fd for segment in self._unsynced]
         self._unsynced.clear()
         return SyncTicket(fds, lsn_of(self._current.number, self._current.position))
 
     def sync(self, ticket: SyncTicket) -> None:
-        """Blocks; for a thread. Oldest first: a segment's end is durable before the next one's records count."""
+        """Sync the ticket's files; blocks. Oldest first: a segment's end is durable before the next one's records."""
         for fd in ticket.fds:
             self.fs.fdatasync(fd)
 
@@ -289,7 +295,7 @@ class Journal:
         self.durable_through = ticket.through
 
     def fail(self, reason: str) -> None:
-        """After a failed write or sync: what the files hold is unknown, so nothing is appended any more."""
+        """Stop accepting entries: after a failed write or sync the files' content is unknown."""
         if not self.failed:
             self.failed = reason
             log.error("journal_failed folder=%s reason=%s", self.folder, reason)
@@ -297,30 +303,32 @@ class Journal:
     # --- freeing segments ------------------------------------------------------------------------------------
 
     def settle(self, holder: Hashable, end: int) -> None:
-        """The holder's own file has [0, end) on stable storage, or is gone for good."""
+        """[0, end) of the holder's own file is on stable storage, or the holder is permanently gone."""
         for segment in self._segments_in_use():
             if segment.holders.get(holder, end + 1) <= end:
                 del segment.holders[holder]
 
     def drop(self, holder: Hashable) -> None:
-        """The holder needs no record any more, whatever its end."""
+        """The holder needs no record any more."""
         for segment in self._segments_in_use():
             segment.holders.pop(holder, None)
 
     def strand(self, holder: Hashable, disk: int) -> None:
-        """The holder's disk has failed, or its file takes no more: what is here of it must stay for a later start."""
+        """The holder's disk has failed, or its file cannot be written: keep its records for a later start."""
         for segment in self._segments_in_use():
             if segment.holders.pop(holder, None) is not None:
                 segment.stranded[disk] = None
 
     def holders(self, *, filled_only: bool) -> list[Hashable]:
-        """Who keeps segments from being freed, oldest first; each once."""
+        """The holders that keep segments from being freed, oldest first, each once."""
         segments = list(self._filled) if filled_only else self._segments_in_use()
         return list(dict.fromkeys(holder for segment in segments for holder in segment.holders))
 
     def take_free(self) -> Segment | None:
-        """The oldest filled segment if nobody here needs it; for a thread: `keep` if a disk that failed needs it, or
-        else `prepare`, then `add_ready`."""
+        """Take the oldest filled segment if no holder needs it.
+
+        The caller's thread then calls `keep` if a failed disk needs it, otherwise `prepare` and `add_ready`.
+        """
         if self.failed or not self._filled or self._filled[0].holders:
             return None
         if self._filled[0] in self._unsynced:
@@ -331,20 +339,20 @@ class Journal:
         return segment
 
     def keep(self, segment: Segment) -> None:
-        """Set a taken segment aside for the disks that failed; blocks. OSError: give it back by `put_back`."""
+        """Set a taken segment aside for the failed disks; blocks. OSError: return it with `put_back`."""
         assert segment.stranded, segment
         entry = Kept(segment.number, segment.slot, segment.position, tuple(segment.stranded))
         self._write_label(replace(self.label, kept=(*self.label.kept, entry)))
-        self._set_aside.append(segment)  # not closed: a sync of it may be under way
+        self._set_aside.append(segment)  # not closed, because a sync of it may be under way
 
     def put_back(self, segment: Segment) -> None:
         self._filled.appendleft(segment)
 
     def prepare(self, segment: Segment, needed_from: int) -> None:
-        """Give a free segment its next number, durably; blocks. Its old records are over by that number.
+        """Give a free segment its next number, durably; blocks. The number voids its old records.
 
-        `needed_from` is the property of that name, read by the caller where appends are made: in a thread of our own
-        the ring could turn between two looks at it, and the header promise more than holds. An older value is safe.
+        `needed_from` is the property of that name, read by the caller in the thread of appends: if it were read here,
+        the ring could turn in between, and the header would promise too much. An older value is safe.
         """
         assert segment.number == 0, segment
         header = SegmentHeader(self._number_next, needed_from)
@@ -353,7 +361,7 @@ class Journal:
         write_all(self.fs, segment.fd, encode_header(header, self.uuid_bytes), 0)
         self.fs.fdatasync(segment.fd)
         segment.number = header.number
-        self._number_next += 1  # only now: a number that no segment has would end the chain for a replay
+        self._number_next += 1  # only now: a number without a segment would end the chain for a replay
 
     def add_ready(self, segment: Segment) -> None:
         assert segment.number, segment
@@ -365,12 +373,12 @@ class Journal:
 
     @property
     def may_grow(self) -> bool:
-        """Kept and bad segments do not take the place of others, up to twice the bound for all of them."""
+        """Whether the ring may grow. Kept and bad segments do not count, up to twice the bound for all of them."""
         live = len(self.label.slots_usable)
         return not self.failed and live < self.segments_max and self.label.slots < 2 * self.segments_max
 
     def grow(self, needed_from: int) -> Segment:
-        """One more segment file, ready for `add_ready`; blocks. `needed_from`: as for `prepare`."""
+        """Make one more segment file, ready for `add_ready`; blocks. `needed_from`: as for `prepare`."""
         slot = self.label.slots
         make_segment(self.fs, self.folder, slot, self.label.segment_bytes)
         segment = Segment(slot, self.fs.open(slot_path(self.folder, slot)))
@@ -382,8 +390,8 @@ class Journal:
         try:
             self.prepare(segment, needed_from)
         except OSError as error:
-            # Its header may or may not be on the disk, so that its number can be given to no other segment: the end.
-            self.fail(f"making a new segment ready: {error}")
+            # Its header may or may not be on the disk, so no other segment can get its number: the journal fails.
+            self.fail(f"preparing a new segment: {error}")
             self.fs.close(segment.fd)
             raise
         return segment
@@ -391,15 +399,15 @@ class Journal:
     def _segments_in_use(self) -> list[Segment]:
         return [*self._filled, *([self._current] if self._current else [])]
 
-    # --- disks that are not to be believed -------------------------------------------------------------------
+    # --- distrusted disks ------------------------------------------------------------------------------------
 
     def distrust(self, disk: int) -> None:
-        """Remember durably that this disk failed, or was given up; blocks."""
+        """Record durably that this disk failed, or was given up; blocks."""
         if disk not in self.label.distrusted_disks:
             self._write_label(replace(self.label, distrusted_disks=(*self.label.distrusted_disks, disk)))
 
     def trust(self, disks: Collection[int]) -> None:
-        """Their open replicas are marked doubtful, durably; blocks."""
+        """Their open replicas are durably doubtful now: forget the distrust; blocks."""
         left = tuple(disk for disk in self.label.distrusted_disks if disk not in disks)
         if left != self.label.distrusted_disks:
             self._write_label(replace(self.label, distrusted_disks=left))

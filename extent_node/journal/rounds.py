@@ -1,13 +1,13 @@
-"""Rounds of the journal: the bytes of many replicas as records, and one fdatasync for all of them.
+"""Rounds of the journal: each writes bytes of many replicas as records, and syncs all of them by one fdatasync.
 
     calls     frames: their records are written and settled together
-    replicas  segments that wait for a replica by themselves, in its CommitQueue
-
-Invariants: one round at a time; what is appended while it runs is for the next one;
-            a record is written only if everything below it is durable or in the journal (protocol rule 10);
-            an error of a round's sync goes to every segment of the round; no retry acknowledges them (scenario T23).
+    replicas  segments that wait for one replica, in its CommitQueue
 
 No task waits for a round: the end of its sync calls back.
+
+Invariants: one round at a time; what is appended during a round is for the next one;
+            a record is written only if everything below it is durable or in the journal (protocol rule 10);
+            an error of a round's sync goes to every segment of the round; no retry acknowledges them (scenario T23).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from neve.extent_node.store.config import Counters, StoreConfig
 from neve.extent_node.store.replica import Replica
 from neve.proto.errors import DiskFailed, ExtentSealed, NeveError, ReplicaMissing, ReplicaReadOnly
 
-# Begins the sync that the ticket asks for. The loop calls the function once, with the error if there was one.
+# Begins the sync described by the ticket. The loop calls the function once, with the error if there was one.
 StartJournalSync = Callable[[SyncTicket, Callable[[OSError | None], None]], None]
 
 
 class Waiting(Protocol):
-    """What rounds call of the committer."""
+    """The methods of the committer that rounds call."""
 
     def look_at(self, replica: Replica) -> None:
         """Decide again, on the loop's next turn, how it becomes durable."""
@@ -49,6 +49,8 @@ CallBatch = list[tuple[AppendCall, int, Replica, Entry]]
 
 
 class JournalRounds:
+    """The journal's current round and the queue for the next one."""
+
     def __init__(
         self,
         journal: Journal,
@@ -67,14 +69,14 @@ class JournalRounds:
         self._start_sync = start_sync
         self._journal_failed = journal_failed
         self._wake_checkpointer = wake_checkpointer
-        # Larger ones go in place, by choice or because no record can hold them.
+        # Larger entries are synced in place, by choice or because no record can hold them.
         self._payload_bytes_max = min(config.in_place_bytes_min - 1, journal.payload_bytes_max)
-        self.next: dict[Replica, None] = {}  # in the next round
-        self.calls: dict[AppendCall, None] = {}  # in it, too, before those
+        self.next: dict[Replica, None] = {}  # replicas for the next round
+        self.calls: dict[AppendCall, None] = {}  # frames for the next round, written before those
         self.running = False  # a round is under way
 
     def takes_frame(self, call: AppendCall) -> bool:
-        """Whether the segments of a frame that is being begun go to the journal, if each of them can."""
+        """Whether the segments of a frame go to the journal, if each of them can."""
         return (
             len(call.ends) > 1 or self.running or bool(self.calls) or self._config.journal_extents_min <= 1
         ) and not self._journal.failed
@@ -102,7 +104,7 @@ class JournalRounds:
         return True
 
     def may_take(self, replica: Replica, queue: CommitQueue) -> bool:
-        """Whether its bytes may go through the journal, and whether they are worth it."""
+        """Whether the queue's bytes may go through the journal, and are worth it."""
         size_bytes = queue.pieces_bytes
         return (
             0 < size_bytes <= self._payload_bytes_max
@@ -112,7 +114,7 @@ class JournalRounds:
         )
 
     def start(self) -> None:
-        """Begin a round of whoever is in `next`, unless one runs: then they are in the one after it."""
+        """Begin a round, unless one runs: its end begins the next."""
         if self.running:
             return
         self.running = True
@@ -125,7 +127,7 @@ class JournalRounds:
             self.running = begun
 
     def _take_calls(self) -> CallBatch:
-        """The entries of frames for the next round, noted as journaled: the next entry may rest on them."""
+        """The frames' entries for the next round, noted as journaled so that later entries may rest on them."""
         batch: CallBatch = []
         size_bytes, size_bytes_max = 0, self._config.journal_round_bytes_max
         while self.calls and size_bytes < size_bytes_max:
@@ -135,7 +137,7 @@ class JournalRounds:
             for index, replica, entry in records:
                 state, offset, payload_bytes = replica.state, entry.offset, entry.payload_bytes
                 end = offset + payload_bytes
-                if end <= state.durable_end:  # by a sync in place, meanwhile
+                if end <= state.durable_end:  # a sync in place was faster
                     call.settle(index, _loss(replica, end))
                 elif offset > state.journaled_end or end > state.length or replica.gone or state.read_only is not None:
                     self._in_place(call, index, replica, end)
@@ -146,7 +148,7 @@ class JournalRounds:
         return batch
 
     def _in_place(self, call: AppendCall, index: int, replica: Replica, end: int) -> None:
-        """The journal does not take the segment: have it wait for a sync of its own file, if that has the bytes."""
+        """The journal does not take the segment: let it wait for a sync of its own file, if that has the bytes."""
         error = _loss(replica, end)
         if error is not None:
             call.settle(index, error)
@@ -154,7 +156,7 @@ class JournalRounds:
             self._waiting.wait_durable(replica, end, call, index)
 
     def _take(self) -> Batch:
-        """The entries of the next round. What is appended from now on is for the one after it."""
+        """The replicas' entries for the next round. Later appends are for the round after it."""
         batch: Batch = []
         size_bytes, size_bytes_max = 0, self._config.journal_round_bytes_max
         taken = 0
@@ -181,7 +183,7 @@ class JournalRounds:
         return batch
 
     def _begin(self, of_calls: CallBatch, batch: Batch) -> bool:
-        """Write the records of a round and begin to sync them; False if there is nothing to wait for."""
+        """Write the records of a round and begin to sync them; False if there is nothing to sync."""
         entries = [entry for _, _, _, entry in of_calls]
         entries += [entry for _, _, entry in batch]
         if not entries:
@@ -189,7 +191,7 @@ class JournalRounds:
         try:
             taken = self._journal.append(entries)
         except (OSError, JournalFailed):
-            # Nothing was promised of these records. The extents' own files are as good as before: sync them.
+            # Nothing was promised for these records. The extents' own files are intact: sync them.
             self._journal_failed()
             taken = 0
         if taken < len(entries):
@@ -215,9 +217,9 @@ class JournalRounds:
         return True
 
     def _not_taken(self, of_calls: CallBatch, batch: Batch) -> None:
-        """The journal has no room for these."""
+        """Send entries for which the journal has no room to their own files."""
         self._counters.journal_full += len(of_calls) + len(batch)
-        for _, _, replica, _ in of_calls:  # before any is settled: its caller may then append to another one
+        for _, _, replica, _ in of_calls:  # before any is settled: settling may let its caller append to another one
             replica.state.note_journal_lost()
         for call, index, replica, entry in of_calls:
             self._in_place(call, index, replica, entry.end)
@@ -239,7 +241,7 @@ class JournalRounds:
             return
         try:
             self._journal.finish_sync(ticket)
-        except JournalFailed as failed:  # by something else, while this sync ran
+        except JournalFailed as failed:  # the journal failed elsewhere during this sync
             self._fail(of_calls, batch, failed)
             return
         for call, index, replica, entry in of_calls:
@@ -271,9 +273,9 @@ class JournalRounds:
 
 
 def _loss(replica: Replica, end: int) -> NeveError | None:
-    """Why the replica has lost bytes up to `end` that it had, or cannot make them durable; None otherwise."""
+    """Why the replica's bytes up to `end` were lost or cannot become durable; None if neither."""
     state, extent_id = replica.state, replica.extent_id
-    if end > state.length:  # nothing but a seal cuts a replica that takes appends
+    if end > state.length:  # only a seal cuts a replica that accepts appends
         return ExtentSealed(extent_id=extent_id, length=state.length)
     if replica.gone:
         return ReplicaMissing(extent_id=extent_id)

@@ -1,8 +1,8 @@
-"""Reads a segment file as far as it can be read: one bad sector must not hide the rest of it, nor stop the node.
+"""Reads as much of a segment file as is readable: a bad sector must not hide the rest of it, nor stop the node.
 
-Invariants: nothing here writes; pages that cannot be read are zeros, and are told;
-            only errors of the medium count as that: a process without the right or the descriptors to read is an error;
-            a medium that is bad all over is given up after some pages: each may take the device seconds.
+Invariants: nothing here writes; unreadable pages are zeros, and are reported;
+            only errors of the medium make a page unreadable: missing permissions or descriptors raise;
+            after some unreadable pages the rest is given up: each may take the device seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
 _BAD_PAGES_MAX = 64
 
-# EIO, and what file systems and drivers say of a sector that fails its checksum.
+# EIO, and what file systems and drivers report for a sector that fails its checksum.
 MEDIUM_ERRORS = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EREMOTEIO, errno.EILSEQ)
 
 
@@ -30,13 +30,13 @@ class SegmentBytes:
     unreadable: list[int]  # positions of pages, in order
 
     def has_unreadable(self, start: int, end: int) -> bool:
-        """Whether a page that cannot be read has bytes of [start, end)."""
+        """Whether an unreadable page overlaps [start, end)."""
         at = bisect_left(self.unreadable, start - PAGE_BYTES + 1)
         return at < len(self.unreadable) and self.unreadable[at] < end
 
 
 def read_segment(fs: FileSystem, path: str, segment_bytes: int) -> SegmentBytes | None:
-    """The file's content, None if there is no such file; blocks."""
+    """The file's content; None if there is no such file. Blocks."""
     if fs.stat(path) is None:
         return None
     try:
@@ -62,7 +62,7 @@ def _read(fs: FileSystem, fd: int, path: str, segment_bytes: int) -> SegmentByte
         except OSError as error:
             _raise_unless_of_medium(error)
             if size_bytes > PAGE_BYTES:
-                step = PAGE_BYTES - position % PAGE_BYTES  # page by page, to see which it is
+                step = PAGE_BYTES - position % PAGE_BYTES  # page by page, to find the unreadable one
                 continue
             log.error("journal_unreadable path=%s position=%d error=%s", path, position, error)
             page = position - position % PAGE_BYTES
@@ -72,7 +72,7 @@ def _read(fs: FileSystem, fd: int, path: str, segment_bytes: int) -> SegmentByte
             unreadable += range(page, lost_to, PAGE_BYTES)
             piece = bytes(lost_to - position)
         if not piece:
-            break  # shorter than it should be: what is missing is found missing
+            break  # the file is too short: scanning it finds the missing part
         pieces.append(piece)
         position += len(piece)
         step = PAGE_BYTES if step < _CHUNK_BYTES and position % _CHUNK_BYTES else _CHUNK_BYTES
