@@ -1,19 +1,20 @@
-"""What one mutation writes and what it requires: recorded while it is decided, carried out as part of one transaction.
+"""What one mutation writes and requires: recorded while the flow decides, then committed as part of one transaction.
 
-Invariants: every record that is written is compared, too: by the mod revision of the record it replaces, or as absent;
-            a young extent has no key: it is written with its stream's record, and compared by it, also when it gets its
-            first key in the same transaction: nobody else gives it one without its lock and without being the leader;
-            nothing here touches the state: that happens after etcd has it (`State.apply`);
-            a key is written once in a mutation.
+Invariants: every record that is written is also compared: by the mod revision of the record that it replaces, or as
+            absent;
+            a young extent has no key: it is written in its stream's record and compared by that, even in the
+            transaction that gives it its first key, which only the leader does, and only holding its lock;
+            nothing here changes the state: that happens when etcd has the changes (`State.apply`);
+            a mutation writes a key once.
 
     changes = ctx.changes()
-    changes.put_extent(old, new)                 # old: the record it replaces, None if there must be none
+    changes.put_extent(old, new)                 # old: the record to replace, None if there must be none
     changes.require_owner(lock, token)           # the lock's key has this mod revision (protocol rule 3)
     await ctx.commit(changes)
 
-A stream's record is encoded by `finish`, when all is known: it holds the stream's young extents, those that this
-mutation makes or seals and those that were young before. They are within the last `YOUNG_WINDOW` of its list: whoever
-links one more extent gives the one that leaves the window a key of its own, holding its lock.
+`finish` encodes a stream's record, because it contains the stream's young extents: those that this mutation creates or
+seals, and those that were young before. All are within the last `YOUNG_WINDOW` extents of the list: a flow that links
+one more extent gives the extent that leaves the window a key of its own, holding its lock.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
 YOUNG_WINDOW = 8  # extents at the end of a list: bounds a stream's record when no replica confirms anything
 
 
-# A record as it will be: its kind, its id, itself (None: deleted), whether it has a key, and so a mod revision.
+# A record to write: its kind, its id, the record (None: deleted), and whether it has a key and so a mod revision.
 Write = tuple[Kind[Any, Any], int | str, Record | None, bool]
 
 
 class OwnerClaim(NamedTuple):
-    """Somebody says to hold a lock with this token."""
+    """A caller's claim to hold a lock with this token."""
 
     lock: str
     token: int
 
 
 class Changes:
-    """Records what is to be committed. Give it to `ctx.commit` once; make another one to try again."""
+    """The writes and conditions of one mutation. Pass it to `ctx.commit` once; make another one to try again."""
 
     __slots__ = (
         "_released",
@@ -65,22 +66,23 @@ class Changes:
 
     def __init__(self, root: bytes, state: State | None = None) -> None:
         self.root = root
-        self.state = state  # has the young extents that this mutation does not touch
+        self.state = state  # has the young extents that this mutation does not change
         self.revisions: dict[bytes, int] = {}  # key → the mod revision that it must have; 0: it must be absent
         self.values: dict[bytes, bytes | None] = {}  # key → the value to put; None: delete the key
         self.owners: dict[bytes, OwnerClaim] = {}  # by the lock's key
-        self.stream_call: StreamCall | None = None  # a replay record inside of a stream that is put (protocol rule 26)
+        # The replay record inside of a stream that is put (protocol rule 26)
+        self.stream_call: StreamCall | None = None
         self.calls: list[StreamCall] = []  # replay records with a key of their own (protocol rule 26)
         self.writes: list[Write] = []
-        self.size_bytes = 0  # of the transaction; known once it is finished
+        self.size_bytes = 0  # of the transaction; set by `finish`
         self._streams: list[tuple[bytes, Stream]] = []
         self._young: dict[int, Extent] = {}
-        self._released: list[int] = []  # ids of their streams
+        self._released: list[int] = []  # stream ids of the young extents that get a key
 
     # --- records of any kind ---------------------------------------------------------------------------------
 
     def put(self, kind: Kind[Id, R], old: R | None, new: R) -> None:
-        """`old`: the record that it replaces; None if there must be none."""
+        """`old`: the record to replace; None if there must be none."""
         assert old is None or old.mod_revision > 0, f"{old} was never committed"
         ident = kind.ident(new)
         key = kind.key(self.root, ident)
@@ -95,7 +97,7 @@ class Changes:
         self.delete_uncompared(kind, ident)
 
     def delete_uncompared(self, kind: Kind[Id, R], ident: Id) -> None:
-        """Delete a record whose version another compare of this transaction covers, as a stream's covers its name."""
+        """Delete a record that is covered by another compare of the transaction, as a name is by its stream's."""
         self._set(kind.key(self.root, ident), None)
         self.writes.append((kind, ident, None, True))
 
@@ -109,49 +111,52 @@ class Changes:
         self.writes.append((STREAM, new.stream_id, new, True))
 
     def put_new_stream(self, stream: Stream, tail: Extent) -> None:
-        """A stream that was just made, with its first extent."""
+        """Put a stream that was just created, with its first extent."""
         check_first_extent(stream, tail)
         self.put_stream(None, stream)
         self.put_young(tail)
 
     def delete_stream(self, old: Stream) -> None:
-        """The call that created it gets a record of its own: repeated, it must not create another stream."""
+        """Delete a stream.
+
+        The call that created it gets a replay record of its own, so that repeating it creates no other stream.
+        """
         self.delete(STREAM, old)
         if old.made_by is not None:
             self.put_replay(old.made_by)
 
     def require_stream(self, stream: Stream) -> None:
-        """The stream is still this version, though it is not written."""
+        """Require that the stream still has this version, without writing it."""
         self.require(STREAM.key(self.root, stream.stream_id), stream.mod_revision)
 
     def put_young(self, new: Extent) -> None:
-        """An extent without a key of its own, with the record of its stream, which must be put, too."""
+        """Put an extent that has no key of its own. Its stream must be put as well."""
         assert new.young, f"{new} has a key"
         self._young[new.extent_id] = new
         self.writes.append((EXTENT, new.extent_id, new, False))
 
     def put_extent(self, old: Extent | None, new: Extent) -> None:
-        """At a key of its own, from now on if `old` is young."""
+        """Put an extent at a key of its own. If `old` is young, this is its first key."""
         key = EXTENT.key(self.root, new.extent_id)
         self.require(key, 0 if old is None else old.mod_revision)
         self._set(key, EXTENT.encode(new))
         self.writes.append((EXTENT, new.extent_id, new, True))
 
     def release_extent(self, new: Extent) -> None:
-        """A young extent gets a key of its own, in a transaction that puts its stream, too: it is compared by that."""
+        """Give a young extent a key of its own. Its stream must be put as well, and its compare covers the extent."""
         self._set(EXTENT.key(self.root, new.extent_id), EXTENT.encode(new))
         self._released.append(new.stream_id)
         self.writes.append((EXTENT, new.extent_id, new, True))
 
     def replace_extent(self, old: Extent, new: Extent) -> None:
-        """Where it stands: at its key, or, if it is young, in its stream's record, which must be put, too."""
+        """Put an extent where it is stored: at its key or, if it is young, in its stream, which must be put as well."""
         if old.young:
             self.put_young(new)
         else:
             self.put_extent(old, new)
 
     def delete_extent(self, old: Extent) -> None:
-        """A young one goes with its stream's record, which must be put without it, or deleted."""
+        """Delete an extent. A young one is deleted by putting its stream without it, or by deleting the stream."""
         if old.young:
             self.require_extent(old)
             self.writes.append((EXTENT, old.extent_id, None, False))
@@ -162,18 +167,21 @@ class Changes:
         self.require(EXTENT.key(self.root, extent.extent_id), extent.mod_revision)
 
     def require_no_extent(self, extent_id: int) -> None:
-        """Before a delete order (protocol rule 24)."""
+        """Require that metadata has no such extent, before a delete order (protocol rule 24)."""
         self.require(EXTENT.key(self.root, extent_id), 0)
 
     def put_replay(self, call: StreamCall) -> None:
-        """Not compared: within a term a call is executed once at a time, and a new leader has loaded all records."""
+        """Put a replay record without a compare.
+
+        Within a term a call has one execution at a time, and a new leader has loaded all records.
+        """
         self._set(replay_key(self.root, call.client_id, call.call_id), replay_bytes(call.replay))
         self.calls.append(call)
 
     # --- others' keys, and conditions -------------------------------------------------------------------------
 
     def put_other(self, key: bytes, value: bytes, *, mod_revision: int) -> None:
-        """A key of the caller's, in the same transaction; `mod_revision` is what it must have, 0: must not exist."""
+        """Put a key that is not a record. `mod_revision`: the revision that it must have; 0: it must not exist."""
         self.require(key, mod_revision)
         self._set(key, value)
 
@@ -186,19 +194,19 @@ class Changes:
         assert before == mod_revision, f"{key!r} at {mod_revision} contradicts {before}"
 
     def require_owner(self, lock: str, token: int) -> None:
-        """The lock is held with this token at the moment of the transaction (3)."""
+        """Require that the lock is held with this token when the transaction runs (protocol rule 3)."""
         key = lock_key(self.root, lock)
         self.owners[key] = OwnerClaim(lock, token)
         self.require(key, token)
 
     def require_unowned(self, lock: str) -> None:
-        """Nobody holds the lock at the moment of the transaction."""
+        """Require that the lock is free when the transaction runs."""
         self.require(lock_key(self.root, lock), 0)
 
     # --- for the batcher -------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All is recorded: encode the streams, now that their young extents are known."""
+        """Encode the streams, now that their young extents are known. Nothing is recorded after this."""
         streams, released = self._streams, self._released
         for key, stream in streams:
             self._set(key, r.stream_bytes(stream, self._young_of(stream)))
@@ -215,13 +223,13 @@ class Changes:
         self.size_bytes = size_bytes
 
     def _young_of(self, stream: Stream) -> list[Extent]:
-        """Those in its list that have no key, as they will be."""
+        """The stream's extents that will have no key of their own, as they will be."""
         found: list[Extent] = []
         known: Mapping[int, Extent] = self.state.extents if self.state is not None else {}
         for extent_id in stream.extent_ids[-YOUNG_WINDOW:]:
             extent = known.get(extent_id)
             if extent is not None and extent.mod_revision:
-                continue  # it has had a key for long
+                continue  # it already has a key
             extent = self._young.pop(extent_id, extent)
             if extent is None or (len(self.values) > 0 and self._has_key(extent_id)):
                 continue

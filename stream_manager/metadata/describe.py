@@ -1,4 +1,4 @@
-"""Records as callers see them: stream, extent and node descriptions, made from a state."""
+"""Descriptions of streams, extents and nodes for replies, made from a state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _extent_info_bytes(state: State, extent: Extent) -> bytes:
 
 
 def _located(nodes: Mapping[int, NodeEntry], replica: ReplicaAt, confirmed: bool) -> bytes:
-    """An encoded `ExtentReplica`: the replica, where its node is, and whether it has confirmed the seal."""
+    """An encoded `ExtentReplica`: the replica, its node's addresses, and whether it has confirmed the seal."""
     node = nodes.get(replica.node_id)
     addresses = (node.wire_address, node.grpc_address) if node is not None else ("", "")
     before, after = _around_incarnation(replica.node_id, replica.disk_uuid, *addresses, confirmed)
@@ -74,7 +74,7 @@ def _located(nodes: Mapping[int, NodeEntry], replica: ReplicaAt, confirmed: bool
 def _around_incarnation(
     node_id: int, disk_uuid: str, wire_address: str, grpc_address: str, confirmed: bool
 ) -> tuple[bytes, bytes]:
-    """What stands before and after the incarnation: it is the same for all replicas of a disk."""
+    """The bytes before and after the incarnation. They are the same for all replicas on a disk."""
     place = place_bytes(node_id, disk_uuid)
     after = b"\x12" + sized(wire_address.encode()) if wire_address else b""
     if grpc_address:
@@ -85,7 +85,7 @@ def _around_incarnation(
 
 
 def node_record(node: NodeEntry) -> sm.NodeRecord:
-    """What metadata alone knows: on a follower there is no more. The leader adds load and the age of heartbeats."""
+    """A node's description from metadata, which is all that a follower has. The leader adds load and heartbeat age."""
     return sm.NodeRecord(
         node_id=node.node_id,
         wire_address=node.wire_address,

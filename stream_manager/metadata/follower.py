@@ -1,6 +1,6 @@
-"""A manager that does not lead: keeps the state in step by a watch, and answers reads from it.
+"""The follower of a manager that does not lead: a state that a watch keeps up to date, to answer reads from.
 
-Invariants: those of meta.follower: one revision at a time, nothing before the first listing is complete.
+Invariants: those of meta.follower: one revision at a time, and nothing before the first listing is complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from neve.stream_manager.metadata.state import State
 
 
 def kind_ranges(root: bytes) -> list[KeyRange]:
-    """Of all keys that a state is made of."""
+    """The key ranges of all records in a state."""
     return [KeyRange.prefix(root + prefix) for prefix in KINDS]
 
 

@@ -1,8 +1,8 @@
-"""Ids of streams, extents and nodes: numbers that nobody else ever gets, from one counter in etcd.
+"""Unique ids for streams, extents and nodes, from one counter in etcd.
 
-Invariants: a number is handed out once, whichever manager hands it out: ranges are taken by compare-and-swap;
-            an unknown outcome loses a range, never hands it out twice;
-            after `renew`, every number is above all that any manager handed out before.
+Invariants: an id is handed out once, by one manager: managers take ranges of ids by compare-and-swap;
+            a range whose transaction has an unknown outcome is lost, never handed out twice;
+            after `renew`, every id is larger than all ids that any manager handed out before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neve.stream_manager.metadata import records as r
 
 log = logging.getLogger(__name__)
 
-BLOCK_IDS = 10_000  # taken at once: a fail-over wastes what is left, of 2^64
+BLOCK_IDS = 10_000  # size of a range; a fail-over wastes the rest of it, of 2^64
 TRIES_MAX = 20
 PAUSE_S = 0.05
 
@@ -32,7 +32,7 @@ class IdSource:
         self._refilling: asyncio.Task[None] | None = None
 
     async def take(self, count: int = 1) -> int:
-        """The first of `count` numbers in a row."""
+        """Take `count` consecutive ids and return the first."""
         while self._end - self._next < count:
             await self._refill(count)
         first = self._next
@@ -40,19 +40,19 @@ class IdSource:
         return first
 
     def take_now(self) -> int:
-        """One number, if there is one at hand; 0: there is none, `take` gets more."""
+        """Take one id without waiting; 0 if the range is used up, then call `take`."""
         if self._next >= self._end:
             return 0
         self._next += 1
         return self._next - 1
 
     def renew(self) -> None:
-        """Forget what is left: another manager may have handed out higher numbers meanwhile."""
+        """Drop the rest of the range: another manager may have handed out larger ids meanwhile."""
         self._next = self._end = 0
-        self._renewals += 1  # a range that is on its way is as old
+        self._renewals += 1  # a range that is being fetched is outdated, too
 
     async def _refill(self, count: int) -> None:
-        """One range for all who wait; it goes on if one of them is cancelled."""
+        """Fetch one range for all waiting callers; it continues if one of them is cancelled."""
         if self._refilling is None:
             work = self._take_range(max(BLOCK_IDS, count))
             self._refilling = asyncio.get_running_loop().create_task(work, name="ids")
@@ -62,7 +62,7 @@ class IdSource:
     def _on_refilled(self, task: asyncio.Task[None]) -> None:
         self._refilling = None
         if not task.cancelled():
-            task.exception()  # those who wait get it
+            task.exception()  # mark it as retrieved: the waiting callers get it
 
     async def _take_range(self, count: int) -> None:
         renewals = self._renewals
@@ -83,12 +83,12 @@ class IdSource:
             if result.succeeded:
                 if renewals == self._renewals:
                     self._next, self._end = first, first + count
-                return  # or it is lost: whoever waits takes another one
+                return  # otherwise the range is lost, and the waiting callers fetch another one
             kv = result.get_at(0).first
-        # Whoever asked may ask again: if a range was taken after all, it is lost and nobody else's.
-        raise MetaUnavailable(detail=f"no id range was had: {error}")
+        # The caller may try again: if the transaction was applied after all, its range is lost and unused.
+        raise MetaUnavailable(detail=f"could not take a range of ids: {error}")
 
 
 def _counter(kv: KeyValue | None) -> int:
-    """The next free number. 0 is never one: in requests it means "none"."""
+    """The next free id. It is never 0, which means "none" in requests."""
     return int(kv.value) if kv is not None else 1

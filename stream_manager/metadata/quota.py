@@ -1,12 +1,13 @@
-"""Quotas: how many streams, extents and bytes the streams with certain labels may have together.
+"""Quotas: limits on the number of streams, extents and bytes of the streams with certain labels.
 
-Invariants: usage is what the streams' lists say, kept in step with the state; an open extent counts with its limit;
-            what is being made counts from before it is made (a reservation), so that many at a time cannot pass a
-            limit together; a reservation ends with its request, whatever became of it.
+Invariants: usage is computed from the streams' lists and kept in step with the state; an open extent counts with its
+            maximum size;
+            a request reserves what it is about to create, so that concurrent requests cannot exceed a limit together;
+            the reservation ends with the request, whatever its outcome.
 
-A quota's prefix is compared with the text `key=value` of each label: `tenant=acme` bounds one tenant and, as a prefix,
-also `tenant=acme-test`; `tenant=` bounds all streams that have a tenant. Limits bound what is made from now on: a quota
-that is set below what exists deletes nothing.
+A quota's prefix is compared with the text `key=value` of each label: `tenant=acme` limits one tenant and, as a prefix,
+also `tenant=acme-test`; `tenant=` limits all streams that have a tenant. A limit applies to what is created after it
+was set: a quota below the current usage deletes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def matches(prefix: str, labels: Labels) -> bool:
 
 
 class QuotaTable:
-    """Made for a state that is loaded; follows it from then on."""
+    """Usage and reservations of each quota. It follows a state that is already loaded."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -57,17 +58,17 @@ class QuotaTable:
         return self._used.get(prefix, Usage())
 
     def bounds(self, labels: Labels) -> bool:
-        """Whether a reservation could be refused."""
+        """Whether a quota applies, so that a reservation could be refused."""
         return bool(labels and self._used)
 
     def size_bytes(self, extent_ids: Iterable[int]) -> int:
-        """What these extents count."""
+        """The bytes with which these extents count."""
         return sum(map(_counted, self._known(extent_ids)))
 
     def reserve(
         self, labels: Labels, *, streams: int = 0, extents: int = 0, size_bytes: int = 0
     ) -> AbstractContextManager[None]:
-        """Room for what is about to be made; `QuotaExceeded` if there is none. It ends with the context."""
+        """Reserve room within a `with` block; raises `QuotaExceeded` if there is none."""
         if not self.bounds(labels):
             return _UNBOUNDED
         return self._reserve(labels, streams=streams, extents=extents, size_bytes=size_bytes)
@@ -77,7 +78,8 @@ class QuotaTable:
         prefixes = [prefix for prefix in self._used if matches(prefix, labels)]
         for prefix in prefixes:
             self._check(self._state.quotas[prefix], streams=streams, extents=extents, size_bytes=size_bytes)
-        # A quota that is removed and set again meanwhile counts anew: what is given back goes where it was taken from.
+        # Keep the objects: a quota that is removed and set again meanwhile has new ones, and the release must not go
+        # there.
         reserved = [self._reserved[prefix] for prefix in prefixes]
         for usage in reserved:
             usage.add(streams=streams, extents=extents, size_bytes=size_bytes)

@@ -1,9 +1,9 @@
-"""The kinds of records: where the keys of each are, and how its records are stored. A new kind is one more row.
+"""The kinds of records: the keys of each kind and the encoding of its records. A new kind is one more row.
 
 `State` keeps a table for each kind, `Changes` puts and deletes records of any kind, and followers watch all of them.
 
-Invariants: what was encoded decodes to an equal record, but for `mod_revision`, which etcd keeps;
-            a format that is newer than this code is refused: it could be misread.
+Invariants: an encoded record decodes to an equal record, except for `mod_revision`, which etcd keeps;
+            a format that is newer than this code is refused, because it could be misread.
 Not here:   replay records, which are not part of a `State` (replay.py).
 """
 
@@ -35,7 +35,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Name(Versioned):
-    """The stream that a name belongs to."""
+    """The stream to which a name belongs."""
 
     name: str
     stream_id: int
@@ -43,13 +43,13 @@ class Name(Versioned):
 
 
 class Record(Protocol):
-    """A record: it knows the revision of its key."""
+    """A record with the mod revision of its key."""
 
     @property
     def mod_revision(self) -> int: ...
 
     def at(self, mod_revision: int) -> Self:
-        """As committed at this revision."""
+        """A copy with this mod revision."""
 
 
 Id = TypeVar("Id", int, str)
@@ -58,7 +58,10 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind(Generic[Id, R]):
-    """`key` below is what stands behind the prefix: an id as 16 hex digits, or a text."""
+    """One kind of records.
+
+    `key` in `key_of` and `parse_ident` is the part after the prefix: 16 hex digits or a text.
+    """
 
     prefix: bytes  # of its keys, below the cluster's root
     ident: Callable[[R], Id]
@@ -218,11 +221,11 @@ def _read_settings(_: bytes, value: bytes, mod_revision: int) -> Settings:
 
 # --- the table ------------------------------------------------------------------------------------------------------
 
-# A stream's record also has its young extents: `State` and `Changes` read and write those beside it.
+# A stream's record also contains its young extents, which `State` and `Changes` read and write separately.
 STREAM = _by_id(r.STREAMS, lambda stream: stream.stream_id, r.stream_bytes, lambda *stored: r.read_stream(*stored)[0])
 EXTENT = _by_id(r.EXTENTS, lambda extent: extent.extent_id, r.extent_bytes, r.read_extent)
 NODE = _by_id(r.NODES, lambda node: node.node_id, _node_bytes, _read_node)
-TASK = _by_id(r.TASKS, lambda task: task.extent_id, _task_bytes, _read_task)  # one of an extent at a time
+TASK = _by_id(r.TASKS, lambda task: task.extent_id, _task_bytes, _read_task)  # at most one for each extent
 NAME = _by_text(r.NAMES, lambda name: name.name, _name_bytes, _read_name)
 QUOTA = _by_text(r.QUOTAS, lambda quota: quota.prefix, _quota_bytes, _read_quota)
 SETTINGS = _by_text(r.SETTINGS, lambda settings: r.SETTINGS_NAME, _settings_bytes, _read_settings)

@@ -1,15 +1,17 @@
-"""The manager's records: streams, extents, nodes, tasks, names, quotas, settings. Values, and for streams and extents
-the fields of their messages.
+"""The manager's records: streams, extents, nodes, tasks, quotas and settings, as immutable values.
 
-A new field of a stream or an extent is written here, in the class and in the table of fields below it, and in the
-messages of proto/records.proto and proto/stream_manager.proto. The kinds of records are listed in record_kinds.py.
+For streams and extents it also has the tables of the fields in their messages. A new field of a stream or an extent
+is added here, to the class and to the table below it, and to the messages of proto/records.proto and
+proto/stream_manager.proto. The kinds of records are listed in record_kinds.py.
 
-Invariants: a record is never changed, only replaced; `mod_revision` is its key's in etcd and is not part of the value;
-            an open extent has no seal, a sealed one has, also at length 0 (T6);
-            `confirmed` names nodes of `replicas` only, and is empty while the extent is open (protocol rule 20).
+Invariants: a record is never changed, only replaced; `mod_revision` is that of its key in etcd and is not part of the
+            stored value;
+            an open extent has no seal; a sealed one has a seal, even at length 0 (scenario T6);
+            `confirmed` names only nodes of `replicas`, and is empty while the extent is open (protocol rule 20).
 
-A million extents are held at once: disk uuids, policies and sets of nodes are shared (`shared`), not made for each.
-Records of which each call makes some are tuples: a frozen dataclass of ten fields takes three times as long to make.
+A manager holds up to a million extents in memory, so equal disk uuids, policies and sets of nodes are one object
+(`shared`). Records that are created on every call are tuples: creating a frozen dataclass of ten fields takes three
+times as long.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ from neve.proto.stream_policy import StreamPolicy, policy_bytes
 
 Labels = tuple[tuple[str, str], ...]
 
-EXTENT_BYTES_LIMIT = 2 << 30  # of any extent: what nodes are made for
+EXTENT_BYTES_LIMIT = 2 << 30  # of any extent: the size that nodes are designed for
 REPLICAS_MAX = 7  # of any extent
 
 T = TypeVar("T")
-_SHARED_MAX = 100_000  # distinct small values; far above what a cluster has, and a bound if they are made up
+_SHARED_MAX = 100_000  # distinct small values: far more than a real cluster has; bounds the memory for made-up ones
 _shared_values: dict[object, object] = {}
 
 
 def shared(value: T) -> T:
-    """One object for all equal values."""
+    """Return one object for all equal values."""
     found = _shared_values.get(value)
     if found is None:
         if len(_shared_values) >= _SHARED_MAX:
@@ -55,7 +57,7 @@ def shared(value: T) -> T:
 
 
 class Replay(NamedTuple):
-    """That a call was executed, and what its answer is made of (26)."""
+    """The record that a call was executed, with what its reply can be rebuilt from (protocol rule 26)."""
 
     method_id: int
     request_crc32c: int
@@ -66,7 +68,7 @@ class Replay(NamedTuple):
 
 
 class StreamCall(NamedTuple):
-    """A call whose replay record is part of the stream that it wrote."""
+    """A call whose replay record is stored inside the record of the stream that it wrote."""
 
     client_id: int
     call_id: int
@@ -75,23 +77,24 @@ class StreamCall(NamedTuple):
 
 class Stream(NamedTuple):
     stream_id: int
-    name: str  # empty: none
+    name: str  # empty: it has no name
     lock: str
     extent_ids: tuple[int, ...]  # the last one is the tail
     sealed: bool
     policy: StreamPolicy
     labels: Labels
-    version: int  # counts the changes
+    version: int  # the number of changes
     created_ms: int
     truncated_before: int = 0
     mod_revision: int = 0
     made_by: StreamCall | None = None
-    linked_by: StreamCall | None = None  # the last extent; of earlier ones the list itself tells what followed (16)
-    after_hole: tuple[int, ...] = ()  # extents that do not go on what the one before them in the list has begun
+    # The call that linked the last extent. For earlier extents the list itself shows what followed (protocol rule 16).
+    linked_by: StreamCall | None = None
+    after_hole: tuple[int, ...] = ()  # extents that do not continue a record begun in the extent before them
 
     @property
     def tail_id(self) -> int | None:
-        """The last extent. It may be sealed: then the next owner, or the writer's next roll, links a new one."""
+        """The last extent. It may be sealed; then the next owner or the writer's next roll links a new one."""
         return self.extent_ids[-1] if self.extent_ids else None
 
     def changed(
@@ -102,7 +105,7 @@ class Stream(NamedTuple):
         truncated_before: int | None = None,
         linked_by: StreamCall | None = None,
     ) -> Stream:
-        """The next version, with another list. `linked_by`: the call that linked the last extent; None: as before."""
+        """The next version, with another list. `linked_by`: the call that linked the last extent; None: unchanged."""
         return self._replace(
             extent_ids=extent_ids,
             sealed=self.sealed if sealed is None else sealed,
@@ -119,12 +122,15 @@ class Stream(NamedTuple):
         empty: Container[int] = (),
         truncated_before: int | None = None,
     ) -> Stream:
-        """The next version with a list that is put together from this stream's, with holes, and from others'. Where one
-        that is `empty` is left out there is no hole: a record may have gone on over it."""
+        """The next version, with a list combined from this stream's extents and those of `others`.
+
+        `after_hole` is computed anew. Leaving out an extent that is in `empty` makes no hole, because a record may
+        continue across it.
+        """
         follows: set[tuple[int, int]] = set()
         for stream in (self, *others):
             holes = set(stream.after_hole)
-            before: list[int] = []  # what the next one goes on: the last, and if that is empty, the one before it
+            before: list[int] = []  # what the next extent continues: the last one and, past empty ones, those before it
             for extent_id in stream.extent_ids:
                 if extent_id in holes:
                     before = []
@@ -134,7 +140,7 @@ class Stream(NamedTuple):
         return self.changed(extent_ids, truncated_before=truncated_before)._replace(after_hole=after_hole)
 
     def at(self, mod_revision: int) -> Stream:
-        """As committed at this revision. `_replace` takes four times as long, and each creation and roll needs some."""
+        """A copy with this mod revision. Creations and rolls make several; `_replace` takes four times as long."""
         values = [*self]
         values[_STREAM_REVISION] = mod_revision
         return Stream._make(values)
@@ -144,9 +150,9 @@ _STREAM_REVISION = Stream._fields.index("mod_revision")
 
 
 def check_first_extent(stream: Stream, tail: Extent) -> None:
-    """A stream is created together with its first extent, which is young: its record is the stream's.
+    """Check that a stream is created together with its first extent, which is young.
 
-    This is the one place that demands it. A stream without extents is a proper record otherwise: truncating leaves one.
+    Only this function requires an extent. Otherwise a stream without extents is valid: truncation can leave one.
     """
     assert tail.young, f"{tail} has a key"
     assert stream.extent_ids == (tail.extent_id,), stream
@@ -156,7 +162,7 @@ def check_first_extent(stream: Stream, tail: Extent) -> None:
 
 
 class ReplicaAt(NamedTuple):
-    """A replica by (node, disk), and which making of the file it is. A tuple: a million extents have three each."""
+    """A replica's node, disk and file incarnation. A tuple, because a million extents have three each."""
 
     node_id: int
     disk_uuid: str
@@ -170,19 +176,20 @@ class ExtentSeal(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """`mod_revision` is 0 while the extent is young: it has no key of its own and stands in its stream's record."""
+    """An extent. While `mod_revision` is 0 it is young: it has no key and is stored in its stream's record."""
 
     extent_id: int
     eversion: int
     replicas: tuple[ReplicaAt, ...]
     extent_bytes_max: int
     created_ms: int
-    stream_id: int  # that it was made for
+    stream_id: int  # the stream that it was created for
     seal: ExtentSeal | None = None
     confirmed: tuple[int, ...] = ()  # node ids, in the order of `replicas`
     all_took_part: bool = False
     mod_revision: int = 0
-    conflict: bool = False  # an append met other bytes on a replica: digests are compared before one is believed (7)
+    # An append met different bytes on a replica: digests are compared before any replica is trusted (protocol rule 7).
+    conflict: bool = False
 
     @property
     def node_ids(self) -> tuple[int, ...]:
@@ -190,11 +197,11 @@ class Extent(NamedTuple):
 
     @property
     def all_confirmed(self) -> bool:
-        """Every replica has confirmed the seal. An extent without replicas has no confirmation to count on."""
+        """Every replica has confirmed the seal. False for an extent without replicas."""
         return self.seal is not None and len(self.confirmed) == len(self.replicas) > 0
 
     def sealed_at(self, length: int, *, all_took_part: bool, conflict: bool = False) -> Extent:
-        """As the transaction of protocol rule 19 writes it: no replica has confirmed yet."""
+        """The record that the seal's transaction writes (protocol rule 19): no replica has confirmed yet."""
         assert self.seal is None, self
         eversion = self.eversion + 1
         return self._replace(
@@ -206,7 +213,7 @@ class Extent(NamedTuple):
         )
 
     def at(self, mod_revision: int) -> Extent:
-        """As committed at this revision."""
+        """A copy with this mod revision."""
         values = [*self]
         values[_EXTENT_REVISION] = mod_revision
         return Extent._make(values)
@@ -222,7 +229,7 @@ class Extent(NamedTuple):
         return None
 
     def with_confirmed(self, node_ids: tuple[int, ...] | list[int], digest: bytes) -> Extent:
-        """As after these nodes confirmed the seal with this digest (20)."""
+        """The record after these nodes have confirmed the seal with this digest (protocol rule 20)."""
         assert self.seal is not None, self
         assert self.seal.digest in (b"", digest), self
         before = self.confirmed
@@ -235,17 +242,17 @@ _EXTENT_REVISION = Extent._fields.index("mod_revision")
 
 
 def check_replicas(extent: Extent) -> None:
-    """An extent has replicas, each on another node. This is the one place that demands it."""
+    """Check that an extent has replicas, each on a different node. Only this function requires replicas."""
     assert len(set(extent.node_ids)) == len(extent.replicas) > 0, extent
 
 
 class Versioned:
-    """A dataclass with the field `mod_revision`."""
+    """Base class of dataclasses with a field `mod_revision`."""
 
     __slots__ = ()
 
     def at(self, mod_revision: int) -> Self:
-        """As committed at this revision."""
+        """A copy with this mod revision."""
         return replace(self, mod_revision=mod_revision)  # type: ignore[type-var]
 
 
@@ -261,7 +268,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry(Versioned):
-    """What is kept of a node. Usage, load and the age of its heartbeat are the leader's own, in registry.py."""
+    """What etcd stores about a node. Its usage, load and heartbeats are in the leader's memory (registry.py)."""
 
     node_id: int
     wire_address: str
@@ -274,7 +281,7 @@ class NodeEntry(Versioned):
     mode: sm.NodeMode = sm.NODE_MODE_NORMAL
     mode_until_ms: int = 0
     mode_reason: str = ""
-    health: sm.NodeHealth = sm.NODE_HEALTH_ALIVE  # DEAD is stored; the rest is what the last leader saw
+    health: sm.NodeHealth = sm.NODE_HEALTH_ALIVE  # stored only if DEAD; otherwise it is what the last leader saw
     process_id: int = 0
     protocol: int = 0
     build: str = ""
@@ -291,7 +298,7 @@ class NodeEntry(Versioned):
 
 @dataclass(frozen=True, slots=True)
 class Task(Versioned):
-    """A recovery: one for an extent at a time."""
+    """A recovery task. An extent has at most one at a time."""
 
     task_id: int
     extent_id: int
@@ -307,7 +314,7 @@ class Task(Versioned):
 
 @dataclass(frozen=True, slots=True)
 class Quota(Versioned):
-    """Bounds for streams with a label whose text `key=value` begins with `prefix`; 0: not bounded."""
+    """Limits for the streams with a label whose text `key=value` begins with `prefix`. 0: unlimited."""
 
     prefix: str
     streams_max: int = 0
@@ -318,7 +325,7 @@ class Quota(Versioned):
 
 @dataclass(frozen=True, slots=True)
 class Settings(Versioned):
-    """The cluster's, of which there is one record."""
+    """The cluster's settings. There is one record."""
 
     stopped_regions: tuple[str, ...] = ()
     mod_revision: int = 0
@@ -328,7 +335,7 @@ class Settings(Versioned):
 
 PLACES_MAX = 8192
 
-_CALL = struct.Struct("<BQBQBIBIBQBQBQ")  # tag and value of each field of a `StreamCall`: all have fixed sizes
+_CALL = struct.Struct("<BQBQBIBIBQBQBQ")  # tag and value of each field of a `StreamCall`: all have a fixed size
 
 
 def _call_bytes(call: StreamCall) -> bytes:
@@ -371,7 +378,7 @@ def replica_at(message: common_pb2.Replica) -> ReplicaAt:
 
 
 def _seal_bytes(seal: ExtentSeal) -> bytes:
-    head = b"\x08" + varint(seal.length) + b"\x10" + varint(seal.eversion)  # written also where they are 0
+    head = b"\x08" + varint(seal.length) + b"\x10" + varint(seal.eversion)  # both are written even if 0
     return head + b"\x1a" + sized(seal.digest) if seal.digest else head
 
 
@@ -384,7 +391,7 @@ def _read_seal(record: pb.ExtentRecord) -> ExtentSeal | None:
     return ExtentSeal(seal.length, seal.eversion, seal.digest) if record.HasField("seal") else None
 
 
-# The fields are written in this order. `stored`: numbers of StreamRecord; `shown`: of StreamInfo.
+# Fields are written in this order. `stored`: field numbers in StreamRecord; `shown`: in StreamInfo.
 STREAM_FIELDS = (
     Field("stream_id", field_tables.number, stored=2, shown=1),
     Field("name", field_tables.text, stored=3, shown=2),
@@ -415,7 +422,7 @@ STREAM_FIELDS = (
     Field("after_hole", field_tables.packed, stored=15, shown=12, read=lambda record: tuple(record.after_hole)),
 )
 
-# The fields are written in this order. `stored`: numbers of ExtentRecord; `shown`: of ExtentInfo.
+# Fields are written in this order. `stored`: field numbers in ExtentRecord; `shown`: in ExtentInfo.
 EXTENT_FIELDS = (
     Field("extent_id", field_tables.number, stored=2, shown=1),
     Field("extent_bytes_max", field_tables.number, stored=8, shown=5),
@@ -436,7 +443,7 @@ EXTENT_FIELDS = (
     Field("conflict", field_tables.flag, stored=11),
 )
 
-STREAM_FORMAT = 2  # since a stream's young extents stand in its record
+STREAM_FORMAT = 2  # 2: the record contains the stream's young extents
 EXTENT_FORMAT = 1
 _STREAM_HEAD = b"\x08" + varint(STREAM_FORMAT)
 _EXTENT_HEAD = b"\x08" + varint(EXTENT_FORMAT)
@@ -453,12 +460,12 @@ def check_format(what: str, number: int, newest: int) -> None:
 
 
 def stream_bytes(stream: Stream, young: Iterable[Extent] = ()) -> bytes:
-    """The stored form. `young`: those of its extents that have no key of their own."""
+    """The stored form. `young`: the stream's extents that have no key of their own."""
     return _STREAM_HEAD + _encode_stream(stream, young)
 
 
 def read_stream(value: bytes, mod_revision: int) -> tuple[Stream, list[Extent]]:
-    """The stream, and those of its extents that had no key of their own when it was written."""
+    """The stream, and its extents that had no key of their own when it was written."""
     record = pb.StreamRecord.FromString(value)
     check_format("stream record", record.format, STREAM_FORMAT)
     stream = Stream(**_decode_stream(record), mod_revision=mod_revision)

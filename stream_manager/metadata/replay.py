@@ -1,10 +1,12 @@
-"""Calls that were executed: a repeated one gets the same answer and is not done twice, also after a fail-over (26).
+"""The executed calls, by client and call id: a repeated call gets the same reply and is not executed again.
 
-Invariants: a record is here if and only if its transaction was committed: it was part of it;
-            a call id that comes back with another request is refused, not answered with something else;
-            records are bounded in age and in number; what is dropped here was deleted in etcd before, or is kept there
-            as a part of its stream;
-            what is deleted is exactly what was seen to be old: a call that is committed meanwhile stays.
+This holds across a fail-over, because the record of a call is written in the call's own transaction (protocol rule 26).
+
+Invariants: a record is here if and only if its transaction was committed;
+            a call id that is reused for a different request is refused;
+            records are bounded in age and number; a record that is dropped here was deleted from etcd before, or stays
+            in etcd as part of its stream's record;
+            only records that were seen to be old are deleted, never one that is committed meanwhile.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Old calls of one client, `first` up to but not `end`, each of which has a record; and their keys in etcd.
+    """A range of old calls of one client, from `first` up to but excluding `end`, and their keys in etcd.
 
-    No call can get a new record in it: all ids are taken, and a call that has a record writes no second one.
+    Every id in the range has a record, so no call can add one: a call that has a record never writes a second one.
     """
 
     client_id: int
@@ -43,13 +45,13 @@ class ReplayCache:
         self._kept_ms = int(kept_s * 1000)
         self._records_max = records_max
         self._by_client: dict[int, dict[int, Replay]] = {}
-        # By client and call, about in the order of their times: half a million at most, as flat numbers. A tuple of
-        # numbers alone is nothing that the garbage collector looks at again and again, as it does at a `Replay`.
+        # By client and call id, roughly in order of time; at most half a million. They are flat tuples of numbers,
+        # because the garbage collector stops tracking such tuples but would visit every `Replay` again and again.
         self._in_streams: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.count = 0  # of those with a key of their own
+        self.count = 0  # of the records with a key of their own
 
     def find(self, call: tuple[int, int], *, method_id: int, request_crc32c: int) -> Replay | None:
-        """By client and call id."""
+        """Find the record of a call, given as (client id, call id)."""
         found: Replay | None
         in_stream = self._in_streams.get(call)
         if in_stream is not None:
@@ -68,7 +70,7 @@ class ReplayCache:
         calls[call_id] = replay
 
     def add_in_stream(self, call: StreamCall) -> None:
-        """One whose record is a part of the stream that it wrote: it has no key to delete."""
+        """Add a call whose record is part of the stream that it wrote: there is no key to delete."""
         replay = call.replay
         numbers = (replay.method_id, replay.request_crc32c, replay.created_ms, *replay.stream_ids, *replay.extent_ids)
         self._in_streams[call.client_id, call.call_id] = numbers
@@ -88,7 +90,7 @@ class ReplayCache:
     # --- expiry ----------------------------------------------------------------------------------------------
 
     def expired(self, now_ms: int) -> Iterator[Run]:
-        """What may go."""
+        """The ranges of records that are too old or too many."""
         cutoff_ms = now_ms - self._kept_ms
         if self.count > self._records_max:
             cutoff_ms = max(cutoff_ms, self._median_ms())
@@ -101,7 +103,7 @@ class ReplayCache:
                 yield Run(client_id, first, end, keys)
 
     def forget_old(self, now_ms: int) -> None:
-        """Of those without a key; called at every sweep."""
+        """Drop old records that have no key of their own. The sweep calls this each time."""
         cutoff_ms = now_ms - self._kept_ms
         while self._in_streams:
             key = next(iter(self._in_streams))
@@ -110,7 +112,7 @@ class ReplayCache:
             del self._in_streams[key]
 
     def drop(self, run: Run) -> None:
-        """After their keys were deleted."""
+        """Drop the records of a range after their keys were deleted."""
         calls = self._by_client.get(run.client_id, {})
         for call_id in range(run.first, run.end):
             if calls.pop(call_id, None) is not None:
@@ -124,13 +126,13 @@ class ReplayCache:
 
 
 def _unpacked(numbers: tuple[int, ...]) -> Replay:
-    """A call that is part of a stream: it wrote that one stream."""
+    """Rebuild the record of a call that wrote one stream."""
     method_id, checksum, created_ms, stream_id, *extents = numbers
     return Replay(method_id, checksum, created_ms, (stream_id,), tuple(extents))
 
 
 def _without_gaps(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(first, end) of each run of neighbours; the numbers go up."""
+    """The (first, end) of each range of consecutive numbers. `numbers` is ascending."""
     first = end = -1
     for number in numbers:
         if number != end:

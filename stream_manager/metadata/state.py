@@ -1,10 +1,10 @@
-"""The cluster's metadata in memory: streams, extents, nodes, tasks, names, quotas; and what follows from them.
+"""The cluster's metadata in memory: streams, extents, nodes, tasks, names and quotas, and indexes over them.
 
 Invariants: it holds what etcd held at `revision`, for the keys that it knows: nothing is applied before etcd has it;
-            a young extent is listed by one stream alone, whose record holds it, near the end of its list;
-            what is derived (who refers to an extent, what is on a node, what is open or unconfirmed) is kept in step
-            here and nowhere stored (23); `validate` recomputes it all;
-            records are replaced, never changed: a reader may keep one across an await.
+            a young extent is listed by exactly one stream, whose record contains it, near the end of the list;
+            the indexes (which streams list an extent, which extents are on a node, which are open or unconfirmed) are
+            updated here and stored nowhere (protocol rule 23); `validate` recomputes all of them;
+            records are replaced, never changed, so a reader may keep one across an await.
 Not here:   replay records (replay.py), heartbeats and load (registry.py).
 """
 
@@ -37,11 +37,12 @@ from neve.stream_manager.metadata.records import Extent, Settings, Stream, check
 _NO_EXTENTS: dict[int, None] = {}
 _NO_SETTINGS = Settings()
 
-Listener = Callable[[Any, Any], None]  # gets a record as it was and as it is; None: there is none
+# Gets a record before and after its change; None: it did not exist, or was deleted
+Listener = Callable[[Any, Any], None]
 
 
 class State:
-    """`root` is what all keys of the cluster begin with."""
+    """The records of each kind, their indexes and the listeners. `root` is the prefix of all keys of the cluster."""
 
     def __init__(self, root: bytes) -> None:
         self.root = root
@@ -55,19 +56,20 @@ class State:
         self.quotas = self.table(QUOTA)  # by prefix
         self._listeners: dict[Kind[Any, Any], list[Listener]] = {kind: [] for kind in KINDS.values()}
         self._replica_listeners: list[Listener] = []
-        # derived; dicts in place of sets, whose order is not the same in every run
+        # Indexes. They are dicts because the order of a set differs from run to run.
         self.open_extents: dict[int, None] = {}
         self.unconfirmed_extents: dict[int, None] = {}  # sealed, but not confirmed by every replica
-        self.single_extents: dict[int, None] = {}  # of one replica
+        self.single_extents: dict[int, None] = {}  # with one replica
         self.sealed_bytes = 0
         self._dead: frozenset[int] = frozenset()  # node ids
         self._extents_on: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by node id
-        self._streams_of: dict[int, int | tuple[int, ...]] = {}  # by extent id; mostly one, and then no tuple
+        # By extent id; an extent usually has one stream, which then needs no tuple
+        self._streams_of: dict[int, int | tuple[int, ...]] = {}
         self._stream_order: list[int] = []
         self._extent_order: list[int] = []
 
     def table(self, kind: Kind[Id, R]) -> dict[Id, R]:
-        """All records of a kind, by id. It is changed here only."""
+        """All records of a kind, by id. Only this class may change it."""
         return cast(dict[Id, R], self._tables[kind])
 
     @property
@@ -79,11 +81,12 @@ class State:
         self._listeners[kind].append(changed)
 
     def listen_replicas(self, changed: Callable[[Extent, Extent | None], None]) -> None:
-        """Call `changed` when an extent has other replicas, or is gone: rarer than other changes of extents."""
+        """Call `changed` when an extent's replicas change or it is deleted, which is rarer than other changes of
+        extents."""
         self._replica_listeners.append(changed)
 
     def stop_listening(self) -> None:
-        """From now on no listener is called."""
+        """Remove all listeners."""
         for listeners in self._listeners.values():
             listeners.clear()
         self._replica_listeners.clear()
@@ -91,20 +94,20 @@ class State:
     # --- questions -------------------------------------------------------------------------------------------
 
     def streams_of(self, extent_id: int) -> tuple[int, ...]:
-        """The streams whose lists have this extent (23)."""
+        """The streams whose lists contain this extent (protocol rule 23)."""
         found = self._streams_of.get(extent_id, ())
         return found if isinstance(found, tuple) else (found,)
 
     def extents_on(self, node_id: int) -> dict[int, None]:
-        """Ids of the extents with a replica on this node: to iterate over, not to change."""
+        """Ids of the extents with a replica on this node. The caller must not change it."""
         return self._extents_on.get(node_id, _NO_EXTENTS)
 
     def dead_nodes(self) -> frozenset[int]:
-        """Nodes that were declared dead, for whom nobody waits (17)."""
+        """Nodes that were declared dead. The manager does not wait for their replies (protocol rule 17)."""
         return self._dead
 
     def streams_after(self, stream_id: int) -> Iterator[Stream]:
-        """By id, from the first one above. Do not await while iterating."""
+        """The streams with larger ids, in order. Do not await while iterating."""
         return (self.streams[found] for found in _after(self._stream_order, stream_id))
 
     def extents_after(self, extent_id: int) -> Iterator[Extent]:
@@ -113,13 +116,13 @@ class State:
     # --- loading and following -------------------------------------------------------------------------------
 
     def put_key(self, kv: KeyValue) -> None:
-        """Take over one key as it stands in etcd. Keys of others (locks, elections, replay) are passed over."""
+        """Apply one key as it is in etcd. Keys that are not records (locks, elections, replay) are ignored."""
         kind, name = self._kind_of(kv.key)
         if kind is STREAM:
             stream, young = r.read_stream(kv.value, kv.mod_revision)
             for extent in young:
                 known = self.extents.get(extent.extent_id)
-                if known is None or known.young:  # a key of its own tells more than its stream's record
+                if known is None or known.young:  # an extent's own key is newer than its stream's record
                     self._set_extent(extent.extent_id, extent)
             self._put_stream(STREAM.parse_ident(name), stream)
         elif kind is not None:
@@ -133,12 +136,12 @@ class State:
             self._set(kind, kind.parse_ident(name), None)
 
     def _kind_of(self, key: bytes) -> tuple[Kind[Any, Any] | None, bytes]:
-        """Of a key below the root: its kind, None if it is not one of ours, and what stands behind the prefix."""
+        """Split a key below the root into its kind (None: not a record) and the part after the prefix."""
         prefix, slash, name = key[len(self.root) :].partition(b"/")
         return KINDS.get(prefix + slash), name
 
     def load(self, kvs: Iterable[KeyValue], revision: int) -> None:
-        """Take over many keys that stood at `revision`."""
+        """Apply many keys that were read at `revision`."""
         for kv in kvs:
             self.put_key(kv)
         self.revision = max(self.revision, revision)
@@ -146,7 +149,7 @@ class State:
     # --- the leader's commits --------------------------------------------------------------------------------
 
     def apply(self, changes: Changes, revision: int) -> None:
-        """Take over what was committed at `revision`. Batches in flight at a time may be applied in any order."""
+        """Apply changes that were committed at `revision`. Concurrent batches may be applied in any order."""
         for kind, ident, record, has_key in changes.writes:
             self._set(kind, ident, record.at(revision) if record is not None and has_key else record)
         self.revision = max(self.revision, revision)
@@ -217,7 +220,10 @@ class State:
                 del self._extents_on[replica.node_id]
 
     def _put_stream(self, stream_id: int, new: Stream | None) -> None:
-        """As a key says it: young extents that its list has no more are gone without a word of their own."""
+        """Apply a stream's key.
+
+        Young extents that its list no longer contains are deleted: they have no key of their own.
+        """
         old = self.streams.get(stream_id)
         self._set_stream(stream_id, new)
         if old is not None:
@@ -250,7 +256,7 @@ class State:
             changed(old, new)
 
     def _refer(self, extent_id: int, stream_id: int) -> None:
-        found = self._streams_of.setdefault(extent_id, stream_id)  # mostly nobody did before
+        found = self._streams_of.setdefault(extent_id, stream_id)  # usually no other stream lists it
         if found != stream_id and stream_id not in (found := self.streams_of(extent_id)):
             self._streams_of[extent_id] = (*found, stream_id)
 
@@ -264,7 +270,7 @@ class State:
     # --- for tests and the simulator -------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Recompute what is derived, and check what must hold between the records."""
+        """Recompute the indexes, and check what must hold between records."""
         streams_of: dict[int, set[int]] = {}
         for stream_id, stream in self.streams.items():
             assert stream.stream_id == stream_id, stream
@@ -302,7 +308,7 @@ class State:
 
 
 def _insert(order: list[int], number: int) -> None:
-    if not order or order[-1] < number:  # ids are handed out upwards, and keys are loaded in order
+    if not order or order[-1] < number:  # ids are handed out in ascending order, and keys are loaded in order
         order.append(number)
     else:
         bisect.insort(order, number)

@@ -1,11 +1,11 @@
-"""The audit log, `neve.audit`: one line for every mutation, whatever became of it.
+"""The audit log, `neve.audit`: one line for every mutation, whatever its outcome.
 
-Invariants: a line is written in the turn of the loop in which the mutation ended, or in the next one;
-            lines are in the order in which mutations ended; none is dropped: `flush` writes what is left.
+Invariants: a line is written in the loop turn in which the mutation ended, or in the next one;
+            lines are in the order in which mutations ended, and none is dropped: `flush` writes the rest.
 
-Lines of one turn leave together. One by one they take 9 µs each, a tenth of an allocation. Where the process logs plain
-text to one place, as servers do, they are one record whose lines all begin as that place's lines begin; with JSON, or
-where somebody else listens too, each is a record of its own.
+The lines of one turn are written together, because a line on its own takes 9 µs, a tenth of an allocation. If the
+process logs plain text to a single handler, as servers do, they are one log record, and each line starts with that
+handler's prefix. With JSON or further handlers, each line is a record of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINE = "mutation method=%s by=%s peer=%s call=%x/%d streams=%s extents=%s node=%
 _MARK = "\0"
 
 
-# Of one mutation: method, principal, peer, client and call id, what is remembered of it, what became of it.
+# Of one mutation: method, principal, peer, client id, call id, its replay record and its outcome.
 Entry = tuple[str, str, str, int, int, Replay | None, str]
 
 
@@ -65,7 +65,7 @@ class AuditLog:
 
 
 def _line_beginning() -> str | None:
-    """What the only handler puts before a message, if it puts nothing behind it; None: there is no such handler."""
+    """The text that the only handler puts before a message; None if there are more handlers or it also appends text."""
     root = logging.getLogger()
     if audit.handlers or not audit.propagate or logging.getLogger("neve").handlers or len(root.handlers) != 1:
         return None

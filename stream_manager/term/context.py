@@ -1,10 +1,10 @@
-"""What one term of leadership has in common: its state, its way to commit, its locks, its nodes, its tasks.
+"""What all parts of one term of leadership share: state, commits, locks, calls to nodes, tasks.
 
-Invariants: a context belongs to one term, the time from winning an election to losing it. When the term ends, every
-            task of it is cancelled and every commit fails with `NotLeader`: nothing of it acts on the next term;
-            time is the loop's and chance is `rng`'s, so that the simulator can repeat a run.
+Invariants: a context belongs to one term. When the term ends, all its tasks are cancelled and every commit fails with
+            `NotLeader`, so nothing of it acts on the next term;
+            time is the loop's and random numbers come from `rng`, so that the simulator can repeat a run.
 
-A mutation by a background part:
+A mutation by a background task:
 
     async with ctx.locks.hold(extents=[extent_id]):
         old = ctx.state.extents.get(extent_id)
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from neve.stream_manager.term.owner_checks import OwnerChecks
 
 
-# --- placement, as the flows ask for it -----------------------------------------------------------------------
+# --- requests for placement -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """Where to make the replicas of a new extent."""
+    """A request for nodes for the replicas of a new extent."""
 
     replicas: int
     extent_bytes_max: int
     policy: str = ""  # empty: the cluster's default
     strict: bool = False
-    avoid: frozenset[int] = frozenset()  # a hint: they just failed somebody
-    excluded: frozenset[int] = frozenset()  # never
+    avoid: frozenset[int] = frozenset()  # a hint: they failed a writer recently
+    excluded: frozenset[int] = frozenset()  # never to be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,10 @@ class NodeChoice:
 
 
 class Mutation:
-    """One execution of a call: who asks, and how the call is remembered. `replayed`: it was committed before."""
+    """One execution of a call: its caller, and how the call is recorded.
+
+    `replayed`: the record of its earlier commit.
+    """
 
     __slots__ = (
         "call_id",
@@ -96,11 +99,13 @@ class Mutation:
         self.principal = principal
         self.wall_ms = wall_ms
         self.replayed = replayed
-        self.recorded: Replay | None = None  # what `record` made: it counts once the changes are committed
+        self.recorded: Replay | None = None  # the record that was made last; valid once the changes are committed
 
     def stream_call(self, stream_ids: tuple[int, ...], extent_ids: tuple[int, ...] = ()) -> StreamCall | None:
-        """The same as a part of the one stream that is written: what to put into its record and into the changes.
-        None: nothing is kept."""
+        """Like `record`, but for the record of the one stream that is written.
+
+        Returns what to put into the stream and into the changes; None if there is nothing to record.
+        """
         self.recorded = Replay(self.method_id, self.request_crc32c, self.wall_ms, stream_ids, extent_ids)
         if not (self.client_id or self.call_id) or self.replayed is not None:
             return None
@@ -109,7 +114,10 @@ class Mutation:
     def record(
         self, changes: Changes, *, stream_ids: Sequence[int] = (), extent_ids: Sequence[int] = (), node_id: int = 0
     ) -> None:
-        """Remember the call in the same transaction as its changes, with what its answer can be made from (26)."""
+        """Record the call in the same transaction as its changes, with what its reply can be rebuilt from.
+
+        That transaction is the one of protocol rule 26.
+        """
         self.recorded = Replay(
             self.method_id, self.request_crc32c, self.wall_ms, tuple(stream_ids), tuple(extent_ids), node_id
         )
@@ -122,11 +130,13 @@ class Mutation:
 
 class Commit(Protocol):
     def __call__(self, changes: Changes) -> Awaitable[int]:
-        """Write in one transaction, apply to the state, return the revision.
+        """Commit changes in one transaction, apply them to the state and return the revision.
 
-        `VersionConflict`: a record is not what it was; `NotOwner`: the lock is not held with that token; `NotLeader`:
-        the term is over; `MetaUnavailable`: certainly not written. Do not wrap it in a timeout: a commit whose outcome
-        is unknown is repeated until it is known, and what it touches must stay locked for so long (19).
+        Raises `VersionConflict` if a record has changed, `NotOwner` if the lock is not held with that token,
+        `NotLeader` if the term is over, and `MetaUnavailable` if nothing was written.
+
+        Do not wrap it in a timeout: a commit with an unknown outcome is repeated until the outcome is known, and
+        until then what it writes must stay locked (protocol rule 19).
         """
 
 
@@ -157,29 +167,34 @@ class LeaderContext:
         self.ids = ids
         self.owners = owners
         self.quotas = quotas
-        self.leader = leader  # the stamp of every order to a node
-        self.ensure_leading = ensure_leading  # raises NotLeader once the term is over; never waits
+        self.leader = leader  # stamped on every order to a node
+        self.ensure_leading = ensure_leading  # raises NotLeader if the term is over; never waits
         self.tasks = tasks
         self.rng = rng
         self.clock = asyncio.get_running_loop().time  # monotonic seconds
-        self.wall_ms = wall_ms  # since the epoch: only for what people read and for ages over restarts
-        self.seals_in_flight = 0  # first rounds of Seal orders, see confirm.py
-        # Extents that a transaction is about to link, or, while its outcome is unknown, may be linking.
+        self.wall_ms = wall_ms  # since the epoch: only for people, and for ages across restarts
+        self.seals_in_flight = 0  # first rounds of seal orders, see confirm.py
+        # Extents that a transaction is about to link or, while its outcome is unknown, may be linking.
         self.linking: dict[int, None] = {}
-        # Whether an extent may still be linked though metadata does not know it: its replicas are no orphans then (24).
+        # Whether an extent may still be linked although metadata does not have it. Its replicas are not orphans then
+        # (protocol rule 24).
         self.is_prepared: Callable[[int], bool] = lambda extent_id: extent_id in self.linking
-        # Open extents whose writer reported that an append met other bytes (protocol rule 7): when to try to seal them.
+        # Open extents whose writer reported different bytes on a replica (protocol rule 7), and when to try to seal
+        # them.
         self.conflicts: dict[int, Retry] = {}
-        self.condemned = Condemned()  # replicas that lost their bit: answers that are older do not set it
-        self.part: ClusterNodes  # set right after both are made
-        self.ensembles: Ensembles  # so is this
+        self.condemned = Condemned()  # confirmations that replies to earlier orders must not restore
+        self.part: ClusterNodes  # set right after the context is made
+        self.ensembles: Ensembles  # set right after the context is made
 
     def changes(self) -> Changes:
         return Changes(self.root, self.state)
 
     async def commit_link(self, changes: Changes, extent_id: int) -> None:
-        """Commit what links a new extent. The collector keeps away from it until the outcome is known: a young extent
-        has no key whose absence its transaction could compare (24)."""
+        """Commit changes that link a new extent.
+
+        The collector does not delete the extent until the outcome is known: a young extent has no key whose absence
+        the collector's transaction could compare (protocol rule 24).
+        """
         self.linking[extent_id] = None
         try:
             await self.commit(changes)
@@ -187,11 +202,11 @@ class LeaderContext:
             del self.linking[extent_id]
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
-        """A background task that ends with the term; if it fails, that is logged."""
+        """Start a background task that ends with the term. Its failure is logged."""
         return self.tasks.spawn(work, name=name)
 
     def unreferenced(self, extent_ids: Iterable[int], *, apart_from: int) -> list[Extent]:
-        """Those of these extents that only this one stream refers to (23)."""
+        """The given extents that no other stream than `apart_from` lists (protocol rule 23)."""
         return [
             self.state.extents[extent_id]
             for extent_id in extent_ids

@@ -1,7 +1,9 @@
-"""What holds single extents up, in words, and when to try again: for drains, for `neve status`, and against storms.
+"""Extents whose recovery, collection or confirmation is held up: the reason in words, and when to try again.
 
-Invariants: bounded: the oldest goes when there are too many, and comes back if it is still one;
-            each new text of a problem is logged once, however often the problem is met.
+Drains and `neve status` show the reasons. The delays keep a failing extent from being tried in a storm.
+
+Invariants: bounded: the oldest entry is dropped when there are too many, and is noted again if the problem persists;
+            each new reason of an extent is logged once, however often it is noted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class Problems:
         self._texts: dict[int, str] = {}
 
     def note(self, extent_id: int, text: str, now_s: float) -> None:
-        """An attempt failed: the next one is due after a delay, which doubles each time."""
+        """Note a failed attempt. The next one is due after a delay, which doubles each time."""
         before = self._texts.pop(extent_id, None)
         self._retries.postpone(extent_id, now_s)
         if len(self._texts) >= PROBLEMS_MAX:
@@ -31,11 +33,11 @@ class Problems:
             log.warning("extent_held_up extent_id=%d problem=%s", extent_id, text)
 
     def due(self, extent_id: int, now_s: float) -> bool:
-        """Whether to try (again)."""
+        """Whether the extent may be tried now."""
         return self._retries.is_due(extent_id, now_s)
 
     def overdue(self, now_s: float) -> list[int]:
-        """Extents whose time to try again has come; nobody may have had to."""
+        """Extents whose delay has passed."""
         return self._retries.due(now_s)
 
     def solved(self, extent_id: int) -> None:

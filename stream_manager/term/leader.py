@@ -1,9 +1,9 @@
 """One term of leadership: everything that exists from winning an election to losing it.
 
-Invariants: the state is loaded at one linearizable revision, read after the election was won (25), or is the one that
-            this manager has followed, caught up with such a revision;
-            when the term ends, by whatever cause, from that moment nothing of it is answered, committed or ordered;
-            nothing is carried over into the next term but what etcd has.
+Invariants: the state is loaded at one linearizable revision, read after the election was won (protocol rule 25), or is
+            the state that this manager has followed, caught up with such a revision;
+            from the moment when the term ends, for any reason, it answers, commits and orders nothing;
+            the next term takes over only what is in etcd.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from neve.stream_manager.term.pipeline import Observe, Pipeline
 
 log = logging.getLogger(__name__)
 
-BEGUN = b"begun"  # beside the lanes: which term adopted a state last
-REPLAY_KEPT_S = 900.0  # far above the time for which a client repeats a call
+BEGUN = b"begun"  # a key beside the lanes: the term that adopted a followed state last
+REPLAY_KEPT_S = 900.0  # far longer than a client repeats a call
 REPLAY_RECORDS_MAX = 500_000
 SWEEP_INTERVAL_S = 20.0
 SWEEP_DELETES_MAX = 100
 
-# Makes the calls to nodes of a term: from its stamp, and from how it finds a node's entry.
+# Makes a term's calls to nodes, from its leader stamp and from the function that finds a node's entry.
 MakeNodeCalls = Callable[[common_pb2.Leader, Callable[[int], NodeEntry | None]], NodeCalls]
 MakeNodesPart = Callable[[LeaderContext], ClusterNodes]
 
@@ -64,10 +64,13 @@ class Loaded:
 
 
 async def load(store: MetaStore, root: bytes, *, adopted: State | None = None) -> Loaded:
-    """`adopted`: a state that is of a revision after the election was won; the rest is read at that revision."""
+    """Load everything at one revision.
+
+    `adopted`: a followed state of a revision after the election was won; then the rest is read at its revision.
+    """
     replay = ReplayCache(root, kept_s=REPLAY_KEPT_S, records_max=REPLAY_RECORDS_MAX)
     lanes = dict.fromkeys((lane_key(root, lane) for lane in range(BATCHES_IN_FLIGHT_MAX)), 0)
-    # The first page decides the revision of all: it is read linearizably, and we have won by now.
+    # The first page is a linearizable read, after the election was won. Its revision is that of all pages.
     first = await store.range(KeyRange.prefix(root + r.COMMITS), revision=adopted.revision if adopted else 0)
     revision = first.revision
     lanes.update((kv.key, kv.mod_revision) for kv in first.kvs if kv.key in lanes)
@@ -84,11 +87,11 @@ async def load(store: MetaStore, root: bytes, *, adopted: State | None = None) -
 async def adopt(
     store: MetaStore, root: bytes, leadership: Leadership, follower: StateFollower, *, timeout_s: float
 ) -> State | None:
-    """What this manager has followed, caught up with all that was written before it won (25); None: load it instead.
+    """The followed state, caught up with everything written before the election was won; None: load it instead.
 
-    A key that is put now, by the leader alone, has a revision above all that earlier leaders wrote, and none of them
-    can write any more. When the watch has delivered it, the state has everything. Counts are compared with etcd's: a
-    watch that lost something would be the end of every guarantee.
+    Only the leader can write the key that is put here, so its revision is higher than every write of earlier leaders,
+    which can write no more (protocol rule 25). Once the watch has delivered it, the state is complete. Its counts are
+    then compared with etcd's, because a watch that lost a record would break every guarantee.
     """
     loop = asyncio.get_running_loop()
     if follower.state is None:
@@ -96,7 +99,7 @@ async def adopt(
     try:
         mark = await store.txn(leadership.guard(), [Put(root + r.COMMITS + BEGUN, b"%d" % leadership.create_revision)])
         if not mark.succeeded:
-            return None  # the load will say why
+            return None  # `load` will fail with the reason
         await follower.at(mark.revision, deadline_s=loop.time() + timeout_s)
         state = follower.take()
         if state is None or state.revision < mark.revision:
@@ -114,7 +117,7 @@ async def adopt(
 
 
 class Term:
-    """`ended` is set when it is over; whoever ends it gives the reason."""
+    """One term. `ended` is set when it is over; `reason` says why."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class Term:
         self._leadership = leadership
         self._not_leader = not_leader
         self.ended = asyncio.Event()
-        self.over = False  # the same, for who asks for every call
+        self.over = False  # the same as a flag, for the check on every call
         self.reason = ""
         self.state = loaded.state
         self.replay = loaded.replay
@@ -185,7 +188,10 @@ class Term:
         self.ctx.spawn(self._sweep_replay(), name="replay-sweep")
 
     def ensure_leading(self) -> None:
-        """By the lease's clock: a process that was stopped and goes on notices here, before any timer has run."""
+        """Raise `NotLeader` if the term is over.
+
+        It reads the lease's clock, so a process that was paused notices here, before any timer has run.
+        """
         if self.over:
             raise self._not_leader()
         try:
@@ -195,7 +201,7 @@ class Term:
             raise self._not_leader() from None
 
     def end(self, reason: str) -> None:
-        """At once: callers hear `NotLeader`, tasks are cancelled, nothing is sent any more."""
+        """End the term now: callers get `NotLeader`, tasks are cancelled, and nothing more is sent."""
         if self.ended.is_set():
             return
         self.reason = reason
@@ -211,7 +217,8 @@ class Term:
         self.pipeline.audit.flush()
         await self.batcher.stopped()
         await self.owners.stopped()
-        self.state.stop_listening()  # they refer to the state and it to them: a million records must not wait for that
+        # The listeners and the state refer to each other: without this, a million records wait for the collector.
+        self.state.stop_listening()
 
     def _apply(self, changes: Changes, revision: int) -> None:
         self.state.apply(changes, revision)
@@ -221,7 +228,10 @@ class Term:
             self.replay.add_in_stream(changes.stream_call)
 
     async def _sweep_replay(self) -> None:
-        """Delete old replay records, and only them: runs of calls without a gap, so that one operation takes many."""
+        """Delete old replay records.
+
+        Records with consecutive call ids are deleted as one range, so that one operation deletes many.
+        """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.replay.forget_old(self.ctx.wall_ms())
@@ -230,11 +240,11 @@ class Term:
                 part = expired[start : start + SWEEP_DELETES_MAX]
                 try:
                     result = await self._store.txn(self._leadership.guard(), [Delete(run.keys) for run in part])
-                except NeveError as error:  # deleted or not, the next round deletes them again
+                except NeveError as error:  # whether deleted or not, the next round deletes them again
                     log.warning("replay_sweep_failed error=%s", error)
                     break
                 if not result.succeeded:
-                    self.end("the election key is not ours any more")
+                    self.end("the election key is no longer this manager's")
                     return
                 for run in part:
                     self.replay.drop(run)

@@ -1,9 +1,9 @@
-"""Locks within one manager: a mutation holds what it decides on, from before it looks until etcd has answered.
+"""Locks within one manager. A mutation locks what it decides on, from before it reads it until etcd has replied.
 
-Invariants: one holder of a key at a time; waiters get it in the order in which they came;
-            keys are taken in the order of `LockKind`, then by id. A holder that takes more later takes only what comes
-            behind what it has (first the stream, then its extents): so no two can wait for each other;
-            whoever is cancelled while waiting lets go of what it has got.
+Invariants: a key has one holder at a time; waiting flows get it first come, first served;
+            keys are taken in the order of `LockKind`, then by id. A flow that takes more keys later only takes keys
+            that come after its own (first the stream, then its extents), so no two flows wait for each other;
+            a flow that is cancelled while it waits releases the keys that it has.
 
     async with ctx.locks.hold(streams=[id]):
         ...
@@ -20,7 +20,7 @@ from types import TracebackType
 
 
 class LockKind(enum.IntEnum):
-    """In the order in which they are taken."""
+    """The kinds of keys, in the order in which they are taken."""
 
     NAME = 0
     STREAM = 1
@@ -29,7 +29,7 @@ class LockKind(enum.IntEnum):
     SETTING = 4  # quotas by prefix, the cluster's settings
 
 
-# As plain numbers: to look up a member of an enum takes longer than to take a lock.
+# Plain numbers, because looking up a member of an enum takes longer than taking a lock.
 _NAME, STREAM_LOCK, EXTENT_LOCK, _NODE, _SETTING = map(int, LockKind)
 
 Key = tuple[int, int | str]
@@ -37,7 +37,7 @@ Key = tuple[int, int | str]
 
 class LockTable:
     def __init__(self) -> None:
-        # An entry exists while somebody holds the key; mostly nobody waits, and then there is no queue.
+        # A key has an entry while it is held. Usually no flow waits for it; then there is no queue.
         self.waiters: dict[Key, deque[asyncio.Future[None]] | None] = {}
 
     def hold(
@@ -72,7 +72,7 @@ class LockTable:
         return True
 
     async def take(self, key: Key) -> None:
-        """Whoever takes one by itself, for a hot flow, lets it go by `release`, whatever happens."""
+        """Take one key, for a hot flow. The caller must always `release` it."""
         if self.try_take(key):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -83,9 +83,9 @@ class LockTable:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was our turn in the same moment
+            if turn.done() and not turn.cancelled():  # it was handed over at the same moment
                 self.release(key)
-            turn.cancel()  # whoever waits without a task is thrown out, and the future does not hear of it
+            turn.cancel()  # a waiting flow without a task is closed, which does not cancel the future
             raise
 
     def release(self, key: Key) -> None:
@@ -96,13 +96,13 @@ class LockTable:
         while waiting:
             turn = waiting.popleft()
             if not turn.done():
-                turn.set_result(None)  # it is held by that one now: the entry stays
+                turn.set_result(None)  # the next flow holds it now, so the entry stays
                 return
         del self.waiters[key]
 
 
 def _add(keys: list[Key], kind: int, idents: Collection[int] | Collection[str]) -> None:
-    """Mostly nothing or one: worth the look."""
+    """Add keys in order. Most calls pass one id, which needs no sorting."""
     if len(idents) == 1:
         keys += [(kind, ident) for ident in idents]
     elif idents:
@@ -110,7 +110,7 @@ def _add(keys: list[Key], kind: int, idents: Collection[int] | Collection[str]) 
 
 
 class _Ready:
-    """What nobody needs to wait for."""
+    """An awaitable that is done."""
 
     def __await__(self) -> Generator[None, None, None]:
         return iter(())  # type: ignore[return-value]
@@ -120,7 +120,7 @@ _READY = _Ready()
 
 
 class Holding:
-    """Use it once, as a context."""
+    """A set of keys to hold, as an async context manager that is used once."""
 
     __slots__ = ("_held", "_keys", "_table")
 
@@ -130,7 +130,7 @@ class Holding:
         self._held = 0
 
     def __aenter__(self) -> Awaitable[None]:
-        """Mostly nobody else holds anything of it: then there is nothing to wait for, and no coroutine is made."""
+        """Take the keys. If all are free, as usual, there is nothing to await and no coroutine is made."""
         assert not self._held, "a holding is used once"
         waiters = self._table.waiters
         for key in self._keys:

@@ -1,8 +1,9 @@
-"""Work over very many records, in slices: the loop, and with it the lease, gets its turn between them.
+"""Yielding to the event loop during work over very many records, so that calls and the lease are served in between.
 
-Invariants: a slice takes `SLICE_S`, or `STEPS_MAX` steps where time stands still (in the simulator), whichever is less;
-            what is iterated may change meanwhile: whoever works in slices goes over a copy of the ids.
-Note:       `tests.bench.metadata_scan` measures how long the loop is held up.
+Invariants: work runs for at most `SLICE_S` between two yields, or for `STEPS_MAX` steps if time stands still, as in the
+            simulator;
+            records may change during a yield, so the work iterates over a copy of the ids.
+Note:       `tests.bench.metadata_scan` measures for how long the loop is blocked.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 
 SLICE_S = 0.005
 STEPS_MAX = 2_000
-STEPS_MIN = 50  # between two looks at the clock
+STEPS_MIN = 50  # between two reads of the clock
 
 
 class Slices:
@@ -21,7 +22,7 @@ class Slices:
         self._steps = 0
 
     def over(self) -> bool:
-        """Called at every step: whether it is time to `rest`."""
+        """Count a step, and say whether it is time to `rest`."""
         self._steps += 1
         if self._steps % STEPS_MIN:
             return False

@@ -1,9 +1,9 @@
-"""Orders and questions to extent nodes: each with its timeout and the stamp of the election it rests on.
+"""The manager's calls to extent nodes, each with its timeout and the leader's stamp.
 
-Invariants: every order carries `Leader` (create revision, address): a node that has heard of a later election refuses;
-            a request names node, disk and incarnation, so that a swapped disk or a file made anew is never taken for
-            the replica that metadata knows;
-            an error or silence is an error here, never a length (T1).
+Invariants: every order carries `Leader` (create revision, address): a node that knows of a later election refuses it;
+            a request names node, disk and incarnation, so that a replaced disk or a file that was created anew is never
+            taken for the replica that metadata lists;
+            an error or a missing reply is an error here, never a length (scenario T1).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from neve.stream_manager.term.fan_out import Asked, fan_out
 
 
 class NodeCalls(ABC):
-    """All raise errors of `proto.errors`; a node that metadata does not know is `ConnectFailed`.
+    """The calls. All raise errors of `proto.errors`; for a node that metadata does not list, that is `ConnectFailed`.
 
     A call must not use asyncio.timeout or current_task: see fan_out.py.
     """
 
-    # Orders to all replicas of an extent, side by side; an error is an answer like others.
+    # Concurrent orders to all replicas of an extent. A result may be an error.
 
     async def create_all(
         self, extent_id: int, choices: Sequence[NodeChoice], *, eversion: int, extent_bytes_max: int, stream_id: int
@@ -46,7 +46,7 @@ class NodeCalls(ABC):
     async def fence_all(
         self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
     ) -> list[en.LengthAnswer | NeveError]:
-        """Those that `timeouts_s` names; None for the usual time."""
+        """Fence the replicas in `timeouts_s`; None: the usual timeout."""
         return await fan_out(
             [self.fence(extent, replica, token=token, timeout_s=timeout_s) for replica, timeout_s in timeouts_s.items()]
         )
@@ -62,30 +62,33 @@ class NodeCalls(ABC):
         )
 
     def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Asked[en.SealExtentReply]]:
-        """Send the orders: who asks takes the answers as they come."""
+        """Send the seal orders. The caller takes the replies as they arrive."""
         return [Asked(self.seal(extent, replica)) for replica in replicas]
 
     @abstractmethod
     async def create(
         self, extent_id: int, choice: NodeChoice, *, eversion: int, extent_bytes_max: int, stream_id: int
     ) -> ReplicaAt:
-        """Make an empty replica, durable when it returns (17)."""
+        """Create an empty replica. It is durable when the call returns (protocol rule 17)."""
 
     @abstractmethod
     async def raise_token(
         self, extent: Extent, replica: ReplicaAt, *, token: int, timeout_s: float | None = None
     ) -> en.LengthAnswer:
-        """`timeout_s`: None for the usual one."""
+        """Raise the replica's token and return its length. `timeout_s`: None for the usual timeout."""
 
     @abstractmethod
     async def fence(
         self, extent: Extent, replica: ReplicaAt, *, token: int = 0, timeout_s: float | None = None
     ) -> en.LengthAnswer:
-        """`token` of the owner who asks; 0: the manager fences for itself."""
+        """Fence the replica and return its length. `token`: of the owner that asks for it; 0: the manager fences."""
 
     @abstractmethod
     async def seal(self, extent: Extent, replica: ReplicaAt) -> en.SealExtentReply:
-        """`extent` as etcd has it: sealed. Not confirmed: the reply says how much is there."""
+        """Order the replica to seal.
+
+        `extent` is sealed in etcd. If the reply does not confirm, it has the replica's length.
+        """
 
     @abstractmethod
     async def start_copy(
@@ -98,18 +101,24 @@ class NodeCalls(ABC):
         bytes_per_s_max: int,
         eversion: int,
     ) -> None:
-        """Make or replace the replica on `target` from confirmed ones (22); `eversion` of the record to list it."""
+        """Order `target` to copy the extent from confirmed replicas. `eversion`: of the record that will list it.
+
+        This is the copy of protocol rule 22.
+        """
 
     @abstractmethod
     async def delete(self, extent_id: int, replica: ReplicaAt, *, eversion: int) -> bool:
-        """Only after a transaction that allows it (22, 24). Whether there was one."""
+        """Delete a replica, after a transaction that allows it (protocol rules 22 and 24).
+
+        Returns whether it existed.
+        """
 
     @abstractmethod
     async def describe(self, extent_id: int, replica: ReplicaAt) -> en.ReplicaInfo: ...
 
 
 class RpcNodeCalls(NodeCalls):
-    """Over the wire. `node` finds a node's entry in the state of this term."""
+    """Calls over the wire. `node` finds a node's entry in the state of this term."""
 
     def __init__(
         self,
@@ -124,7 +133,7 @@ class RpcNodeCalls(NodeCalls):
         self._leader = leader
         self._node = node
         self._timeout_s = timeout_s
-        self._seal_timeout_s = seal_timeout_s  # longer: a seal reads and verifies the whole extent
+        self._seal_timeout_s = seal_timeout_s  # longer: to seal, a node reads and verifies the whole extent
 
     async def create(
         self, extent_id: int, choice: NodeChoice, *, eversion: int, extent_bytes_max: int, stream_id: int
@@ -221,7 +230,7 @@ class RpcNodeCalls(NodeCalls):
     ) -> Rep:
         node = self._node(node_id)
         if node is None:
-            raise ConnectFailed(address=f"node {node_id}", detail="metadata does not know this node")
+            raise ConnectFailed(address=f"node {node_id}", detail="metadata has no such node")
         channel = self._channels.channel(node.wire_address)
         return (await channel.call(method, request, timeout_s=timeout_s or self._timeout_s)).message
 

@@ -1,11 +1,11 @@
-"""The way of every call through the leader: lead? → check → authorise → executed before? → run → audit → answer.
+"""The steps of every call to the leader: check leadership, authorise, look for a record, execute, audit, reply.
 
 Invariants: a call is executed once, however often it is sent: a repetition joins the execution under way, or is
-            answered from the record that its transaction wrote (26);
-            an execution that has begun is finished also if its caller gives up: it is a task of the term, not of the
-            connection; when the term ends it is cancelled and its caller hears `NotLeader`, never a success;
-            executions are bounded by number, also those whose callers have given up;
-            every mutation leaves one line in the audit log, whatever became of it.
+            answered from the record that its transaction wrote (protocol rule 26);
+            an execution that has begun is finished even if its caller gives up, because it belongs to the term, not to
+            the connection; when the term ends it is cancelled, and its caller gets `NotLeader`, never a success;
+            the number of executions is bounded, including those whose callers have given up;
+            every mutation writes one line to the audit log, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Rep = TypeVar("Rep", bound=Message)
 log = logging.getLogger(__name__)
 
 Flow = Callable[[Req, Mutation], Coroutine[Any, Any, Rep | Encoded[Rep]]]
-OnDone = Callable[[Any, BaseException | None], None]  # the reply, or why there is none
-Observe = Callable[[str, float], None]  # a method's name, and how long a call of it took, in seconds
+OnDone = Callable[[Any, BaseException | None], None]  # the reply, or the error
+Observe = Callable[[str, float], None]  # a method's name and the duration of a call in seconds
 
 
 class Execution(Answer[Any]):
-    """One call that is being executed, and those who wait for its answer: that of one or of several callers."""
+    """One execution of a call, and the callers that wait for its reply."""
 
     __slots__ = (
         "_on_done",
@@ -55,12 +55,12 @@ class Execution(Answer[Any]):
 
     def __init__(self, pipeline: Pipeline, method_id: int, checksum: int, begun_s: float) -> None:
         self._pipeline = pipeline
-        self._on_done: OnDone | None = None  # of the first who waits: mostly there is no other
+        self._on_done: OnDone | None = None  # of the first caller: usually there is no other
         self._others: list[OnDone] | None = None
         self.method_id = method_id
         self.checksum = checksum
         self.begun_s = begun_s
-        self.joined = 0  # callers beside the first
+        self.joined = 0  # number of callers besides the first
         self.done = False
         self.reply: Any = None
         self.error: BaseException | None = None
@@ -78,7 +78,8 @@ class Execution(Answer[Any]):
     def answer(self, reply: Any, error: BaseException | None) -> None:
         self.done, self.reply, self.error = True, reply, error
         on_done, others = self._on_done, self._others
-        # Let go of them: they know the call that knows this, and what goes round is left to the garbage collector.
+        # Drop the references: the callbacks refer to the call, which refers to this, and that cycle would need the
+        # collector.
         self._on_done = self._others = None
         if on_done is not None:
             on_done(reply, error)
@@ -93,19 +94,20 @@ class Execution(Answer[Any]):
             yield from waiter
         if self.error is not None:
             raise self.error
-        self._pipeline.ensure_leading()  # it was answered in time, but a turn of the loop has passed since (25)
+        # The reply was made in time, but a loop turn has passed since (protocol rule 25).
+        self._pipeline.ensure_leading()
         return self.reply.message() if type(self.reply) is Encoded else self.reply
 
 
 def _wake(waiter: asyncio.Future[None], reply: Any, error: BaseException | None) -> None:
     if not waiter.done():
         waiter.set_result(None)
-    elif error is not None and not isinstance(error, NeveError):  # a bug that nobody hears of otherwise
+    elif error is not None and not isinstance(error, NeveError):  # a bug, which no caller would report
         log.error("mutation_failed", exc_info=error)
 
 
 class Pipeline:
-    """Of one term."""
+    """The calls of one term."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Pipeline:
         self._ctx = ctx
         self._replay = replay
         self._authoriser = authoriser
-        self._not_leader = not_leader  # made when needed: it names who leads by then
+        self._not_leader = not_leader  # made when needed: it names the leader at that time
         self._observe = observe
         self._in_flight_max = ctx.config.limits.requests_in_flight_max
         self._running: dict[tuple[int, int], Execution] = {}
@@ -127,14 +129,14 @@ class Pipeline:
         self.in_flight = 0
 
     async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep]) -> Rep:
-        """Execute a call that changes something, once. The request has a field `call`."""
+        """Execute a mutating call once, and wait for its reply. The request has a field `call`."""
         return cast(Rep, await self.begin(request, call, flow))
 
     def begin(self, request: Req, call: Call, flow: Flow[Req, Any], *, eager: bool = False) -> Execution:
-        """The same, without waiting.
+        """Begin a mutating call without waiting for it.
 
-        `eager`, for hot flows: the flow's first steps are taken without a task, up to its first wait for anything but a
-        commit. Up to then it must not use asyncio.timeout or current_task.
+        `eager`, for hot flows: the flow starts without a task, until it first awaits something other than a commit.
+        Until then it must not use asyncio.timeout or current_task.
         """
         ctx, method = self._ctx, call.method
         begun_s = ctx.clock()
@@ -155,7 +157,7 @@ class Pipeline:
             self._running[key] = execution
         self.in_flight += 1
         mutation = Mutation(key, method_id, checksum, call.principal, ctx.wall_ms(), replayed)
-        # It goes on as a part of the term, with or without its caller.
+        # The term owns the work, which continues without its caller.
         work = self._execute(request, method.name, call.peer, mutation, flow, execution)
         if eager:
             ctx.tasks.begin(work)
@@ -166,13 +168,13 @@ class Pipeline:
 
     def _join(self, execution: Execution, key: tuple[int, int], method_id: int, checksum: int) -> Execution:
         if (execution.method_id, execution.checksum) != (method_id, checksum):
-            raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
-        execution.joined += 1  # those who wait for it are bounded, too
+            raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is being used by another request")
+        execution.joined += 1  # callers that join count against the bound, too
         self.in_flight += 1
         return execution
 
     async def ask(self, request: Req, call: Call, flow: Callable[[Req, Call], Coroutine[Any, Any, Rep]]) -> Rep:
-        """Run a call that changes nothing of its own but may wait; it ends with its caller and with the term."""
+        """Run a call that mutates nothing itself but may wait. It ends with its caller, and with the term."""
         self._admit(request, call)
         task = self._ctx.tasks.start(flow(request, call))
         self.in_flight += 1
@@ -191,17 +193,20 @@ class Pipeline:
         return result
 
     def _admit(self, request: Message, call: Call) -> None:
-        """That we lead was checked when the caller looked for the term, in this very step of the loop."""
+        """Authorise the call and check the bound. The caller has checked leadership in the same step of the loop."""
         self._authoriser.authorise(call.principal, call.method.name, request)
         if self.in_flight >= self._in_flight_max:
             raise Overloaded(what="stream manager", detail=f"{self._in_flight_max} requests are in flight")
 
     def ensure_leading(self) -> None:
-        """`NotLeader`, which says who leads, if the term is over: then nothing is answered any more (25)."""
+        """Raise `NotLeader`, naming the leader, if the term is over.
+
+        Then nothing is answered any more (protocol rule 25).
+        """
         self._ctx.ensure_leading()
 
     def _end(self, key: tuple[int, int], execution: Execution, reply: Any, error: BaseException | None) -> None:
-        """Answer. That we lead is proved in the same step."""
+        """Finish an execution with its reply or error. Leadership is checked in the same step."""
         self.in_flight -= 1 + execution.joined
         self._running.pop(key, None)
         if error is None:
@@ -214,7 +219,7 @@ class Pipeline:
         execution.answer(reply, error)
 
     def _end_unbegun(self, key: tuple[int, int], execution: Execution) -> None:
-        """A task that is cancelled before its first step never runs what it was made for."""
+        """Finish an execution whose task was cancelled before its first step."""
         if not execution.done:
             self._end(key, execution, None, NotLeader(detail="the term is over"))
 
@@ -234,7 +239,7 @@ class Pipeline:
             reply = await flow(request, mutation)
         except NeveError as refusal:
             error, outcome = refusal, f"{type(refusal).__name__}: {refusal}"
-        except Exception as failure:  # noqa: BLE001 - a bug: whoever waits gets it, and its transport logs it
+        except Exception as failure:  # noqa: BLE001 - a bug: the caller gets it, and its transport logs it
             error, outcome = failure, f"{type(failure).__name__}: not known to be done"
         except BaseException as end:
             error, outcome = NotLeader(detail="the term is over"), f"{type(end).__name__}: not known to be done"
@@ -248,6 +253,6 @@ class Pipeline:
 
 
 def request_checksum(request: Message) -> int:
-    """Of what is asked. The order of a map's entries is not fixed, so it is made so here."""
+    """A checksum of the request's content. A map's entries have no fixed order, so they are sorted."""
     checksum: int = crc32c_bytes(request.SerializeToString(deterministic=True))
     return checksum

@@ -1,4 +1,4 @@
-"""What requests must say before anything is done about them: ids that exist, owners that fit, values within bounds."""
+"""Checks of requests before anything is executed: ids exist, owners match, values are within bounds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.metadata.records import EXTENT_BYTES_LIMIT, REPLICAS_MAX, Extent, Labels, Stream, shared
 from neve.stream_manager.metadata.state import State
 
-STREAM_EXTENTS_MAX = 50_000  # one value in etcd holds the list of a stream
-LABELS_MAX = 32  # of one stream
+STREAM_EXTENTS_MAX = 50_000  # a stream's list is one value in etcd
+LABELS_MAX = 32  # of a stream
 LABEL_CHARS_MAX = 256  # of a key and its value together
 NAME_CHARS_MAX = 256
 
@@ -27,7 +27,10 @@ def stream_named(state: State, stream_id: int) -> Stream:
 
 
 def check_owner(stream: Stream, owner: common_pb2.Owner) -> None:
-    """The owner names this stream's lock and a token (3). Whether it is held is for etcd to say."""
+    """Check that the owner names this stream's lock and a token (protocol rule 3).
+
+    Only etcd knows whether it holds it.
+    """
     if not owner.token:
         raise InvalidArgument(what="owner.token", detail="this call is for the stream's owner: take its lock first")
     if owner.lock != stream.lock:
@@ -36,7 +39,7 @@ def check_owner(stream: Stream, owner: common_pb2.Owner) -> None:
 
 
 def owner_of(stream: Stream, request: object) -> common_pb2.Owner | None:
-    """The owner in whose name a request is made; None if it names none: an operator's order."""
+    """The owner on whose behalf a request is made; None if it names none, as an operator's request does."""
     owner: common_pb2.Owner = request.owner  # type: ignore[attr-defined]
     if not owner.lock and not owner.token:
         return None
@@ -46,11 +49,14 @@ def owner_of(stream: Stream, request: object) -> common_pb2.Owner | None:
 
 def check_end_names_extent(request: sm.SealStreamRequest | sm.StreamCopy) -> None:
     if request.HasField("acknowledged_end") and not request.extent_id:
-        raise InvalidArgument(what="extent_id", detail="acknowledged_end is of an extent: name it")
+        raise InvalidArgument(what="extent_id", detail="required with acknowledged_end: name the extent")
 
 
 def end_for(tail: Extent, request: sm.SealStreamRequest) -> int | None:
-    """The end acknowledged in this very extent (16). One of an earlier tail would seal this one too short."""
+    """The end acknowledged in the tail itself (protocol rule 16).
+
+    The end of an earlier tail would seal this one too short.
+    """
     check_end_names_extent(request)
     if not request.HasField("acknowledged_end"):
         return None
@@ -58,7 +64,7 @@ def end_for(tail: Extent, request: sm.SealStreamRequest) -> int | None:
 
 
 def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> StreamPolicy:
-    """With the cluster's defaults in place of what was not said."""
+    """The policy with the cluster's defaults for the fields that are not set."""
     defaults = config.defaults
     policy = _filled(wanted.SerializeToString(), defaults.replicas, defaults.extent_bytes_max)
     if not 1 <= policy.replicas <= REPLICAS_MAX:
@@ -73,7 +79,7 @@ def policy_of(wanted: sm.StreamPolicy, config: ManagerConfig) -> StreamPolicy:
 
 @functools.lru_cache(maxsize=POLICIES_CACHED_MAX)
 def _filled(wanted: bytes, replicas: int, extent_bytes_max: int) -> StreamPolicy:
-    """The same object for equal requests: most streams share a few policies."""
+    """Fill in the defaults. Equal requests get the same object, because most streams share a few policies."""
     policy = StreamPolicy.of(sm.StreamPolicy.FromString(wanted))
     return shared(policy.filled(replicas=replicas, extent_bytes_max=extent_bytes_max))
 
@@ -91,9 +97,9 @@ def labels_of(labels: Mapping[str, str]) -> Labels:
 
 
 def check_list_room(stream: Stream) -> None:
-    """One more extent fits into the stream's list."""
+    """Check that one more extent fits into the stream's list."""
     if len(stream.extent_ids) >= STREAM_EXTENTS_MAX:
-        detail = "truncate the stream, or go on with another one"
+        detail = "truncate the stream, or continue with another one"
         raise QuotaExceeded(
             what="extents of one stream", used=len(stream.extent_ids), limit=STREAM_EXTENTS_MAX, detail=detail
         )
@@ -101,14 +107,14 @@ def check_list_room(stream: Stream) -> None:
 
 def check_name(what: str, name: str) -> None:
     if not name:
-        return  # whether one is needed is for others to say
+        return  # the caller checks whether a name is required
     if len(name) > NAME_CHARS_MAX or not name.isprintable():
         detail = f"at most {NAME_CHARS_MAX} printable characters"
         raise InvalidArgument(what=what, detail=detail)
 
 
 def check_stream_name(what: str, name: str) -> None:
-    """Where people name a stream, digits are its id: a name of digits would be another stream's."""
+    """Check a stream's name. Digits alone are refused: where users name a stream, digits are its id."""
     check_name(what, name)
     if name.isascii() and name.isdecimal():
-        raise InvalidArgument(what=what, detail=f"{name} would be taken for a stream's id: add a letter to it")
+        raise InvalidArgument(what=what, detail=f"{name} would be read as a stream's id: add a letter to it")

@@ -1,22 +1,24 @@
-"""Whose bits were taken back, so that no answer to an order sent before sets them again (rule 20). No I/O, no clock.
+"""The confirmations that were revoked, so that no reply to an earlier order restores one (protocol rule 20). No I/O.
 
-Events are numbered: whoever sends an order remembers the number of the last one, and asks when the answer has come.
+Revocations are numbered. A flow that sends a seal order remembers the latest number, and when the reply arrives it
+asks whether the replica's confirmation was revoked since.
 
-Invariants: bounded: the oldest are forgotten, and an order as old as one of those is not believed about anybody. It is
-            sent again: a refusal costs one round, a wrong bit sends readers to a replica that is known to be bad.
+Invariants: bounded: the oldest revocations are forgotten, and then replies to orders older than those are not believed
+            for any replica. The order is sent again, which costs one round; a wrong confirmation would send readers to
+            a replica that is known to be bad.
 """
 
 from __future__ import annotations
 
-EVENTS_MAX = 10_000  # far above what is condemned while one order is on its way
+EVENTS_MAX = 10_000  # far more than are revoked while one order is under way
 
 
 class Condemned:
     def __init__(self, *, events_max: int = EVENTS_MAX) -> None:
-        self.number = 0  # of the last event
+        self.number = 0  # of the latest revocation
         self._events_max = events_max
-        self._forgotten = 0  # the last event that is not remembered any more
-        self._numbers: dict[tuple[int, int], int] = {}  # (extent, node) → its last event, the oldest first
+        self._forgotten = 0  # the latest revocation that was dropped
+        self._numbers: dict[tuple[int, int], int] = {}  # (extent, node) → its latest revocation, the oldest first
 
     def note(self, extent_id: int, node_id: int) -> None:
         self.number += 1
@@ -26,5 +28,5 @@ class Condemned:
             self._forgotten = self._numbers.pop(next(iter(self._numbers)))
 
     def since(self, number: int, extent_id: int, node_id: int) -> bool:
-        """Whether its bit was, or may have been, taken back after the event `number`."""
+        """Whether the confirmation was, or may have been, revoked after the revocation `number`."""
         return number < max(self._forgotten, self._numbers.get((extent_id, node_id), 0))

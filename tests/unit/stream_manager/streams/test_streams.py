@@ -116,7 +116,7 @@ async def test_bad_input_is_refused_with_a_sentence() -> None:
             assert f"{size_bytes}, at least 1048576 and at most" in str(small)
         await error_of(cluster.create(name="a\nb"), InvalidArgument)
         digits = await error_of(cluster.create(name="777"), InvalidArgument)
-        assert "777 would be taken for a stream's id" in str(digits)
+        assert "777 would be read as a stream's id" in str(digits)
         await error_of(cluster.create(labels={"a=b": "c"}), InvalidArgument)
         await error_of(cluster.create(labels={str(number): "" for number in range(100)}), InvalidArgument)
         for method, request in (
