@@ -1,10 +1,11 @@
-"""Roll a stream: seal its tail and link the next extent. Also prepares extents, waits for confirmations, and accepts a
-length that an operator names.
+"""Rolling a stream: seal its tail and link the next extent, at its writer's request.
 
-Invariants: repeating a request gives the same length and the same successor, also from another leader, and also after
-            the successor was sealed in turn: both are found in the stream's list (protocol rule 16);
-            no reply with a sealed length leaves before owner and leader were proved, by the transaction that sealed or
-            by a read of their own (protocol rule 3);
+The module also prepares extents, waits for confirmations, and accepts a length that an operator names.
+
+Invariants: repeating a request gives the same length and the same successor, even from another leader, and even after
+            the successor was sealed: both are found in the stream's list (protocol rule 16);
+            no reply with a sealed length is sent before owner and leader were proved, by the transaction that sealed or
+            by a separate read (protocol rule 3);
             a prepared extent is linked once, within half the collector's grace period, or never; until then, and while
             it is being linked, the collector leaves it alone (protocol rule 24).
 """
@@ -43,7 +44,7 @@ from neve.stream_manager.term.requests import check_list_room, check_owner, stre
 
 log = logging.getLogger(__name__)
 
-PREPARED_MAX = 10_000  # streams with an extent ahead
+PREPARED_MAX = 10_000  # streams with a prepared extent
 _NOBODY: frozenset[int] = frozenset()
 ANSWER_MARGIN_S = 0.2  # before a caller's deadline: late enough to be useful, early enough to arrive
 
@@ -54,19 +55,22 @@ class Prepared(NamedTuple):
 
 
 class Allocator:
-    """The flows of one term that remember more than the state: prepared extents, and callers that wait for seals."""
+    """The flows of one term that keep more than the state: prepared extents and waiting callers."""
 
     def __init__(self, ctx: LeaderContext) -> None:
         self._ctx = ctx
         self._prepared: dict[int, Prepared] = {}  # by stream id
-        self._prepared_ids: dict[int, float] = {}  # of them: until when each may be linked, by extent id
+        self._prepared_ids: dict[int, float] = {}  # until when each prepared extent may be linked, by extent id
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}  # for confirmations, by extent id
         ctx.state.listen(EXTENT, self._on_extent)
         ctx.state.listen(STREAM, self._on_stream)
         ctx.is_prepared = self.is_prepared
 
     def is_prepared(self, extent_id: int) -> bool:
-        """Once this is False for an extent that metadata does not know, it is never linked."""
+        """Whether an extent may still be linked.
+
+        Once this is False for an extent without metadata, it is never linked.
+        """
         return extent_id in self._ctx.linking or self._ctx.clock() < self._prepared_ids.get(extent_id, 0.0)
 
     # --- allocate --------------------------------------------------------------------------------------------
@@ -98,7 +102,7 @@ class Allocator:
 
     def _listed_extent(self, stream: Stream, extent_id: int) -> Extent:
         if extent_id != stream.tail_id and extent_id not in stream.extent_ids:
-            detail = "the stream does not list this extent (any more): open it again"
+            detail = "the stream does not list this extent: open the stream again"
             raise NotFound(kind="extent", name=str(extent_id), detail=detail)
         return self._ctx.state.extents[extent_id]
 
@@ -126,7 +130,7 @@ class Allocator:
     async def _answer_sealed(
         self, stream: Stream, sealed: Extent, request: sm.StreamAllocExtentRequest, mutation: Mutation
     ) -> Encoded[sm.StreamAllocExtentReply]:
-        """The extent is sealed already: by this request before, by an operator, or by the manager itself."""
+        """Reply for an extent that is sealed already: by this request earlier, by an operator, or by the manager."""
         ctx, owner = self._ctx, request.owner
         tail = self._successor(stream, sealed, mutation)
         if tail is None and not stream.sealed:
@@ -150,10 +154,10 @@ class Allocator:
         return alloc_reply(ctx.state, stream, sealed, tail)
 
     def _successor(self, stream: Stream, sealed: Extent, mutation: Mutation) -> Extent | None:
-        """The extent that was linked after `sealed` for its writer; None if none was yet.
+        """The extent that was linked after `sealed` for its writer; None if there is none yet.
 
-        An extent that a merge has put there is another stream's: it holds bytes that this writer never sent, and may be
-        as long as the extent that the writer waits for.
+        An extent that a merge has put there belonged to another stream: it holds bytes that this writer never sent,
+        and may be as long as the extent that the writer waits for.
         """
         after = stream.extent_ids[stream.extent_ids.index(sealed.extent_id) + 1 :]
         if mutation.replayed is not None and len(mutation.replayed.extent_ids) == 2:
@@ -164,12 +168,12 @@ class Allocator:
             return None
         successor = self._ctx.state.extents[after[0]]
         if successor.stream_id != stream.stream_id:
-            detail = f"another stream was merged into stream {stream.stream_id} there: open it again"
+            detail = f"another stream was merged into stream {stream.stream_id} after this extent: open it again"
             raise NotFound(kind="extent", name=f"next to {sealed.extent_id}", detail=detail)
         return successor
 
     async def _next_extent(self, stream: Stream, request: sm.StreamAllocExtentRequest) -> Prepared:
-        """The prepared one if the writer names it and it can be linked, else a new one."""
+        """The prepared extent if the writer names it and it can be linked, otherwise a new one."""
         ctx = self._ctx
         check_list_room(stream)
         avoided = request.avoid_node_ids
@@ -189,7 +193,10 @@ class Allocator:
     # --- prepare ---------------------------------------------------------------------------------------------
 
     async def prepare_extent(self, request: sm.PrepareExtentRequest, mutation: Mutation) -> sm.PrepareExtentReply:
-        """Make the stream's next extent ahead. It is on its nodes and in memory; etcd gets it when it is linked."""
+        """Create the stream's next extent ahead of time.
+
+        It is on its nodes and in memory; etcd gets it when it is linked.
+        """
         ctx = self._ctx
         async with ctx.locks.hold(streams=[request.stream_id]):
             stream = stream_named(ctx.state, request.stream_id)
@@ -219,7 +226,7 @@ class Allocator:
 
     def _remember_prepared(self, stream_id: int, prepared: Prepared) -> None:
         self._forget_prepared(stream_id)
-        while len(self._prepared) >= PREPARED_MAX:  # the oldest becomes an orphan, which is collected
+        while len(self._prepared) >= PREPARED_MAX:  # the oldest becomes an orphan, which the collector deletes
             self._forget_prepared(next(iter(self._prepared)))
         self._prepared[stream_id] = prepared
         self._prepared_ids[prepared.extent.extent_id] = prepared.link_before_s
@@ -241,7 +248,7 @@ class Allocator:
             if extent is None or request.stream_id not in ctx.state.streams_of(request.extent_id):
                 raise NotFound(kind="extent", name=str(request.extent_id))
             if extent.seal is None:
-                raise InvalidArgument(what="extent_id", detail="this extent is open: there is nothing to confirm")
+                raise InvalidArgument(what="extent_id", detail="the extent is open: there is no seal to confirm")
             if extent.all_confirmed:
                 break
             await self._changed(request.extent_id, deadline_s)
@@ -256,7 +263,7 @@ class Allocator:
             async with asyncio.timeout_at(deadline_s):
                 await waiter
         except TimeoutError:
-            detail = "not every replica has confirmed yet: ask again"
+            detail = "not every replica has confirmed yet: call again"
             raise DeadlineExceeded(method="WaitConfirmed", detail=detail) from None
         finally:
             if waiter in waiters:
@@ -279,7 +286,7 @@ class Allocator:
         assert changed is not None
         prepared = self._prepared.get(changed.stream_id)
         if prepared is not None and (new is None or new.tail_id == prepared.extent.extent_id):
-            self._forget_prepared(changed.stream_id)  # once it is linked, it is nobody's next one any more
+            self._forget_prepared(changed.stream_id)  # once linked, it is no longer a stream's next extent
 
     # --- by operators ----------------------------------------------------------------------------------------
 
@@ -290,14 +297,14 @@ class Allocator:
         if extent is None:
             raise NotFound(kind="extent", name=str(request.extent_id))
         if not request.HasField("length"):
-            raise InvalidArgument(what="length", detail="name it, also if it is 0")
+            raise InvalidArgument(what="length", detail="required, even if it is 0")
         if extent.seal is not None:
             return self._accepted(extent, request)
         (stream_id,) = ctx.state.streams_of(extent.extent_id) or (0,)
         async with ctx.locks.hold(streams=[stream_id]):
             stream = stream_named(ctx.state, stream_id)
             extent = ctx.state.extents[request.extent_id]
-            if extent.seal is None:  # nobody sealed it while this waited for the lock
+            if extent.seal is None:  # not sealed while this waited for the lock
                 answers = await fence_replicas(ctx, extent, None)
                 check_accepted(answers, request.length, dead=ctx.state.dead_nodes(), extent_id=extent.extent_id)
                 order = SealOrder(record=lambda changes: mutation.record(changes, extent_ids=[request.extent_id]))
@@ -317,16 +324,17 @@ class Allocator:
     def _accepted(self, extent: Extent, request: sm.AcceptLengthRequest) -> sm.AcceptLengthReply:
         assert extent.seal is not None, extent
         if extent.seal.length != request.length:
-            detail = f"sealed at {extent.seal.length}: that is decided"
+            detail = f"it is sealed at {extent.seal.length}, which is final"
             raise VersionConflict(what=f"extent {request.extent_id}", detail=detail)
         return sm.AcceptLengthReply(extent=extent_info(self._ctx.state, extent))
 
 
 def _check_call_order(stream: Stream, mutation: Mutation) -> None:
-    """Refuse a call id that the client has used before, though its replay record is gone.
+    """Refuse a call id that the client has used before, even if its replay record is gone.
 
-    A client's call ids count up, and a client that names the tail has got the reply to the call that linked it. So an
-    id that is not above that call's was another request before, whose record went with an earlier leader.
+    A client's call ids ascend, and a client that names the tail has received the reply to the call that linked it. So
+    an id that is not larger than that call's was used before, by a request whose record was lost with an earlier
+    leader.
     """
     last = stream.linked_by
     if last is not None and last.client_id == mutation.client_id and mutation.call_id <= last.call_id:
@@ -335,6 +343,6 @@ def _check_call_order(stream: Stream, mutation: Mutation) -> None:
 
 
 def _quota_growth(stream: Stream, tail: Extent, request: sm.StreamAllocExtentRequest) -> int:
-    """By how many bytes a quota's usage grows: by the new extent's limit, while the tail shrinks to what it holds."""
+    """The growth of a quota's usage: the new extent counts with its limit, the sealed tail with its length."""
     kept = request.acknowledged_end if request.HasField("acknowledged_end") else tail.extent_bytes_max
     return stream.policy.extent_bytes_max - (tail.extent_bytes_max - min(kept, tail.extent_bytes_max))

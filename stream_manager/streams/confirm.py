@@ -1,11 +1,11 @@
-"""Tell replicas the length at which etcd says they are sealed, and record who has confirmed it (rule 20).
+"""Seal orders: order replicas to seal at the length in etcd, and record their confirmations (protocol rule 20).
 
-Invariants: only what a transaction decided is told; a replica counts as confirmed only after a transaction says so;
-            the first confirmations store the digest; one that differs is reported, never recorded;
-            of first confirmations that came together, what most of them say counts; after a conflict none counts before
-            all that can be reached were compared (7, digest.py);
-            a replica that is slow does not hold up the record of the others;
-            a replica whose bit was taken back is not confirmed by the answer to an order that was sent before.
+Invariants: an order is sent only for a committed seal; a replica counts as confirmed only after a transaction says so;
+            the first confirmations store the digest; a different digest is reported, never recorded;
+            of first confirmations that arrive together, the majority's digest counts; after a conflict none counts
+            until all reachable replicas were compared (protocol rule 7, core/digest.py);
+            a slow replica does not delay the record of the others;
+            a reply to an order from before a confirmation was revoked does not restore it.
 """
 
 from __future__ import annotations
@@ -24,29 +24,33 @@ from neve.stream_manager.term.context import LeaderContext
 log = logging.getLogger(__name__)
 
 SEALS_IN_FLIGHT_MAX = 2_000
-ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)  # answers: there is no whole replica here
-GATHER_S = 0.05  # after the first confirmation, wait so long for others: one transaction in place of three
+# Replies that say that the node has no whole replica
+ABSENT = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, WrongReplica)
+GATHER_S = 0.05  # how long the first confirmation waits for others: one transaction instead of three
 
 
 @dataclass(frozen=True, slots=True)
 class SealOutcome:
-    """Of one round: what each replica that was asked said; None: an error or no answer."""
+    """The results of one round of seal orders, by node."""
 
     all_confirmed: bool
-    short: dict[int, int]  # node id → length of a replica that has less than the seal: it must be filled
+    short: dict[int, int]  # node id → length of a replica that is shorter than the seal and must be filled
     failed: dict[int, NeveError]
 
 
 async def seal_replicas(
     ctx: LeaderContext, extent_id: int, *, node_ids: Container[int] | None = None
 ) -> SealOutcome | None:
-    """Order every replica that has not confirmed (or those on `node_ids`) to seal, once, and record the confirmations
-    as they come. None: the extent is gone or open."""
+    """Order every replica that has not confirmed, or those on `node_ids`, to seal, and record the confirmations.
+
+    Each order is sent once, and confirmations are recorded as they arrive. Returns None if the extent is gone or
+    open.
+    """
     extent = ctx.state.extents.get(extent_id)
     if extent is None or extent.seal is None:
         return None
     asked_at = ctx.condemned.number
-    replicas = _to_ask(ctx, extent, node_ids)
+    replicas = _unconfirmed(ctx, extent, node_ids)
     orders = list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
     outcome = SealOutcome(False, {}, {})
     answered = [(replica, order.value) for replica, order in orders if order.waits is None]
@@ -56,15 +60,15 @@ async def seal_replicas(
             if asking and not answered:
                 await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
             if not all(waits.done() for waits in asking):
-                # After a conflict all that can be reached are compared before one is believed (7).
+                # After a conflict all reachable replicas are compared before one is trusted (protocol rule 7).
                 await asyncio.wait(asking, timeout=None if compares_first(extent) else GATHER_S)
             for waits in [waits for waits in asking if waits.done()]:
                 replica, order = asking.pop(waits)
                 answered.append((replica, await order.result()))
-            confirmed = _sort(answered, extent.seal.length, outcome)
+            confirmed = _sort_replies(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:
-                await _record(ctx, extent_id, confirmed, asked_at, without=_without(outcome))
+                await _record(ctx, extent_id, confirmed, asked_at, without_replica=_without_replica(outcome))
     finally:
         for _, order in asking.values():
             order.cancel()
@@ -74,7 +78,7 @@ async def seal_replicas(
     return SealOutcome(now is not None and now.all_confirmed, outcome.short, outcome.failed)
 
 
-def _to_ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None) -> list[ReplicaAt]:
+def _unconfirmed(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None) -> list[ReplicaAt]:
     dead = ctx.state.dead_nodes()
     return [
         replica
@@ -84,10 +88,10 @@ def _to_ask(ctx: LeaderContext, extent: Extent, node_ids: Container[int] | None)
     ]
 
 
-def _sort(
+def _sort_replies(
     answered: Iterable[tuple[ReplicaAt, en.SealExtentReply | NeveError]], length: int, outcome: SealOutcome
 ) -> dict[ReplicaAt, bytes]:
-    """The digests of those that confirmed; what the others said is noted."""
+    """Return the digests of the replicas that confirmed, and note the other replies in `outcome`."""
     confirmed: dict[ReplicaAt, bytes] = {}
     for replica, answer in answered:
         if isinstance(answer, NeveError):
@@ -101,8 +105,8 @@ def _sort(
     return confirmed
 
 
-def _without(outcome: SealOutcome) -> frozenset[int]:
-    """Nodes that have answered that they have no whole replica: they have no digest to tell."""
+def _without_replica(outcome: SealOutcome) -> frozenset[int]:
+    """Nodes that have replied that they have no whole replica, and so no digest."""
     absent = [node_id for node_id, error in outcome.failed.items() if isinstance(error, ABSENT)]
     return frozenset([*outcome.short, *absent])
 
@@ -113,46 +117,49 @@ async def _record(
     confirmed: dict[ReplicaAt, bytes],
     asked_at: int,
     *,
-    without: frozenset[int],
+    without_replica: frozenset[int],
 ) -> None:
     async with ctx.locks.hold(extents=[extent_id]):
         old = ctx.state.extents.get(extent_id)
-        new = _believed(ctx, old, confirmed, asked_at, without=without)
+        new = _with_trusted(ctx, old, confirmed, asked_at, without_replica=without_replica)
         if new is not None:
             changes = ctx.changes()
             changes.put_extent(old, new)
             await ctx.commit(changes)
 
 
-def _believed(
+def _with_trusted(
     ctx: LeaderContext,
     old: Extent | None,
     confirmed: dict[ReplicaAt, bytes],
     asked_at: int,
     *,
-    without: frozenset[int],
+    without_replica: frozenset[int],
 ) -> Extent | None:
-    """The extent with the bits of the replicas to believe; None: nothing is new. The caller holds the extent's lock.
+    """The extent with the new confirmations that can be trusted; None if there are none.
 
-    `asked_at` is the last condemnation before the orders were sent; `without` are nodes that have no whole replica.
+    The caller holds the extent's lock. `asked_at`: the latest revocation when the orders were sent. `without_replica`:
+    nodes that have no whole replica.
     """
     if old is None or old.seal is None:
         return None
     extent_id, digest = old.extent_id, old.seal.digest
     if not digest:
-        told = {replica.node_id: found for replica, found in confirmed.items()}
-        chosen = choose_digest(told, old.node_ids, silent=ctx.state.dead_nodes() | without, conflict=old.conflict)
+        digests = {replica.node_id: found for replica, found in confirmed.items()}
+        chosen = choose_digest(
+            digests, old.node_ids, without_digest=ctx.state.dead_nodes() | without_replica, conflict=old.conflict
+        )
         if chosen is None:
-            log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(told))
+            log.error("seal_digests_not_comparable extent_id=%d told_by=%s", extent_id, list(digests))
             return None
         digest = chosen
     good: list[int] = []
     for replica, found in confirmed.items():
         if replica not in old.replicas or replica.node_id in old.confirmed:
-            continue  # replaced meanwhile, or confirmed by somebody else's asking
+            continue  # replaced meanwhile, or confirmed by another round
         if ctx.condemned.since(asked_at, extent_id, replica.node_id):
             log.info("seal_confirmed_too_early extent_id=%d node_id=%d", extent_id, replica.node_id)
-            continue  # found bad since it was asked: the reconciler asks again
+            continue  # found bad since the order was sent: the reconciler asks again
         if found == digest:
             good.append(replica.node_id)
         else:
@@ -165,9 +172,9 @@ def _believed(
 
 
 def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
-    """Start the first round of `Seal` orders. A replica that has not confirmed by its end is left to the reconciler."""
+    """Start the first round of seal orders. The reconciler asks replicas that have not confirmed by its end."""
     if ctx.seals_in_flight >= SEALS_IN_FLIGHT_MAX:
-        ctx.part.reconciler.note(extent_id)  # nodes hang: the reconciler asks when they answer again
+        ctx.part.reconciler.note(extent_id)  # nodes hang: the reconciler asks them again later
         return
     ctx.seals_in_flight += 1
     ctx.spawn(_first_round(ctx, extent_id), name="seal")

@@ -1,8 +1,8 @@
-"""Make a new extent on its nodes, before any metadata speaks of it (rule 17).
+"""Creating a new extent on its nodes, before any metadata names it (protocol rule 17).
 
-Invariants: when it returns, every replica is on its node, empty, durable, and named by node, disk and incarnation;
-            nothing refers to it yet: a failure, or a manager that dies now, leaves orphans that the collector removes;
-            a node that fails is replaced by others, with a new extent id: an id never means two sets of replicas.
+Invariants: when it returns, every replica is on its node, empty, durable, and known by node, disk and incarnation;
+            nothing refers to it yet: if the flow fails or the manager dies, the collector removes the orphans;
+            if a node fails, other nodes are chosen under a new extent id: an id never has two sets of replicas.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 def link_before_s(ctx: LeaderContext) -> float:
-    """Until when an extent that is made from now on may be linked: half the collector's grace period (24)."""
+    """Until when an extent that is created now may be linked: half the collector's grace period (protocol rule 24)."""
     return ctx.clock() + ctx.config.collecting.grace_s / 2
 
 
 async def make_extent(
     ctx: LeaderContext, policy: StreamPolicy, *, stream_id: int, avoid: frozenset[int] = _NOBODY
 ) -> Extent:
-    """`NotEnoughNodes` when no set of nodes could be had."""
+    """Create an extent; raises `NotEnoughNodes` if no set of nodes could be found."""
     failed: dict[int, NeveError] = {}
     for _ in range(TRIES_MAX):
         try:
@@ -57,13 +57,13 @@ async def make_extent(
             )
         for node_id, failure in errors.items():
             log.warning("extent_not_made extent_id=%d node_id=%d error=%s", extent_id, node_id, failure)
-            if isinstance(failure, NotLeader):  # the node has heard of a later election
+            if isinstance(failure, NotLeader):  # the node knows of a later election
                 raise NotLeader(leader=failure.leader, detail=failure.detail)
         failed.update(errors)
     raise _with_failures(NotEnoughNodes(wanted=policy.replicas, available=0), failed)
 
 
 def _with_failures(error: NotEnoughNodes, failed: dict[int, NeveError]) -> NotEnoughNodes:
-    told = "; ".join(f"node {node_id} failed: {failure}" for node_id, failure in failed.items())
-    detail = ". ".join(part for part in (error.detail, told) if part)
+    failures = "; ".join(f"node {node_id} failed: {failure}" for node_id, failure in failed.items())
+    detail = ". ".join(part for part in (error.detail, failures) if part)
     return NotEnoughNodes(wanted=error.wanted, available=error.available, detail=detail)

@@ -1,11 +1,12 @@
-"""Seals open extents that have lost a replica or stand on a node that is being emptied, so that idle streams regain
-their redundancy, too (design.md, section 8).
+"""Seals open extents that have lost a replica or are on a node being drained, so that idle streams regain redundancy.
 
-Invariants: only by the seal of rules 17 to 20, without an owner's word: what it cannot decide safely stays open, and
-            the reason is kept for people (T41);
-            a dead node's extents wait as long as its sealed ones do; a second loss ends the wait;
-            at most `AT_A_TIME` at once, and each with a growing delay between two tries.
-Note:       The writer, if there is one, gets its next extent when it asks; the sealed extent then is recovery.py's.
+Design.md, section 8, has the reasons.
+
+Invariants: they are sealed by protocol rules 17 to 20 without an owner's word: an extent that cannot be sealed safely
+            stays open, and the reason is kept for operators (scenario T41);
+            a dead node's open extents wait as long as its sealed ones; a second loss ends the wait;
+            at most `AT_A_TIME` at once, and each with a growing delay between tries.
+Note:       A writer gets its next extent when it asks for one. Then recovery.py takes care of the sealed extent.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class OpenExtents:
         self._ctx = ctx
         self._recovery = recovery
         self._problems = problems
-        self._held_up: dict[int, None] = {}  # extents that could not be sealed when that was tried last
+        self._held_up: dict[int, None] = {}  # extents whose last try to seal failed
 
     async def run_once(self, now_s: float) -> None:
         trouble = self._recovery.trouble(now_s)
-        self._forget_well(trouble)
-        chosen = await self._chosen(trouble, now_s)
+        self._forget_solved(trouble)
+        chosen = await self._choose(trouble, now_s)
         await asyncio.gather(*(self._seal(extent_id, now_s) for extent_id in chosen))
 
-    async def _chosen(self, trouble: Trouble, now_s: float) -> list[int]:
-        """Some whose time has come."""
+    async def _choose(self, trouble: Trouble, now_s: float) -> list[int]:
+        """Some extents whose delay has passed."""
         chosen: list[int] = []
         slices = Slices()
         for extent_id in self._in_trouble(trouble):
@@ -53,8 +54,8 @@ class OpenExtents:
                     break
         return chosen
 
-    def _forget_well(self, trouble: Trouble) -> None:
-        """Those that somebody else has sealed, or that have all their replicas again."""
+    def _forget_solved(self, trouble: Trouble) -> None:
+        """Forget extents that are sealed by now, or have all their replicas again."""
         state = self._ctx.state
         for extent_id in [*self._held_up]:
             extent = state.extents.get(extent_id)
@@ -63,7 +64,7 @@ class OpenExtents:
                 self._problems.solved(extent_id)
 
     def _in_trouble(self, trouble: Trouble) -> list[int]:
-        """Open extents that may have lost a replica, without a look at all the others."""
+        """Open extents that may have lost a replica, without examining all others."""
         state, troubled = self._ctx.state, trouble.nodes()
         opened = state.open_extents
         found = dict.fromkeys(extent_id for extent_id, _ in trouble.bad if extent_id in opened)
@@ -71,7 +72,7 @@ class OpenExtents:
             for node_id in troubled:
                 found.update(dict.fromkeys(extent_id for extent_id in state.extents_on(node_id) if extent_id in opened))
         elif troubled:
-            found.update(opened)  # each is looked at, once
+            found.update(opened)  # each is examined once
         return list(found)
 
     def _due(self, extent_id: int, trouble: Trouble, now_s: float) -> bool:

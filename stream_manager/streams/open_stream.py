@@ -1,12 +1,12 @@
-"""Open a stream for a new owner: from now on no older owner's append is accepted anywhere (rules 14 and 15).
+"""Opening a stream for a new owner: from then on no node accepts an older owner's append (protocol rules 14 and 15).
 
-Invariants: the tail is gone on with only if all its replicas raised the token and agree, and a transaction afterwards
-            proves leader, stream, extent and lock; otherwise it is sealed;
-            what the new owner gets is the list of that very transaction: a deposed manager hands out no old tail;
-            a token reaches replicas only if etcd says that it is a holding of this lock.
+Invariants: the tail is continued only if all its replicas raised the token and agree, and a later transaction proves
+            leader, stream, extent and lock; otherwise it is sealed;
+            the new owner gets the list of that very transaction, so a deposed manager hands out no old tail;
+            replicas get a token only if etcd says that it is a current holding of this lock.
 
-Repeating it is safe: with the same token every step is done again with the same result, or the tail is sealed. So what
-is remembered of a call is only which extent it sealed.
+Repeating the call is safe: with the same token every step has the same result, or the tail is sealed. So the call's
+record only names the extent that it sealed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def check_commit_length(
         tail = open_tail(ctx, stream)
         sealed_before = mutation.replayed.extent_ids[0] if mutation.replayed and mutation.replayed.extent_ids else 0
         if tail is None:
-            with _room(ctx, stream):
+            with _reserve_quota(ctx, stream):
                 deadline_s = link_before_s(ctx)
                 successor = await _make(ctx, stream)
                 order = SealOrder(
@@ -50,7 +50,7 @@ async def check_commit_length(
                 )
                 stream = await link_tail(ctx, stream, successor, order)
             return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed_before)
-        length = await _length_to_go_on(ctx, tail, owner)
+        length = await _length_to_continue(ctx, tail, owner)
         if length is not None:
             changes = ctx.changes()
             changes.require_stream(stream)
@@ -58,7 +58,7 @@ async def check_commit_length(
             changes.require_owner(owner.lock, owner.token)
             await ctx.commit(changes)
             return _reply(ctx, stream, tail.extent_id, length=length, sealed_id=sealed_before)
-        with _room(ctx, stream):
+        with _reserve_quota(ctx, stream):
             deadline_s = link_before_s(ctx)
             successor = await _make(ctx, stream)
             ids = [tail.extent_id]
@@ -72,24 +72,24 @@ async def check_commit_length(
         return _reply(ctx, stream, successor.extent_id, length=0, sealed_id=sealed.extent_id)
 
 
-async def _length_to_go_on(ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner) -> int | None:
+async def _length_to_continue(ctx: LeaderContext, tail: Extent, owner: common_pb2.Owner) -> int | None:
     if not ctx.state.dead_nodes().isdisjoint(tail.node_ids):
-        return None  # the tail will be sealed: nobody needs to be asked twice
+        return None  # the tail will be sealed: there is no need to ask twice
     if tail.extent_id in ctx.conflicts:
-        return None  # its replicas differ (7)
+        return None  # its replicas differ (protocol rule 7)
     answers = await ask_replicas(ctx, tail, ctx.nodes.raise_all, owner)
     token = owner.token
     length = decide_open(answers, tail.node_ids, token=token)
     if length is None:
         log.info("tail_not_gone_on_with extent_id=%d token=%d", tail.extent_id, token)
     elif length >= tail.extent_bytes_max:
-        return None  # full: the first append would ask for the next one
+        return None  # full: the first append would ask for the next extent
     return length
 
 
 @contextmanager
-def _room(ctx: LeaderContext, stream: Stream) -> Iterator[None]:
-    """A new owner gets a new extent within the same bounds as one who rolls."""
+def _reserve_quota(ctx: LeaderContext, stream: Stream) -> Iterator[None]:
+    """Reserve quota for a new tail, as for a roll."""
     check_list_room(stream)
     with ctx.quotas.reserve(stream.labels, extents=1, size_bytes=stream.policy.extent_bytes_max):
         yield

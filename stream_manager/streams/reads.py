@@ -1,9 +1,9 @@
-"""Answers to questions about streams, extents, nodes and the cluster, from a state in memory.
+"""Replies to read requests about streams, extents, nodes and the cluster, from a state in memory.
 
-Invariants: an answer says from which revision it is; `revision_min` is met or the question waits (the servicer's part);
-            an unknown id is left out of a description by id, and the asker sees that it is;
-            pages are in the order of ids and bounded: a listing that changes meanwhile neither repeats nor skips what
-            stands throughout it.
+Invariants: a reply carries its revision; the servicer has made the request wait until `revision_min` is met;
+            a description by id leaves out unknown ids, and the caller can see which are missing;
+            pages are bounded and in the order of ids: a listing neither repeats nor skips records that exist from its
+            first page to its last.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from neve.stream_manager.metadata.state import State
 from neve.stream_manager.term.loop_yield import Slices
 
 PAGE_MAX = 1000  # records in one reply
-SCAN_MAX = 20_000  # records that one page looks at: a filter that fits nothing must not hold the loop up
+SCAN_MAX = 20_000  # records that one page looks at: a filter without matches must not block the loop
 EXTENTS_MAX = 5_000  # described in one reply: a message has 4 MiB at most
 LISTED_IDS_MAX = 200_000  # extent ids in one page of streams
 
 
 def has_streams(state: State, request: sm.DescribeStreamsRequest) -> bool:
-    """All that are asked for."""
+    """Whether all requested streams exist."""
     return state.streams.keys() >= {*request.stream_ids} and state.names.keys() >= {*request.names}
 
 
 def describe_streams(state: State, request: sm.DescribeStreamsRequest) -> sm.DescribeStreamsReply:
-    """A stream that was asked for alone and is not there is `NotFound`: the usual mistake deserves its sentence."""
+    """Describe streams. A single requested stream that does not exist is `NotFound`, so that the user sees why."""
     wanted = list(request.stream_ids)
     wanted += [state.names[name].stream_id for name in request.names if name in state.names]
     found = [state.streams[stream_id] for stream_id in dict.fromkeys(wanted) if stream_id in state.streams]
@@ -51,8 +51,10 @@ def describe_streams(state: State, request: sm.DescribeStreamsRequest) -> sm.Des
 
 
 def in_read_order(extents: Iterable[sm.ExtentInfo], failures: Callable[[int], float]) -> None:
-    """Replicas on nodes that failed lately come last, those that have not confirmed behind all; where a reader stands,
-    and what is near, it knows itself."""
+    """Sort replicas for readers: those on nodes that failed recently last, and unconfirmed ones after all others.
+
+    Readers know their own location, so nearness is left to them.
+    """
     for info in extents:
         sealed = info.HasField("seal")
         ranks = [(sealed and not one.confirmed, failures(one.replica.node_id)) for one in info.replicas]
@@ -75,7 +77,8 @@ def list_streams(state: State, request: sm.ListStreamsRequest) -> sm.ListStreams
             reply.streams.append(describe.stream_info(stream))
             listed_ids += len(stream.extent_ids)
     if reply.more and (not reply.streams or reply.streams[-1].stream_id != last_seen):
-        # The caller goes on after the last stream of the page: one that does not match says how far we looked.
+        # The caller continues after the last stream of the page. If that one does not match, it shows how far the
+        # scan got.
         reply.scanned_stream_id = last_seen
     return reply
 
@@ -130,7 +133,11 @@ async def cluster_status(
     managers: list[str],
     record_of: NodeRecordOf,
 ) -> sm.ClusterStatusReply:
-    """Counts are kept with the state; only extents that lack something are looked at one by one, in slices."""
+    """The cluster's status.
+
+    Totals are kept with the state. Only extents that may lack a replica are examined, and the loop is yielded in
+    between.
+    """
     lacking, endangered = await count_lacking(state)
     reply = sm.ClusterStatusReply(
         cluster=cluster,
@@ -152,7 +159,7 @@ async def cluster_status(
 
 
 def lacking_extents(state: State) -> dict[int, None]:
-    """All that are `under_replicated`, without a look at each of them."""
+    """All extents that are `under_replicated`, without examining every extent."""
     lacking = dict.fromkeys(state.unconfirmed_extents)
     for node_id in sorted(state.dead_nodes()):
         lacking.update(state.extents_on(node_id))
@@ -160,7 +167,10 @@ def lacking_extents(state: State) -> dict[int, None]:
 
 
 async def count_lacking(state: State) -> tuple[int, int]:
-    """How many are `under_replicated`, and how many extents one more loss endangers, without a look at each of all."""
+    """How many extents are `under_replicated`, and how many are one loss away from danger.
+
+    It examines only the extents that may be.
+    """
     dead = state.dead_nodes()
     slices = Slices()
     lacking = endangered = 0
@@ -174,9 +184,9 @@ async def count_lacking(state: State) -> tuple[int, int]:
             unconfirmed = extent_id in state.unconfirmed_extents
             first_dead = min((held for held in extent.node_ids if held in dead), default=None)
             if unconfirmed if node_id is not None else not unconfirmed:
-                continue  # counted with the unconfirmed ones
+                continue  # already counted as an unconfirmed extent
             if node_id is not None and first_dead != node_id:
-                continue  # counted with another of its nodes
+                continue  # already counted with another of its nodes
             lacking += 1
             endangered += usable_replicas(extent, dead) <= 1
     for extent_id in list(state.single_extents):
@@ -188,7 +198,8 @@ async def count_lacking(state: State) -> tuple[int, int]:
 
 
 def under_replicated(extent: Extent, dead: frozenset[int]) -> bool:
-    """Fewer good replicas than there should be: one is on a dead node, or has not confirmed the seal."""
+    """Whether the extent has fewer good replicas than it should: one is on a dead node, or has not confirmed the
+    seal."""
     return usable_replicas(extent, dead) < len(extent.replicas)
 
 

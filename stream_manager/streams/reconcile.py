@@ -1,16 +1,17 @@
-"""Asks the replicas of sealed extents for their confirmations until every one has given it (rule 20).
+"""The reconciler: sends seal orders to the replicas of sealed extents until all have confirmed (protocol rule 20).
 
-    confirmed                           the bit is set; the first digest is stored, others must match
-    longer than the seal                the node cuts it, verifies, confirms: nothing to do here (T7)
-    shorter, damaged, missing           made anew where it is, from confirmed ones (recovery.py, kind FILL)
-    another digest                      the node quarantines it; the same
-    disk full or failed                 made anew elsewhere, if that lasts
+    the replica                         what happens
+    confirms                            the confirmation is recorded; the first digest is stored, others must match
+    is longer than the seal             its node truncates, verifies and confirms it; nothing to do here (scenario T7)
+    is shorter, damaged or missing      it is copied anew, in place, from confirmed replicas (recovery.py, kind FILL)
+    has another digest                  its node quarantines it; then it is copied anew, in place
+    has a full or failed disk           it is moved elsewhere, if that persists
     contradicts the seal                an alarm: a person must look
 
-Invariants: what a manager did not finish before it died is found again in the state: nothing is kept for it;
-            a task that has failed, or is held up, keeps nobody from being asked: it may lack a source that is back;
-            each extent is asked with a growing delay, at most `reconcile_max` at a time, and a part of them for one
-            node: a node that hangs until its time is over holds up nobody's confirmations but its own (T46).
+Invariants: a new leader finds in the state what an earlier one did not finish; nothing else is stored;
+            an extent is asked even if it has a task that failed or is held up: the task may lack a source that is back;
+            each extent is asked with a growing delay, at most `reconcile_max` extents at a time, and only a share of
+            them may wait for the same node: a hanging node delays only its own confirmations (scenario T46).
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from neve.stream_manager.term.hold_ups import Problems
 log = logging.getLogger(__name__)
 
 UNABLE = (ReplicaReadOnly, DiskFull, DiskFailed)
-UNABLE_TIMES_MAX = 3  # then it is made elsewhere
+UNABLE_TIMES_MAX = 3  # then the replica is moved elsewhere
 FIRST_DELAY_S = 1.0
-NODE_SHARE = 2  # of all that are asked at a time, half may wait for the same node
-PASS_S = 1.0  # that a pass waits for answers; those that take longer are asked on
+NODE_SHARE = 2  # half of the extents that are asked at a time may wait for the same node
+PASS_S = 1.0  # how long a pass waits for replies; slower ones continue after it
 
 
 class Reconciler:
@@ -54,7 +55,7 @@ class Reconciler:
         self._asking: dict[int, asyncio.Task[None]] = {}  # by extent id
 
     def note(self, extent_id: int) -> None:
-        """Somebody asked its replicas just now, and not all confirmed."""
+        """Note that the extent's replicas were asked just now, and not all confirmed."""
         self._retries.expect(extent_id, self._ctx.clock() + FIRST_DELAY_S)
 
     async def run_once(self, now_s: float) -> None:
@@ -68,7 +69,7 @@ class Reconciler:
             self._asking.pop(extent_id).result()
 
     def _ask_due(self, now_s: float) -> None:
-        """Begin to ask for those whose time has come, within the bounds."""
+        """Start asking the extents whose delay has passed, within the bounds."""
         state, dead = self._ctx.state, self._ctx.state.dead_nodes()
         by_node = Counter(node_id for extent_id in self._asking for node_id in self._not_confirmed(extent_id, dead))
         by_node_max = max(1, self._config.reconcile_max // NODE_SHARE)
@@ -90,7 +91,7 @@ class Reconciler:
         return bool(self._problems.text(extent_id))
 
     def _not_confirmed(self, extent_id: int, dead: frozenset[int]) -> list[int]:
-        """Nodes from which an answer is missing at this moment."""
+        """Nodes whose confirmation is missing at this moment."""
         extent = self._ctx.state.extents.get(extent_id)
         if extent is None:
             return []
@@ -105,21 +106,21 @@ class Reconciler:
             if outcome is None or extent is None or outcome.all_confirmed:
                 self._problems.solved(extent_id)
                 return
-            await self._treat(extent, outcome, times, now_s)
+            await self._handle(extent, outcome, times, now_s)
         except NotLeader:
             raise
         except NeveError as error:
             log.warning("reconcile_failed extent_id=%d error=%s", extent_id, error)
 
-    async def _treat(self, extent: Extent, outcome: SealOutcome, times: int, now_s: float) -> None:
-        """What to do about each replica that did not confirm."""
+    async def _handle(self, extent: Extent, outcome: SealOutcome, times: int, now_s: float) -> None:
+        """Handle each replica that did not confirm."""
         extent_id = extent.extent_id
         assert extent.seal is not None
         if not extent.confirmed:
-            told = [f"node {node_id} has {length} bytes" for node_id, length in outcome.short.items()]
-            told += [f"node {node_id}: {error}" for node_id, error in outcome.failed.items()]
+            replies = [f"node {node_id} has {length} bytes" for node_id, length in outcome.short.items()]
+            replies += [f"node {node_id}: {error}" for node_id, error in outcome.failed.items()]
             dead = [f"node {node_id} is dead" for node_id in extent.node_ids if node_id in self._ctx.state.dead_nodes()]
-            text = f"no replica has confirmed the seal at {extent.seal.length} ({'; '.join(told + dead)})"
+            text = f"no replica has confirmed the seal at {extent.seal.length} ({'; '.join(replies + dead)})"
             self._problems.note(extent_id, text, now_s)
             return
         for node_id in outcome.short:

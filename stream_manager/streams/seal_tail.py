@@ -1,13 +1,14 @@
 """Seal a stream's tail: fence its replicas, choose the length, commit the seal, order the replicas to seal.
 
-This is the one path by which an extent is sealed (protocol rules 16 to 20): a writer's roll, a new owner's opening, the
-seal, split or merge of a stream, and the manager itself, for a tail that has lost a replica, all call `seal_tail`.
+This is the only path by which an extent is sealed (protocol rules 16 to 20). A writer's roll, a new owner's opening,
+the seal, split or merge of a stream, and the manager's own seal of a tail that has lost a replica all use `seal_tail`.
 
-Invariants: the next extent, if there is to be one, exists on its nodes before the tail is fenced: a failure up to then
+Invariants: the next extent, if there is to be one, exists on its nodes before the tail is fenced: a failure until then
             leaves the tail writable (protocol rule 17);
-            a length is decided once, by the transaction; replicas are told only afterwards (protocol rules 19 and 20);
-            nodes that are declared dead are not waited for, the others for a bounded time (T46);
-            a fence that finds a newer owner's token ends the request: `NotOwner`.
+            the transaction decides the length once; replicas get it only afterwards (protocol rules 19 and 20);
+            the manager does not wait for nodes that are declared dead, and for others only a bounded time (scenario
+            T46);
+            if a replica has seen a newer owner's token, the request ends with `NotOwner`.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ from neve.stream_manager.term.locks import LockKind
 
 log = logging.getLogger(__name__)
 
-SUSPECT_CALL_S = 1.0  # for a fence or a raise at a node that seems down
+SUSPECT_CALL_S = 1.0  # timeout of a fence or a raise at a node that seems down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealOrder:
-    """Who seals, and what goes into the same transaction."""
+    """Who seals, and what is committed in the same transaction."""
 
-    owner: common_pb2.Owner | None = None  # None: the manager or an operator, who takes no owner's word
-    acknowledged_end: int | None = None  # by the owner; None: the owner does not know
-    successor: Extent | None = None  # made on its nodes; None: the stream gets no new tail now
-    link_before_s: float | None = None  # by the loop's clock; a successor is never linked later (protocol rule 24)
+    owner: common_pb2.Owner | None = None  # None: the manager or an operator, who know no acknowledged end
+    acknowledged_end: int | None = None  # by the owner; None: not known
+    successor: Extent | None = None  # already created on its nodes; None: the stream gets no new tail now
+    link_before_s: float | None = None  # by the loop's clock; a successor is never linked after this (protocol rule 24)
     seal_stream: bool = False
-    conflict: bool = False  # an append met other bytes on a replica (protocol rule 7)
-    unowned: bool = False  # only if nobody holds the stream's lock when it is decided
+    conflict: bool = False  # an append met different bytes on a replica (protocol rule 7)
+    unowned: bool = False  # seal only if the stream's lock is free at the transaction
     record: Callable[[Changes], None] | None = None  # adds the replay record (protocol rule 26)
-    stream_call: Callable[[], StreamCall | None] | None = None  # or makes it, as a part of the stream's record
+    stream_call: Callable[[], StreamCall | None] | None = None  # or makes it, as part of the stream's record
 
 
 def open_tail(ctx: LeaderContext, stream: Stream) -> Extent | None:
-    """The last extent if it is open."""
+    """The stream's last extent, if it is open."""
     tail = ctx.state.extents[stream.tail_id] if stream.tail_id is not None else None
     return tail if tail is not None and tail.seal is None else None
 
 
 class AskAll(Protocol):
-    """`NodeCalls.fence_all` or `raise_all`."""
+    """The type of `NodeCalls.fence_all` and `raise_all`."""
 
     def __call__(
         self, extent: Extent, timeouts_s: Mapping[ReplicaAt, float | None], *, token: int
@@ -64,7 +65,7 @@ class AskAll(Protocol):
 async def ask_replicas(
     ctx: LeaderContext, extent: Extent, ask: AskAll, owner: common_pb2.Owner | None
 ) -> dict[int, en.LengthAnswer | None]:
-    """The answers of all replicas by node id, asked in parallel; None for a dead, silent or failing one.
+    """Ask all replicas concurrently, and return their replies by node id; None for a dead, silent or failing node.
 
     Raises `NotOwner` if a replica has seen a newer owner's token.
     """
@@ -122,7 +123,7 @@ async def seal_tail(ctx: LeaderContext, stream: Stream, tail: Extent, order: Sea
 
 
 def met_conflict(answers: Mapping[int, en.LengthAnswer | None]) -> bool:
-    """Whether a replica reports that an append met other bytes there (protocol rule 7)."""
+    """Whether a replica reports that an append met different bytes there (protocol rule 7)."""
     return any(answer is not None and answer.conflict for answer in answers.values())
 
 
@@ -136,17 +137,17 @@ async def commit_seal(
     all_took_part: bool,
     conflict: bool,
 ) -> tuple[Stream, Extent]:
-    """Commit the transaction of protocol rule 19, then send the orders of rule 20 in the background."""
+    """Commit the transaction of protocol rule 19, then send the orders of protocol rule 20 in the background."""
     leaving = leaving_window(ctx, stream) if order.successor is not None else []
     async with ctx.locks.hold(extents=[tail.extent_id, *leaving]):
         if ctx.state.extents.get(tail.extent_id) != tail:
             # Only the stream's lock holder seals, and recovery does not touch open extents (protocol rule 8).
             raise VersionConflict(what=f"extents/{tail.extent_id:016x}")
         changes = ctx.changes()
-        # `ctx.conflicts` has what writers report: the node itself may be silent, or have restarted and forgotten it.
+        # `ctx.conflicts` has the writers' reports: the node itself may be silent, or have restarted and lost its own.
         conflict = conflict or order.conflict or tail.extent_id in ctx.conflicts
         if conflict:
-            # Equal lengths do not prove equal bytes: what is not acknowledged waits until all replicas have confirmed.
+            # Equal lengths do not prove equal bytes: unacknowledged bytes wait until all replicas have confirmed.
             log.error("extent_sealed_after_conflict extent_id=%d stream_id=%d", tail.extent_id, stream.stream_id)
             all_took_part = False
         changes.replace_extent(tail, tail.sealed_at(length, all_took_part=all_took_part, conflict=conflict))
@@ -168,7 +169,8 @@ async def commit_seal(
             await ctx.commit(changes)
     if order.owner is not None:
         ctx.owners.note_held(order.owner.lock, order.owner.token)
-    # A writer's roll is in the audit log; a seal by the manager or a new owner, or with replicas missing, is news.
+    # The audit log has a writer's roll. Only a seal by the manager or a new owner, or with replicas missing, is
+    # logged.
     log.log(
         logging.DEBUG if order.acknowledged_end is not None and all_took_part else logging.INFO,
         "extent_sealed extent_id=%d length=%d all_took_part=%s stream_id=%d",
@@ -182,7 +184,7 @@ async def commit_seal(
 
 
 async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: SealOrder) -> Stream:
-    """Give a stream whose last extent is sealed, or which has none, a new tail."""
+    """Link a new tail to a stream whose last extent is sealed, or which has none."""
     leaving = leaving_window(ctx, stream)
     async with ctx.locks.hold(extents=leaving):
         changes = ctx.changes()
@@ -197,8 +199,10 @@ async def link_tail(ctx: LeaderContext, stream: Stream, extent: Extent, order: S
 
 
 def leaving_window(ctx: LeaderContext, stream: Stream) -> list[int]:
-    """The young extent, if any, that must get a key of its own when one more extent is linked: it would be too far from
-    the end of the list (`changes.YOUNG_WINDOW`)."""
+    """The young extent, if any, that needs a key of its own when one more extent is linked.
+
+    It would be too far from the end of the list (`changes.YOUNG_WINDOW`).
+    """
     if len(stream.extent_ids) < YOUNG_WINDOW:
         return []
     extent_id = stream.extent_ids[-YOUNG_WINDOW]
@@ -218,7 +222,7 @@ def _link(
     """Put the stream with one more extent. The caller holds the locks of the extents in `leaving`."""
     for extent_id in leaving:
         old = ctx.state.extents.get(extent_id)
-        if old is not None and old.young:  # it may have got a key while its lock was waited for
+        if old is not None and old.young:  # it may have got a key while this waited for its lock
             changes.release_extent(old)
     changes.put_young(extent)
     call = changes.stream_call = order.stream_call() if order.stream_call is not None else None
@@ -229,17 +233,17 @@ def _link(
 def _check_age(ctx: LeaderContext, order: SealOrder) -> None:
     """Refuse a successor that became too old while the tail was fenced. A repeated request makes another one."""
     if order.link_before_s is not None and ctx.clock() >= order.link_before_s:
-        raise VersionConflict(what="the next extent", detail="it was made too long ago to be linked: try again")
+        raise VersionConflict(what="the next extent", detail="it was created too long ago to be linked: try again")
 
 
 async def seal_open_extent(
     ctx: LeaderContext, extent_id: int, *, unowned: bool = False, conflict: bool = False
 ) -> bool:
-    """Seal a tail that has lost a replica, to restore redundancy. True: it is sealed, or gone.
+    """Seal a tail that has lost a replica, to restore redundancy. Returns True if it is sealed or gone.
 
-    This links no new extent: the owner's own request, or the next owner's opening, does that. With `unowned`, a stream
-    that has an owner is left alone. An owner who comes meanwhile waits for the stream's lock here before getting a
-    tail; if it finds this tail fenced, it has it sealed (protocol rule 15).
+    This links no new extent: the owner's own request, or the next owner's opening, does that. With `unowned`, a
+    stream that has an owner is left alone. A new owner meanwhile waits for the stream's lock before it gets a tail;
+    if it then finds this tail fenced, it has it sealed (protocol rule 15).
     """
     for stream_id in ctx.state.streams_of(extent_id):
         async with ctx.locks.hold(streams=[stream_id]):

@@ -1,4 +1,4 @@
-"""Set and remove quotas: see quota.py for what they mean."""
+"""Setting and removing quotas. metadata/quota.py says what they mean."""
 
 from __future__ import annotations
 

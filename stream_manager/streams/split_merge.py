@@ -1,10 +1,10 @@
-"""Split and merge: several streams change together, with keys of the partition layer, in one transaction (rule 23).
+"""Split and merge: change several streams and keys of the partition layer in one transaction (protocol rule 23).
 
-Invariants: tails are sealed first, each by a transaction of its own: whatever fails afterwards leaves proper streams,
-            whose owners go on with a new tail when they ask for one (T20);
+Invariants: the tails are sealed first, each in a transaction of its own: a later failure leaves valid streams, whose
+            owners continue with a new tail when they ask for one (scenario T20);
             the transaction that splits or merges writes stream keys, names and the caller's keys, and no extent;
-            repeating a request makes no second twin: new streams have ids that the caller chose (T19);
-            a caller's keys are its own: never those of streams, extents, nodes, leaders or locks.
+            repeating a request creates no second twin, because the caller chooses the new stream's id (scenario T19);
+            a caller may only write keys of its own, never those of streams, extents, nodes, leaders or locks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from neve.stream_manager.term.requests import (
     stream_named,
 )
 
-STREAMS_MAX = 25  # of one request: with names, twins, owners, replay records and writes they fit into one transaction
+STREAMS_MAX = 25  # per request, so that names, twins, owners, replay records and writes fit into one transaction
 WRITES_MAX = 20
 
-# Keys of the managers themselves: a caller that could write these could undo every guarantee.
+# Keys of the managers. A caller that could write them could break every guarantee.
 RESERVED = {prefix.removesuffix(b"/") for prefix in (*KINDS, r.REPLAY, r.COMMITS, r.IDS)}
 RESERVED_BEGINNINGS = (b"leader", b"locks")
 
@@ -50,7 +50,7 @@ async def split_streams(
         return _split_reply(ctx, ids, twin_ids)
     names = [copy.new_name for copy in request.streams if copy.new_name]
     if len(set(names)) < len(names):
-        raise InvalidArgument(what="new_name", detail="a name is given twice")
+        raise InvalidArgument(what="new_name", detail="the same name is given twice")
     _check_writes(ctx.root, request.writes)
     async with ctx.locks.hold(names=names, streams=[*ids, *twin_ids]):
         for copy in request.streams:
@@ -69,7 +69,7 @@ async def split_streams(
             changes = ctx.changes()
             for copy in request.streams:
                 stream = ctx.state.streams[copy.stream_id]
-                size_bytes = ctx.quotas.size_bytes(stream.extent_ids)  # known only now that the tail is sealed
+                size_bytes = ctx.quotas.size_bytes(stream.extent_ids)  # known only after the tail is sealed
                 reservations.enter_context(ctx.quotas.reserve(stream.labels, size_bytes=size_bytes))
                 changes.require_stream(stream)
                 changes.require_owner(copy.owner.lock, copy.owner.token)
@@ -109,7 +109,8 @@ async def merge_streams(
         changes = ctx.changes()
         for join in request.streams:
             stream, gone = ctx.state.streams[join.stream_id], ctx.state.streams[join.absorbed_stream_id]
-            joined = tuple(dict.fromkeys([*stream.extent_ids, *gone.extent_ids]))  # twins share what was before a split
+            # Twins share the extents from before their split
+            joined = tuple(dict.fromkeys([*stream.extent_ids, *gone.extent_ids]))
             if len(joined) > STREAM_EXTENTS_MAX:
                 raise InvalidArgument(what="streams", detail=f"{len(joined)} extents are too many for one stream")
             changes.put_stream(stream, stream.with_list(joined, gone))
@@ -128,7 +129,10 @@ async def merge_streams(
 
 
 def _room_for_joined(ctx: LeaderContext, join: sm.StreamJoin) -> contextlib.AbstractContextManager[None]:
-    """With the same labels nothing more is counted than before; with others the extents come under other quotas."""
+    """Reserve quota for a merge.
+
+    With equal labels usage does not grow; with other labels the extents count for other quotas.
+    """
     stream, gone = ctx.state.streams[join.stream_id], ctx.state.streams[join.absorbed_stream_id]
     if stream.labels == gone.labels:
         return contextlib.nullcontext()
@@ -146,21 +150,21 @@ async def _seal_all(
         stream = ctx.state.streams[stream_id]
         tail = open_tail(ctx, stream)
         if tail is not None:
-            # What an owner has acknowledged in an earlier tail says nothing of this one (16).
+            # An owner's acknowledged end in an earlier tail does not apply to this one (protocol rule 16).
             known = end.acknowledged_end if end is not None and end.extent_id == tail.extent_id else None
             await seal_tail(ctx, stream, tail, SealOrder(owner=owner, acknowledged_end=known))
         await _give_keys(ctx, stream_id)
 
 
 async def _give_keys(ctx: LeaderContext, stream_id: int) -> None:
-    """An extent that two streams are to list cannot stand in the record of one of them."""
+    """Give the stream's young extents keys of their own: an extent of two streams cannot be in the record of one."""
     listed = ctx.state.streams[stream_id].extent_ids[-YOUNG_WINDOW:]
     young = [extent_id for extent_id in listed if ctx.state.extents[extent_id].young]
     async with ctx.locks.hold(extents=young):
         changes = ctx.changes()
         for extent_id in young:
             extent = ctx.state.extents[extent_id]
-            if extent.young:  # it may have been confirmed while its lock was waited for
+            if extent.young:  # it may have been confirmed while this waited for its lock
                 changes.put_extent(extent, extent)
         if changes.values:
             await ctx.commit(changes)
@@ -178,7 +182,7 @@ def _end_of_join(join: sm.StreamJoin, field: str, stream_id: int) -> common_pb2.
         return None
     end: common_pb2.StreamEnd = getattr(join, field)
     if end.stream_id not in (0, stream_id) or not end.extent_id:
-        raise InvalidArgument(what=field, detail=f"it is of stream {stream_id} and names an extent of it")
+        raise InvalidArgument(what=field, detail=f"its extent_id must name an extent of stream {stream_id}")
     return end
 
 
@@ -210,21 +214,21 @@ def _check_ids(ids: Sequence[int], others: Sequence[int]) -> None:
     if not ids or len(ids) > STREAMS_MAX:
         raise InvalidArgument(what="streams", detail=f"{len(ids)}, at least 1 and at most {STREAMS_MAX}")
     if 0 in together or len(set(together)) < len(together):
-        raise InvalidArgument(what="streams", detail="every stream id is given, and given once")
+        raise InvalidArgument(what="streams", detail="every stream id is required, and each only once")
 
 
 def _check_writes(root: bytes, writes: Sequence[sm.MetaWrite]) -> None:
-    """Before anything is sealed."""
+    """Check the caller's writes before anything is sealed."""
     if len(writes) > WRITES_MAX:
         raise InvalidArgument(what="writes", detail=f"{len(writes)}, at most {WRITES_MAX}")
     if len({write.key for write in writes}) < len(writes):
-        raise InvalidArgument(what="writes.key", detail="a key is written twice")
+        raise InvalidArgument(what="writes.key", detail="the same key is written twice")
     for write in writes:
         kind, _, _ = write.key[len(root) :].partition(b"/")
         if not write.key.startswith(root) or not kind:
             raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is not below {root!r}")
         if kind in RESERVED or kind.startswith(RESERVED_BEGINNINGS):
-            raise InvalidArgument(what="writes.key", detail=f"{write.key!r} is the stream manager's own")
+            raise InvalidArgument(what="writes.key", detail=f"{write.key!r} belongs to the stream manager")
 
 
 def _add_writes(changes: Changes, writes: Sequence[sm.MetaWrite]) -> None:

@@ -1,10 +1,10 @@
-"""Streams: create, seal, truncate, punch, delete.
+"""Operations on streams: create, seal, truncate, punch holes, delete.
 
-Invariants: a name belongs to one stream; the same call never makes two (26);
-            an extent's record goes only when no other stream lists it (23), in the transaction that takes it off the
-            list; its replicas are ordered deleted only afterwards (24);
-            a stream is deleted only after its tail is fenced, so that no writer's append is acknowledged after (T45);
-            what is too much for one transaction is done in several, each of which leaves a proper stream.
+Invariants: a name belongs to one stream; the same call never creates two streams (protocol rule 26);
+            an extent's record is deleted only if no other stream lists it (protocol rule 23), in the transaction that
+            takes it off the list; its replicas are deleted only after that (protocol rule 24);
+            a stream is deleted only after its tail is fenced, so that no append is acknowledged later (scenario T45);
+            work that is too large for one transaction is split, and each transaction leaves a valid stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from neve.stream_manager.term.requests import (
 
 log = logging.getLogger(__name__)
 
-EXTENTS_PER_TXN = 40  # each may be two operations: its record and its recovery task
+EXTENTS_PER_TXN = 40  # each may take two operations: its record and its recovery task
 
 
 # --- create ---------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ async def punch_holes(ctx: LeaderContext, request: sm.PunchHolesRequest, mutatio
         owner = owner_of(stream, request)
         if mutation.replayed is None:
             if stream.tail_id in request.extent_ids:
-                detail = f"{stream.tail_id} is the tail: a hole is never made there"
+                detail = f"{stream.tail_id} is the tail, where no hole can be made"
                 raise InvalidArgument(what="extent_ids", detail=detail)
             wanted = set(request.extent_ids)
             gone = [extent_id for extent_id in stream.extent_ids if extent_id in wanted]
@@ -172,7 +172,7 @@ async def _unlink(
     *,
     truncated_before: int = 0,
 ) -> Stream:
-    """Take extents off the list, some at a time; the last transaction has the replay record, if one is wanted."""
+    """Take extents off the list, some per transaction. The last transaction has the replay record, if there is one."""
     rest = list(extent_ids)
     while True:
         part, rest = rest[:EXTENTS_PER_TXN], rest[EXTENTS_PER_TXN:]
@@ -204,7 +204,7 @@ def _is_empty(extent: Extent) -> bool:
 def _delete_unreferenced(
     ctx: LeaderContext, changes: Changes, stream: Stream, extent_ids: Sequence[int]
 ) -> list[Extent]:
-    """Delete the records of those that only this stream lists, and what is under way for them."""
+    """Delete the records of the extents that only this stream lists, and their recovery tasks."""
     removed = ctx.unreferenced(extent_ids, apart_from=stream.stream_id)
     for extent in removed:
         changes.delete_extent(extent)
@@ -249,10 +249,11 @@ async def delete_stream(
 
 
 async def _fence_for_ever(ctx: LeaderContext, stream: Stream, owner: common_pb2.Owner | None) -> bool:
-    """One fenced replica is enough: a writer acknowledges only what all have (23). False: none can be reached.
+    """Fence the tail, so that no writer's append is acknowledged later; returns False if no replica can be reached.
 
-    That is a refusal, unless all of them are declared dead: then whoever holds no lock can write nothing, which the
-    transaction checks, and an owner who deletes its own stream knows what it does.
+    One fenced replica is enough, because a writer acknowledges only what all replicas have (protocol rule 23). If
+    none can be reached, the request is refused, unless all their nodes are declared dead. Then the transaction checks
+    that no writer holds the lock, or the owner deletes its own stream.
     """
     tail = open_tail(ctx, stream)
     if tail is None:

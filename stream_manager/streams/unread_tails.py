@@ -1,18 +1,18 @@
-"""Seals tails that nobody owns and nobody can read to their end, so that an idle stream reads as it was written.
+"""Seals tails that have no owner and cannot be read to their end, so that an idle stream reads as it was written.
 
-How far readers may go in an open extent is told by its writer and not kept over a restart (rule 9). Once all nodes of
-an idle stream were restarted, nobody is left who could tell; only a seal can.
+A node learns from the writer how far readers may go in an open extent, and forgets it at a restart (protocol rule 9).
+Once all nodes of an idle stream have restarted, no process knows it any more, and only a seal can establish it.
 
-    a report says: open, and shorter to read than it is       asked about, soon
-    somebody holds the stream's lock                          dropped: the owner tells readers, or opens it
-    some replica can be read to its end                       dropped: readers find it there
-    none can, nobody owns it                                  asked again after `recovery.unread_delay_s`
-    still so, and no replica has changed                      sealed, by the seal of rules 17 to 20
+    a node reports: open, and readable to less than its end   asked about, soon
+    a process holds the stream's lock                         dropped: the owner informs the nodes, or opens the stream
+    some replica can be read to its end                       dropped: readers use that replica
+    none can, and there is no owner                           asked again after `recovery.unread_delay_s`
+    the same again, and no replica has changed                sealed, by protocol rules 17 to 20
 
-Invariants: never for a stream with a live owner: that nobody holds the lock is read linearizably each time, and
+Invariants: a stream with a live owner is never sealed: that the lock is free is read linearizably each time, and
             compared by the transaction that seals;
-            a tail that an owner opened meanwhile has another token on its replicas: its delay begins anew;
-            what is dropped comes back with a node's next report; all is bounded, tries too.
+            if an owner opened the tail meanwhile, its replicas have another token, and the delay starts again;
+            what is dropped returns with a node's next report; everything is bounded, tries too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIES_MAX = 8
 
 
 class Seen(NamedTuple):
-    """One replica that cannot be read to its end."""
+    """A replica that cannot be read to its end."""
 
     node_id: int
     length: int
@@ -47,9 +47,9 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Waiting:
-    seen: tuple[Seen, ...]  # empty: some replica did not answer
+    seen: tuple[Seen, ...]  # empty: some replica did not reply
     due_s: float
-    tries: int = 0  # looks without an answer, and seals that failed
+    tries: int = 0  # failed looks and seals
 
 
 class UnreadTails:
@@ -57,12 +57,12 @@ class UnreadTails:
         self._ctx = ctx
         self._problems = problems
         self._delay_s = ctx.config.recovery.unread_delay_s
-        self._noted: dict[int, None] = {}  # to be looked at for the first time
+        self._noted: dict[int, None] = {}  # not examined yet
         self._waiting: dict[int, Waiting] = {}  # in the order in which they are due: all have the same delay
         self.sealed = 0
 
     def note(self, info: en.ReplicaInfo) -> None:
-        """What a node says of its replica of an open extent."""
+        """Note a node's report about its replica of an open extent."""
         if info.committed < info.length and info.extent_id not in self._waiting and len(self._noted) < NOTED_MAX:
             self._noted[info.extent_id] = None
 
@@ -74,16 +74,16 @@ class UnreadTails:
         try:
             free = await self._ctx.owners.unheld(locks.values())
         except NeveError:
-            self._noted.update(dict.fromkeys(locks))  # nothing is known: from the beginning
+            self._noted.update(dict.fromkeys(locks))  # nothing is known: start again
             raise
         unowned = [extent_id for extent_id, lock in locks.items() if lock in free]
         for extent_id in locks:
             if due[extent_id].tries and locks[extent_id] not in free:
-                self._problems.solved(extent_id)  # what we could not do is the owner's now
+                self._problems.solved(extent_id)  # this is the owner's task now
         await asyncio.gather(*(self._look(extent_id, due[extent_id], now_s) for extent_id in unowned))
 
     def _take_due(self, now_s: float) -> dict[int, Waiting]:
-        """Takes them off the books: whoever is to be asked again is put on again."""
+        """Remove and return the due extents. One that must be asked again is added again."""
         due: dict[int, Waiting] = {}
         for extent_id, waiting in self._waiting.items():
             if waiting.due_s > now_s or len(due) == SEALS_AT_A_TIME:
@@ -98,7 +98,7 @@ class UnreadTails:
         return due
 
     def _lock_of(self, extent_id: int) -> str | None:
-        """Of the stream whose open tail this is; None if it is no tail any more."""
+        """The lock of the stream whose open tail this is; None if it is no longer a tail."""
         state = self._ctx.state
         if extent_id not in state.open_extents:
             return None
@@ -110,18 +110,18 @@ class UnreadTails:
         if extent is None or extent.seal is not None:
             return
         try:
-            told = await asyncio.gather(*(self._unread(extent, replica) for replica in extent.replicas))
+            replicas = await asyncio.gather(*(self._unread(extent, replica) for replica in extent.replicas))
         except NotLeader:
             raise
         except NeveError as error:
             log.info("tail_not_looked_at extent_id=%d error=%s", extent_id, error)
-            self._again(extent_id, (), waiting.tries + 1, now_s)
+            self._ask_again(extent_id, (), waiting.tries + 1, now_s)
             return
-        seen = tuple(replica for replica in told if replica is not None)
+        seen = tuple(replica for replica in replicas if replica is not None)
         if len(seen) < len(extent.replicas):
             return
         if seen != waiting.seen:
-            self._again(extent_id, seen, waiting.tries, now_s)
+            self._ask_again(extent_id, seen, waiting.tries, now_s)
             return
         await self._seal(extent_id, waiting, now_s)
 
@@ -134,18 +134,18 @@ class UnreadTails:
             done = await seal_open_extent(self._ctx, extent_id, unowned=True)
         except NotLeader:
             raise
-        except VersionConflict as error:  # an owner has just come
+        except VersionConflict as error:  # an owner has just taken the lock
             log.info("tail_not_sealed extent_id=%d error=%s", extent_id, error)
             return
         except NeveError as error:
             self._problems.note(extent_id, f"open without an owner, and cannot be sealed: {error}", now_s)
-            self._again(extent_id, waiting.seen, waiting.tries + 1, now_s)
+            self._ask_again(extent_id, waiting.seen, waiting.tries + 1, now_s)
             return
         if done:
             self.sealed += 1
             self._problems.solved(extent_id)
             log.info("unread_tail_sealed extent_id=%d", extent_id)
 
-    def _again(self, extent_id: int, seen: tuple[Seen, ...], tries: int, now_s: float) -> None:
-        if tries < TRIES_MAX:  # then a report must bring it back
+    def _ask_again(self, extent_id: int, seen: tuple[Seen, ...], tries: int, now_s: float) -> None:
+        if tries < TRIES_MAX:  # otherwise only a report brings it back
             self._waiting[extent_id] = Waiting(seen, now_s + self._delay_s, tries)

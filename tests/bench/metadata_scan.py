@@ -83,7 +83,7 @@ async def run(extents: int) -> None:
     trouble = recovery.trouble(loop.time())
     cases: dict[str, Callable[[], Awaitable[Any]]] = {
         "recovery's scan": lambda: recovery._scan(trouble, 1000),
-        "the look at open extents": lambda: opened._chosen(trouble, -1.0),
+        "the look at open extents": lambda: opened._choose(trouble, -1.0),
         "the status of the cluster": lambda: reads.count_lacking(state),
     }
     for name, work in cases.items():

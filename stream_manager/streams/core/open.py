@@ -1,8 +1,8 @@
-"""May a new owner go on with the tail, and from where? Decided from the answers to RaiseToken (rule 15). No I/O.
+"""Decides whether a new owner can continue the tail, and from where, from the replies to RaiseToken. No I/O.
 
-Invariants: only if every replica answered a durable length, all lengths are equal, and none is fenced, sealed, doubtful
-            or damaged, nor has met an append with other bytes (7): then no append of an older owner can still be
-            accepted anywhere, and none is half done;
+Invariants: the tail is continued only if every replica reports a durable length, all lengths are equal, and no replica
+            is fenced, sealed, doubtful or damaged, or has met an append with different bytes (protocol rules 7 and
+            15): then no node can still accept an older owner's append, and none is half done;
             None means: seal the tail, do not guess.
 """
 
@@ -16,7 +16,10 @@ from neve.proto import extent_node_pb2 as pb
 def decide_open(
     answers: Mapping[int, pb.LengthAnswer | None], replica_node_ids: Sequence[int], *, token: int = 0
 ) -> int | None:
-    """Where the new owner goes on, or None. `token`: what every replica must have seen by now; 0: not checked."""
+    """The length at which the new owner continues, or None.
+
+    `token`: every replica must have seen it; 0: not checked.
+    """
     lengths: list[int] = []
     for node_id in replica_node_ids:
         answer = answers.get(node_id)

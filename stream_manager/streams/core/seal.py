@@ -1,4 +1,4 @@
-"""Choose the length at which an extent is sealed, from what its replicas answered to Fence (rule 18). No I/O.
+"""Chooses the length at which an extent is sealed, from its replicas' replies to Fence (protocol rule 18). No I/O.
 
     all trustworthy                         the minimum; all took part
     else, with E                            E, if any replica holds E valid bytes
@@ -6,16 +6,19 @@
     all answered, all doubtful              the longest valid prefix
     else                                    SealUnavailable: it names the replicas that are missing or doubtful
 
-Invariants: an error, a missing file or silence is never length 0 (T1, G8);
-            never below E, nor below any `committed` that a replica was told: such bytes are known to be acknowledged;
-            some replica holds all bytes up to the length that is chosen;
-            a dead node that did answer counts by its answer: only silence is excused by death;
-            what an operator accepts where no length can be chosen is a length that some replica answered.
-Not here:   waiting, and who is dead (health.py).
+E is the end that the writer has acknowledged.
 
-A replica that is sealed already has the seal of an earlier decision, which etcd had before any node was told (19). If
-the metadata at hand does not know it, this manager is deposed, and its transaction will fail, or etcd was restored from
-a backup, and that decision still stands: so its length is chosen, and `sealed_before` lets the caller raise an alarm.
+Invariants: an error, a missing file or no reply is never length 0 (scenario T1, guarantee G8);
+            the length is never below E, nor below any replica's `committed`: such bytes are known to be acknowledged;
+            some replica holds all bytes up to the chosen length;
+            the reply of a dead node counts like any other: being dead only excuses a missing reply;
+            where no length can be chosen, an operator can only accept a length that some replica reported.
+Not here:   waiting, and which nodes are dead (nodes/core/health.py).
+
+A replica that is sealed already has the seal of an earlier decision, which etcd had before any node got it (protocol
+rule 19). If this manager's metadata does not have that seal, either the manager is deposed and its transaction will
+fail, or etcd was restored from a backup. The earlier decision stands in both cases: its length is chosen, and
+`sealed_before` lets the caller raise an alarm.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ Kind = pb.LengthAnswer.Kind
 
 
 class Counted(enum.Enum):
-    """What one replica's answer is worth. The value is for people."""
+    """What one replica's reply is worth. The value is for people."""
 
     TRUSTWORTHY = "trustworthy"
     SHORT = "shorter than what is known to be acknowledged"
@@ -43,7 +46,8 @@ class Counted(enum.Enum):
     DEAD = "dead"
 
 
-# Answers of a newer node whose kind this version does not know count as silence: they prove nothing here.
+# A newer node may reply with a kind that this version does not know. It counts as no reply, because it proves
+# nothing.
 _BY_KIND = {
     Kind.LENGTH: Counted.TRUSTWORTHY,
     Kind.DOUBTFUL: Counted.DOUBTFUL,
@@ -56,9 +60,9 @@ _BY_KIND = {
 @dataclass(frozen=True, slots=True)
 class SealDecision:
     length: int
-    all_took_part: bool  # every replica holds [0, length) on stable storage: rule 16 acknowledges at once
+    all_took_part: bool  # every replica holds [0, length) on stable storage: protocol rule 16 acknowledges at once
     by_node: dict[int, Counted]
-    sealed_before: tuple[int, ...] = ()  # nodes whose replica had this seal already: see the module's last paragraph
+    sealed_before: tuple[int, ...] = ()  # nodes whose replica had this seal already (see the module's last paragraph)
 
 
 def choose_length(
@@ -68,7 +72,7 @@ def choose_length(
     dead: Container[int] = (),
     extent_id: int = 0,
 ) -> SealDecision:
-    """`answers` has every replica of the extent by node id, None for one that did not answer or answered an error."""
+    """Choose the length. `answers` has every replica of the extent by node id, None for an error or no reply."""
     known = {node_id: answer for node_id, answer in answers.items() if answer is not None and answer.kind in _BY_KIND}
     floor = max([acknowledged_end or 0, *(answer.committed for answer in known.values())])
     sealed = {node_id: answer.seal.length for node_id, answer in known.items() if answer.HasField("seal")}
@@ -89,7 +93,7 @@ def choose_length(
     if all_took_part:
         return decided(min(trusted))
     if acknowledged_end is not None:
-        # `floor` is E, or above it what some replica was told to be committed: by whom, if not by that writer?
+        # `floor` is E, or a replica's larger `committed`, which only that same writer can have sent.
         if longest is not None and longest >= floor:
             return decided(floor)
         raise _unavailable(extent_id, answers, by_node, f"no replica holds the {floor} bytes that are acknowledged")
@@ -107,18 +111,18 @@ def choose_length(
 def check_accepted(
     answers: Mapping[int, pb.LengthAnswer | None], length: int, *, dead: Container[int] = (), extent_id: int = 0
 ) -> None:
-    """May an operator have the extent sealed at this length? `InvalidArgument` says why not.
+    """Check that an operator may have the extent sealed at this length; `InvalidArgument` says why not.
 
-    Only where `choose_length` has no answer; never below a reported `committed`; and only at a length that a replica
-    answered as its own: a manager knows no other boundaries of blocks, and within a block nobody could confirm. 0 is
-    accepted as well when nobody has a byte: then every replica has answered, or is declared dead.
+    That is only so if `choose_length` finds none, never below a reported `committed`, and only at a length that some
+    replica reported as its own. The manager knows no other block boundaries, and no replica could confirm a length
+    within a block. 0 is accepted as well if no replica has a byte and every node has replied or is declared dead.
     """
     try:
         decision = choose_length(answers, acknowledged_end=None, dead=dead, extent_id=extent_id)
     except SealUnavailable:
         pass
     else:
-        detail = f"its replicas agree on {decision.length}: there is nothing to accept; opening the stream seals it"
+        detail = f"the replicas agree on {decision.length}: there is nothing to accept; opening the stream seals it"
         raise InvalidArgument(what="length", detail=detail)
     known = {node_id: answer for node_id, answer in answers.items() if answer is not None and answer.kind in _BY_KIND}
     committed = max((answer.committed for answer in known.values()), default=0)
@@ -131,14 +135,14 @@ def check_accepted(
     silent = [str(node_id) for node_id in answers if node_id not in known and node_id not in dead]
     if length == 0 and not any(held.values()) and not silent:
         return
-    told = "; ".join(f"node {node_id} has {n} valid bytes" for node_id, n in held.items()) or "no replica has any"
+    replies = "; ".join(f"node {node_id} has {n} valid bytes" for node_id, n in held.items()) or "no replica has any"
     if silent:
-        told += f"; node {', '.join(silent)} does not answer and is not declared dead"
-    raise InvalidArgument(what="length", detail=f"{length} is not the length of any replica that answers ({told})")
+        replies += f"; node {', '.join(silent)} does not answer and is not declared dead"
+    raise InvalidArgument(what="length", detail=f"{length} is not the length of any replica that answers ({replies})")
 
 
 def valid_bytes(answer: pb.LengthAnswer) -> int | None:
-    """How many valid bytes this replica holds; None if there is no replica. Not 0: that is a length (T6)."""
+    """How many valid bytes the replica holds; None if there is no replica. Not 0, which is a length (scenario T6)."""
     if answer.kind == Kind.LENGTH:
         return answer.length
     if answer.kind in (Kind.DOUBTFUL, Kind.DAMAGED):
@@ -156,14 +160,14 @@ def _count(answer: pb.LengthAnswer | None, floor: int, *, dead: bool) -> Counted
 
 
 def _earlier_seal(sealed: Mapping[int, int], floor: int, extent_id: int) -> int:
-    """The length of the seal that some replicas have; they must agree, and not contradict what is acknowledged."""
+    """The length of the seal that some replicas have. They must agree, and must not contradict what is acknowledged."""
     lengths = list(dict.fromkeys(sealed.values()))
-    told = ", ".join(f"node {node_id} at {length}" for node_id, length in sealed.items())
+    replies = ", ".join(f"node {node_id} at {length}" for node_id, length in sealed.items())
     if len(lengths) > 1:
-        detail = f"replicas are sealed at different lengths ({told}): compare them, then accept a length by name"
+        detail = f"replicas are sealed at different lengths ({replies}): compare them, then accept a length by name"
         raise SealUnavailable(extent_id=extent_id, detail=detail)
     if lengths[0] < floor:
-        detail = f"sealed before ({told}), yet {floor} bytes are acknowledged: a person must look at its replicas"
+        detail = f"sealed before ({replies}), yet {floor} bytes are acknowledged: a person must look at its replicas"
         raise SealUnavailable(extent_id=extent_id, detail=detail)
     return lengths[0]
 
@@ -174,14 +178,16 @@ def _unavailable(
     by_node: Mapping[int, Counted],
     problem: str,
 ) -> SealUnavailable:
-    told = "; ".join(f"node {node_id} {_tell(answers[node_id], counted)}" for node_id, counted in by_node.items())
+    replies = "; ".join(
+        f"node {node_id} {_describe(answers[node_id], counted)}" for node_id, counted in by_node.items()
+    )
     wait_for = [str(node_id) for node_id, counted in by_node.items() if counted in (Counted.SILENT, Counted.DEAD)]
     returns = f"bring back node {' or '.join(wait_for)}, or " if wait_for else ""
-    detail = f"extent {extent_id}: {problem} ({told}); {returns}let an operator accept a length by name"
+    detail = f"extent {extent_id}: {problem} ({replies}); {returns}let an operator accept a length by name"
     return SealUnavailable(extent_id=extent_id, detail=detail)
 
 
-def _tell(answer: pb.LengthAnswer | None, counted: Counted) -> str:
+def _describe(answer: pb.LengthAnswer | None, counted: Counted) -> str:
     if counted is Counted.SILENT:
         return "does not answer and is not declared dead"
     if counted is Counted.DEAD:

@@ -141,7 +141,7 @@ def test_after_a_conflict_no_digest_counts_that_others_could_still_outvote() -> 
     nodes = (1, 2, 3)
 
     def choose(told: dict[int, bytes], *, conflict: bool = True, dead: tuple[int, ...] = ()) -> bytes | None:
-        return choose_digest(told, nodes, silent=dead, conflict=conflict)
+        return choose_digest(told, nodes, without_digest=dead, conflict=conflict)
 
     assert choose({1: a}, conflict=False) == a
     assert choose({1: a}) is None
