@@ -1,1 +1,1 @@
-"""The nodes of a cluster: registration, health, recovery of lost replicas, collection of what nothing needs."""
+"""The nodes of a cluster: registration, health, recovery of lost replicas, deletion of unneeded ones."""

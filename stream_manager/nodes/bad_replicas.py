@@ -1,16 +1,17 @@
-"""Replicas that somebody says are bad: a scrubber, a reader, a copier, a report in which they are missing.
+"""Replicas that are reported as bad: by a scrubber, a reader, a copier, or by missing in a node's replica report.
 
-A report is a suspicion. Its node is asked what it knows; only then metadata changes:
+A report is only a suspicion. The manager asks the replica's node first, and changes metadata only after its reply:
 
-    missing, deleted, another file, damaged, not sealed     its bit is taken back, so that no reader is sent there, and
-                                                            it is made anew where it is (reconcile.py)
-    nothing wrong that the node knows of                    a task has every byte of it verified, and repairs it (22)
+    missing, deleted, another file, damaged, not sealed     its confirmation is revoked, so that no reader is sent
+                                                            there, and it is copied anew in place (reconcile.py)
+    nothing wrong that the node knows                       a task verifies every byte, and repairs it (protocol
+                                                            rule 22)
     open, and missing, doubtful or damaged                  the extent is sealed (open_extents.py)
-    no answer                                               asked again, some times: if the node is gone, that is found
+    no reply                                                asked again, a few times: a dead node is detected elsewhere
 
-Invariants: nothing is believed about a file that metadata does not list: reports about removed ones are passed over;
-            the bit of the last confirmed replica is not taken back: its good blocks may be all there are;
-            reports are bounded, and one replica is asked about once at a time.
+Invariants: a report about a file that metadata does not list is ignored;
+            the last confirmation of an extent is not revoked: its good blocks may be the only ones;
+            the number of reports is bounded, and a replica is asked about once at a time.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ class BadReplicas:
             self.suspect(bad.extent_id, bad.replica.node_id, reason, incarnation=bad.replica.incarnation)
 
     def _conflict(self, bad: sm.BadReplica) -> None:
-        """Its writer has ended: the extent is sealed, and its replicas are compared before any of them is read (7)."""
+        """Note a conflict that a writer reported.
+
+        The writer has ended. The extent is sealed, and its replicas are compared before any of them is read
+        (protocol rule 7).
+        """
         extent = self._ctx.state.extents.get(bad.extent_id)
         if extent is None or extent.seal is not None or extent.replica_on(bad.replica.node_id) is None:
             return
@@ -94,12 +99,12 @@ class BadReplicas:
             raise
         except NeveError as error:
             log.warning("conflict_not_sealed extent_id=%d error=%s", extent_id, error)
-            if retry.attempts < TRIES_MAX:  # after that, its node still refuses the clients that open the stream
+            if retry.attempts < TRIES_MAX:  # otherwise give up: its node still refuses the clients that open the stream
                 return
         self._conflicts.pop(extent_id, None)
 
     def suspect(self, extent_id: int, node_id: int, reason: str, *, incarnation: int = 0) -> None:
-        """`incarnation`: of the file that the report is about; 0: whichever metadata lists."""
+        """Note that a replica may be bad. `incarnation`: of the reported file; 0: of the one that metadata lists."""
         extent = self._ctx.state.extents.get(extent_id)
         replica = extent.replica_on(node_id) if extent is not None else None
         if extent is None or replica is None or incarnation not in (0, replica.incarnation):
@@ -110,7 +115,8 @@ class BadReplicas:
         if known is not None and known.replica == replica:
             return
         if len(self._suspects) >= SUSPECTS_MAX:
-            log.warning("bad_replica_not_noted extent_id=%d node_id=%d", extent_id, node_id)  # it is found again
+            # It will be reported again
+            log.warning("bad_replica_not_noted extent_id=%d node_id=%d", extent_id, node_id)
             return
         self.reported += 1
         self._registry.failures.note_failure(node_id, self._ctx.clock())
@@ -129,7 +135,7 @@ class BadReplicas:
         node = self._ctx.state.nodes.get(node_id)
         moot = extent is not None and extent.seal is not None and node_id not in extent.confirmed
         if extent is None or suspect.replica not in extent.replicas or node is None or node.dead or moot:
-            del self._suspects[key]  # replaced meanwhile, or recovery's or the reconciler's already
+            del self._suspects[key]  # it was replaced meanwhile, or recovery or the reconciler takes care of it
             return
         suspect.retry.postpone(now_s, DELAYS)
         try:
@@ -143,7 +149,7 @@ class BadReplicas:
             self._suspects.pop(key, None)
 
     async def _settle(self, extent: Extent, suspect: Suspect, now_s: float) -> bool:
-        """Whether nothing is left to do here."""
+        """Ask the node and act on its reply. Returns whether the suspicion is settled."""
         try:
             info = await self._ctx.nodes.describe(extent.extent_id, suspect.replica)
             wrong = wrong_with(extent, info)
@@ -153,10 +159,10 @@ class BadReplicas:
             await self._condemn(extent, suspect, wrong)
             return True
         if extent.seal is None:
-            return True  # the node vouches for it, and the seal will verify every byte
+            return True  # the node's state is good, and the seal will verify every byte
         if await self._recovery.repair_in_place(extent.extent_id, suspect.replica, now_s, verify=True):
             return True
-        return len(extent.replicas) == 1  # nothing to repair it from; its node goes on looking
+        return len(extent.replicas) == 1  # there is no other replica to repair it from; its node continues to verify it
 
     async def _condemn(self, extent: Extent, suspect: Suspect, wrong: str) -> None:
         extent_id, replica = extent.extent_id, suspect.replica
@@ -169,7 +175,7 @@ class BadReplicas:
             if now is None or replica not in now.replicas or replica.node_id not in now.confirmed:
                 return
             left = tuple(node_id for node_id in now.confirmed if node_id != replica.node_id)
-            if not left:  # the others may have been condemned in this very pass
+            if not left:  # the others may have been revoked in this very pass
                 self._recovery.note_bad(extent_id, replica)
                 return
             changes = self._ctx.changes()
@@ -182,8 +188,9 @@ class BadReplicas:
 
 
 def wrong_with(extent: Extent, info: en.ReplicaInfo) -> str:
-    """What contradicts metadata in what a node says of its replica; empty if nothing does."""
-    if info.kind not in (en.LengthAnswer.LENGTH, en.LengthAnswer.UNSPECIFIED):  # unspecified: not looked at yet
+    """How the node's description of its replica contradicts metadata; empty if it does not."""
+    # Unspecified: the node has not examined it yet
+    if info.kind not in (en.LengthAnswer.LENGTH, en.LengthAnswer.UNSPECIFIED):
         return f"the node says it is {en.LengthAnswer.Kind.Name(info.kind).lower()}"
     if extent.seal is None or info.replica.node_id not in extent.confirmed:
         return ""

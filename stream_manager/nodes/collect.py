@@ -1,20 +1,20 @@
-"""Deletes what nobody needs, by order and after a transaction that allows it (rule 24).
+"""Deletes replicas that are not needed any more, each after a transaction that allows it (protocol rule 24).
 
-    removed from metadata          the stream's own transaction deleted `extents/{id}`: its replicas are ordered deleted
-    orphan: unknown to metadata    older than the grace period, seen for half of it by this manager, without a task; a
+    removed from metadata          the stream's own transaction deleted `extents/{id}`; its replicas are then deleted
+    orphan: not in metadata        older than the grace period, seen for half of it by this manager, without a task; a
                                    transaction compares the leader key and the absence of `extents/{id}`
-    extra: known, not listed there seen for its grace time, while every listed replica is confirmed and its node alive,
-                                   also right before the order: never the only good one in reach (T33); a transaction
-                                   compares the extent
-    proposed (DeleteExtents)       no stream refers to it, its eversion is the proposed one, older than the grace period
+    extra: in metadata, but not    seen for its grace period, while every listed replica is confirmed and its node is
+    listed on this node            alive, checked again right before the order: so it is never the only good replica in
+                                   reach (scenario T33); a transaction compares the extent
+    proposed (DeleteExtents)       no stream lists it, it has the proposed eversion and is older than the grace period
 
-Invariants: no order without its transaction, and none on a partial listing;
-            an order names node, disk and incarnation, and carries an eversion: it cannot hit a file made later;
-            an extra replica's eversion is not above its extent's once it is deleted: a later copy to that node is not
-            refused by its tombstone;
-            an order that is lost is given again after the node's next report;
-            nodes take turns, those that seem down are passed over, and what failed is tried again after a growing
-            delay: one node in trouble holds up nobody else's leftovers, and costs no transactions.
+Invariants: no order without its transaction, and none because of a partial report;
+            an order names node, disk and incarnation, and carries an eversion: it cannot hit a file created later;
+            the extent's eversion is raised to a deleted extra replica's: otherwise the tombstone would refuse a later
+            copy to that node;
+            a lost order is given again after the node's next report;
+            nodes take turns, those that seem down are skipped, and failures are tried again after a growing delay: a
+            node in trouble neither delays the others' deletions nor costs transactions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from neve.stream_manager.term.context import LeaderContext, Mutation
 log = logging.getLogger(__name__)
 
 ORDERS_MAX = 100_000
-DELETES_MAX = 1000  # orders in one pass
+DELETES_MAX = 1000  # per pass
 AT_A_TIME = 32
 PROPOSED_MAX = 1_000
 RETRY_DELAY_S_MAX = 600.0
@@ -47,7 +47,7 @@ Order = tuple[int, ReplicaAt, int]  # extent id, replica, eversion
 
 @dataclass(slots=True)
 class Odd:
-    """When something unlisted was seen first, and what became of it."""
+    """When an unlisted replica was seen first, and its attempts to delete it."""
 
     since_s: float
     retry: Retry = field(default_factory=Retry)
@@ -58,18 +58,19 @@ class Collector:
         self._ctx = ctx
         self._config = ctx.config.collecting
         self._trouble = trouble
-        self._orders: deque[Order] = deque(maxlen=ORDERS_MAX)  # the oldest are dropped: they are found as orphans
-        self._odd: dict[int, dict[Found, Odd]] = {}  # node id → what it holds unlisted
+        # The oldest are dropped: they will be reported as orphans
+        self._orders: deque[Order] = deque(maxlen=ORDERS_MAX)
+        self._odd: dict[int, dict[Found, Odd]] = {}  # node id → its unlisted replicas
 
-    # --- what is told ----------------------------------------------------------------------------------------
+    # --- reports ---------------------------------------------------------------------------------------------
 
     def note_removed(self, extents: Iterable[Extent]) -> None:
-        """Their keys are deleted, in a transaction of this term."""
+        """Delete the replicas of extents whose keys a transaction of this term has deleted."""
         for extent in extents:
             self._orders.extend((extent.extent_id, replica, extent.eversion) for replica in extent.replicas)
 
     def take(self, report: Report) -> None:
-        """A complete round: what was seen before keeps its time, what is not there any more is forgotten."""
+        """Take a complete report. Replicas that were unlisted before keep their time; all others are forgotten."""
         now_s = self._ctx.clock()
         before = self._odd.get(report.node_id, {})
         self._odd[report.node_id] = {found: before.get(found) or Odd(now_s) for found in report.odd}
@@ -88,11 +89,11 @@ class Collector:
         for order in [self._orders.popleft() for _ in range(count)]:
             node = self._ctx.state.nodes.get(order[1].node_id)
             waits = node is not None and not node.dead and self._ctx.part.registry.seems_down(node.node_id)
-            (self._orders if waits else orders).append(order)  # until it is back, or declared dead
+            (self._orders if waits else orders).append(order)  # until the node is back, or declared dead
         return orders
 
     def _take_turns(self, trouble: Trouble, now_s: float) -> list[Found]:
-        """Orphans and extra replicas whose time is over: one of each node, then the next one of each."""
+        """Orphans and extra replicas that are due: one of each node in turn."""
         due: list[Found] = []
         turns = deque(self._due_on(node_id, trouble, now_s) for node_id in self._odd if not self._down(node_id))
         while turns and len(due) < DELETES_MAX:
@@ -107,15 +108,15 @@ class Collector:
         return (found for found, odd in self._odd[node_id].items() if self._due(found, odd, trouble, now_s))
 
     def _down(self, node_id: int) -> bool:
-        """Nothing is ordered of it, and it is not counted on."""
+        """Whether no orders are given to the node, and its replicas are not relied on."""
         node = self._ctx.state.nodes.get(node_id)
         return node is None or node.dead or self._ctx.part.registry.seems_down(node_id)
 
     async def _allowed(self, step: Sequence[Found]) -> list[Order]:
-        """Those for which an order may be given at once, each after its transaction."""
+        """The orders that may be given now, each after its transaction."""
         trouble = self._trouble(self._ctx.clock())
         allowed = await asyncio.gather(*(self._allow(found, trouble) for found in step))
-        trouble = self._trouble(self._ctx.clock())  # the transactions took their time
+        trouble = self._trouble(self._ctx.clock())  # the transactions took time
         return [
             (found.extent_id, found.replica, found.eversion)
             for found, yes in zip(step, allowed, strict=True)
@@ -134,13 +135,14 @@ class Collector:
             return False
         extent = state.extents.get(found.extent_id)
         if extent is None:
-            # By the node's clock and by ours: a clock that is wrong must not cut the grace short.
+            # By the node's clock and by this manager's, so that a wrong clock does not cut the grace period short.
             age_s = (self._ctx.wall_ms() - found.created_ms) / 1000
             return age_s >= config.grace_s and now_s - since_s >= config.grace_s / 2
         return now_s - since_s >= config.extra_replica_grace_s and self._extra(extent, found, trouble)
 
     def _extra(self, extent: Extent, found: Found, trouble: Trouble) -> bool:
-        """Not listed there, and every replica that is listed is as it should be, on a node that is heard."""
+        """Whether the replica is not listed on its node, while all listed replicas are good and on nodes that are
+        up."""
         if extent.replica_on(found.replica.node_id) is not None:
             return False
         if extent.seal is not None and not extent.all_confirmed:
@@ -150,7 +152,7 @@ class Collector:
         )
 
     async def _allow(self, found: Found, trouble: Trouble) -> bool:
-        """The transaction behind which the order may be given."""
+        """Commit the transaction that allows the order."""
         ctx, extent_id = self._ctx, found.extent_id
         self._note_try(found)
         try:
@@ -178,7 +180,7 @@ class Collector:
         return True
 
     def _note_try(self, found: Found) -> None:
-        """Not again before a while, unless it works: then it is forgotten."""
+        """Count a try, so that the next one is delayed. If this one succeeds, the entry is dropped."""
         odd = self._odd.get(found.replica.node_id, {}).get(found)
         if odd is not None:
             odd.retry.postpone(self._ctx.clock(), Delays(self._config.interval_s, RETRY_DELAY_S_MAX))
@@ -190,7 +192,7 @@ class Collector:
     async def _order(self, extent_id: int, replica: ReplicaAt, eversion: int) -> None:
         node = self._ctx.state.nodes.get(replica.node_id)
         if node is None or node.dead:
-            return  # when it returns, it reports an orphan
+            return  # when the node returns, it reports an orphan
         try:
             await self._ctx.nodes.delete(extent_id, replica, eversion=eversion)
         except NotLeader:
@@ -205,7 +207,8 @@ class Collector:
     # --- proposals -------------------------------------------------------------------------------------------
 
     async def delete_extents(self, request: sm.DeleteExtentsRequest, mutation: Mutation) -> sm.DeleteExtentsReply:
-        """Each proposal is judged by what metadata says now; those that stand go in one transaction (T36, T37)."""
+        """Delete the proposed extents that metadata still allows to delete, in one transaction (scenarios T36 and
+        T37)."""
         ctx = self._ctx
         if len(request.extents) > PROPOSED_MAX:
             raise InvalidArgument(what="extents", detail=f"{len(request.extents)} at once, at most {PROPOSED_MAX}")
@@ -226,7 +229,8 @@ class Collector:
                     task = ctx.state.tasks.get(extent.extent_id)
                     if task is not None:
                         changes.delete(TASK, task)
-                if len(proposed) <= AT_A_TIME:  # in parts a repetition is safe by itself: what is gone is not found
+                # In several steps, repeating the call is safe without a record: what is gone is not found
+                if len(proposed) <= AT_A_TIME:
                     mutation.record(changes, extent_ids=[extent.extent_id for extent in doomed])
                 await ctx.commit(changes)
                 gone += doomed
@@ -239,7 +243,7 @@ class Collector:
         if extent is None or extent.eversion != proposed[extent_id] or state.streams_of(extent_id):
             return None
         if request.revision and extent.mod_revision > request.revision:
-            return None  # it changed after the snapshot that the proposal was made from
+            return None  # it has changed since the snapshot from which the proposal was made
         age_s = (self._ctx.wall_ms() - extent.created_ms) / 1000
         return extent if age_s >= self._config.grace_s else None
 

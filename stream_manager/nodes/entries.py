@@ -1,7 +1,7 @@
-"""What is kept of a node's registration, and what a registration must have. No I/O.
+"""A node's registration: what it must contain, and what is stored of it. No I/O.
 
-Invariants: what an operator ordered (mode) and what a leader decided (health) outlive a registration;
-            a disk that has replicas stays with the node until they are elsewhere.
+Invariants: a registration keeps the operator's order (mode) and the leader's decision (health);
+            a disk with replicas stays in the node's entry until they are elsewhere.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def check_registration(request: sm.RegisterNodeRequest) -> None:
     split_address(request.wire_address)
     uuids = [disk.disk_uuid for disk in request.disks]
     if len(uuids) > DISKS_MAX or len(set(uuids)) < len(uuids) or not all(uuids):
-        raise InvalidArgument(what="disks", detail=f"each has its uuid, once, and there are at most {DISKS_MAX}")
+        raise InvalidArgument(what="disks", detail=f"each needs a unique uuid, and at most {DISKS_MAX} are allowed")
     if not request.process_id:
-        raise InvalidArgument(what="process_id", detail="0: a node draws one when it starts")
+        raise InvalidArgument(what="process_id", detail="0: a node draws a random one when it starts")
 
 
 def entry_of(
     request: sm.RegisterNodeRequest, old: NodeEntry | None, in_use: Sequence[Disk], *, now_ms: int
 ) -> NodeEntry:
-    """What is kept of a registration. Disks `in_use` are kept though they are not told of: they may return."""
+    """The entry to store. Disks `in_use` are kept even if the registration does not name them: they may return."""
     told = {disk.disk_uuid: Disk(shared(disk.disk_uuid), disk.state, disk.capacity_bytes) for disk in request.disks}
     before = {disk.disk_uuid: replace(disk, state=en.DiskInfo.OFFLINE) for disk in in_use}
     place = request.location

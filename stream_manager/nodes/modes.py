@@ -1,14 +1,14 @@
-"""What operators order about nodes: read-only, maintenance, drain, decommission; and what keeps it from finishing.
+"""Operators' orders about nodes: read-only, maintenance, drain, decommission; and what keeps an order from finishing.
 
-    NORMAL ⇄ READ_ONLY ⇄ MAINTENANCE (until a time) ⇄ DRAINING ─→ DECOMMISSIONED, for ever
+    NORMAL ⇄ READ_ONLY ⇄ MAINTENANCE (until a time) ⇄ DRAINING ─→ DECOMMISSIONED, permanently
 
-A decommission of a node with replicas is a drain first: the node is DRAINING with the reason `decommission`, and
-becomes DECOMMISSIONED by itself once no extent has a replica there. Until then `hold_ups` says exactly what is in the
-way (T41).
+Decommissioning a node that has replicas drains it first. The node is DRAINING with the reason `decommission`, and
+becomes DECOMMISSIONED once no extent has a replica there. Until then `hold_ups` lists the extents that are still there
+and why (scenario T41).
 
 Invariants: a node is decommissioned only in a transaction after which metadata lists nothing on it;
-            a decommission under way ends only by being done or by `neve resume`: no other order takes its place;
-            a mode is changed by a guarded transaction, and once for a call (26).
+            a decommission under way ends only by finishing or by `neve resume`: no other order replaces it;
+            a mode is changed by a guarded transaction, and once per call (protocol rule 26).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 DECOMMISSION = "decommission"
 MAINTENANCE_S_MAX = 30 * 24 * 3600
-HOLD_UPS_MAX = 20  # extents told one by one; the others are counted
+HOLD_UPS_MAX = 20  # extents that are listed; the others are counted
 
 
 class NodeModes:
@@ -47,11 +47,9 @@ class NodeModes:
             if mutation.replayed is not None:
                 return old
             if old.mode == sm.NODE_MODE_DECOMMISSIONED and request.mode != sm.NODE_MODE_DECOMMISSIONED:
-                raise InvalidArgument(what="mode", detail=f"node {node_id} was decommissioned, which is for ever")
+                raise InvalidArgument(what="mode", detail=f"node {node_id} was decommissioned, which is permanent")
             if _is_leaving(old) and request.mode not in (sm.NODE_MODE_NORMAL, sm.NODE_MODE_DECOMMISSIONED):
-                detail = (
-                    f"node {node_id} is being decommissioned; if it shall not be, `neve resume {node_id}` cancels that"
-                )
+                detail = f"node {node_id} is being decommissioned; to cancel that, run `neve resume {node_id}`"
                 raise InvalidArgument(what="mode", detail=detail)
             until_ms = 0
             if request.mode == sm.NODE_MODE_MAINTENANCE:
@@ -82,23 +80,26 @@ class NodeModes:
     async def _decommission(self, node: NodeEntry) -> None:
         ctx = self._ctx
         async with ctx.locks.hold(nodes=[node.node_id]):
-            # Nothing new is placed on a node that drains. What was chosen just before and is linked later is still
-            # moved away, decommissioned or not.
+            # Nothing new is placed on a draining node. An extent for which it was chosen just before, and which is
+            # linked later, is still moved away, decommissioned or not.
             if ctx.state.nodes.get(node.node_id) != node or ctx.state.extents_on(node.node_id):
                 return
             if any(
                 task.target is not None and task.target.node_id == node.node_id for task in ctx.state.tasks.values()
             ):
-                return  # handed over in recovery's next pass
+                return  # recovery's next pass moves it
             changes = ctx.changes()
             changes.put(NODE, node, replace(node, mode=sm.NODE_MODE_DECOMMISSIONED))
             await ctx.commit(changes)
         log.info("node_decommissioned node_id=%d", node.node_id)
 
-    # --- what is in the way ----------------------------------------------------------------------------------
+    # --- hold-ups --------------------------------------------------------------------------------------------
 
     def hold_ups(self, node: NodeEntry) -> list[str]:
-        """One line for each of the first extents that keep this node from being empty; none if it does not drain."""
+        """One line for each of the first extents that are still on a draining node.
+
+        Empty if the node does not drain.
+        """
         if node.mode != sm.NODE_MODE_DRAINING:
             return []
         state = self._ctx.state
@@ -123,12 +124,12 @@ class NodeModes:
             return f"{name}: {problem}"
         trouble = self._recovery.trouble(self._ctx.clock())
         if not sources_for(extent, None, trouble):
-            return f"{name}: no confirmed replica is in reach to copy from"
-        return f"{name} waits for its copy"
+            return f"{name}: no confirmed replica can be reached to copy from"
+        return f"{name} is waiting to be copied"
 
 
 def _is_leaving(node: NodeEntry) -> bool:
-    """Decommissioned as soon as it is empty."""
+    """Whether the node is to be decommissioned when it is empty."""
     return node.mode == sm.NODE_MODE_DRAINING and node.mode_reason == DECOMMISSION
 
 
@@ -140,4 +141,4 @@ def _check(request: sm.SetNodeModeRequest) -> None:
             detail = f"{request.maintenance_s}: 1 to {MAINTENANCE_S_MAX} seconds, after which the node counts as lost"
             raise InvalidArgument(what="maintenance_s", detail=detail)
     elif request.maintenance_s:
-        raise InvalidArgument(what="maintenance_s", detail="it is for maintenance only")
+        raise InvalidArgument(what="maintenance_s", detail="only allowed with MAINTENANCE")

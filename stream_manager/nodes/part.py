@@ -1,14 +1,14 @@
-"""All that one term of leadership does about nodes: who they are, where replicas go, what is lost, what is left over.
+"""The background work of one term of leadership on nodes and their replicas.
 
-    registry.py          identity, heartbeats, health, placement        modes.py       operators' orders
-    replica_reports.py   what nodes hold                                bad_replicas.py     suspicions, verified
-    recovery.py          lost replicas are made anew                    reconcile.py        missing confirmations
-    open_extents.py      open extents with a lost replica are sealed    collect.py          leftovers are deleted
-    unread_tails.py      so are idle ones that cannot be read           relocate.py         where nodes stand by now
+    registry.py          identity, heartbeats, health, placement        modes.py            operators' orders
+    replica_reports.py   which replicas nodes have                      bad_replicas.py     suspected replicas
+    recovery.py          lost replicas are copied anew                  reconcile.py        missing confirmations
+    open_extents.py      open extents with a lost replica are sealed    collect.py          unneeded replicas go
+    unread_tails.py      idle unreadable tails are sealed               relocate.py         nodes' locations
 
-Invariants: each part has a loop of its own, made of passes that end; after one that fails the next one comes;
-            nothing here outlives the term: all memory is made anew from etcd and from what nodes say;
-            what a flow reports to a part (`note`, `note_removed`, `suspect`) neither waits nor raises.
+Invariants: each part has a loop of its own, whose passes end; after a pass that fails comes the next one;
+            nothing here outlives the term: a new term starts from etcd and from what nodes report;
+            a flow's report to a part (`note`, `note_removed`, `suspect`) neither waits nor raises.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Pass = Callable[[float], Coroutine[Any, Any, None]]
 
 
 class ClusterNodes:
-    """The parts, their loops, and the few answers that need more than one of them."""
+    """The parts, their loops, and replies that need several parts."""
 
     def __init__(self, ctx: LeaderContext) -> None:
         self._ctx = ctx
@@ -86,21 +86,24 @@ class ClusterNodes:
 
     async def _repeat(self, name: str, work: Pass, interval_s: float) -> None:
         while True:
-            await asyncio.sleep(interval_s * self._ctx.rng.uniform(0.8, 1.2))  # parts and managers do not beat in step
+            # Random, so that parts and managers do not run in step
+            await asyncio.sleep(interval_s * self._ctx.rng.uniform(0.8, 1.2))
             try:
                 self._ctx.ensure_leading()
                 await work(self._ctx.clock())
             except NotLeader as error:
                 if self._ctx.tasks.ended:
                     return
-                log.warning("pass_refused part=%s error=%s", name, error)  # a node knows of a newer manager: so will we
+                # A node knows of a newer leader, so this term is about to end
+                log.warning("pass_refused part=%s error=%s", name, error)
             except NeveError as error:
                 log.warning("pass_failed part=%s error=%s", name, error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if self._ctx.tasks.ended or task is None or task.cancelling():
                     raise
-                log.exception("pass_broken part=%s", name)  # something inside was cancelled: no reason to end for good
+                # Something inside was cancelled, which is no reason to end the loop
+                log.exception("pass_broken part=%s", name)
             except Exception:  # top of a daemon's loop
                 log.exception("pass_broken part=%s", name)
 
@@ -111,10 +114,10 @@ class ClusterNodes:
         return sm.SetNodeModeReply(node=self.node_record(node))
 
     async def set_placement(self, request: sm.SetPlacementRequest, mutation: Mutation) -> sm.SetPlacementReply:
-        """Stop placing in a region, or go on with it."""
+        """Stop placing extents in a region, or resume it."""
         ctx, region = self._ctx, request.region
         if not region or len(region) > REGION_CHARS_MAX:
-            raise InvalidArgument(what="region", detail=f"a name of 1 to {REGION_CHARS_MAX} characters is expected")
+            raise InvalidArgument(what="region", detail=f"a name of 1 to {REGION_CHARS_MAX} characters is required")
         async with ctx.locks.hold(settings=["cluster"]):
             old = ctx.state.settings
             regions = [name for name in old.stopped_regions if name != region]
@@ -130,7 +133,7 @@ class ClusterNodes:
                 log.info("placement_set region=%s stopped=%s by=%s", region, request.stopped, mutation.principal)
         return sm.SetPlacementReply()
 
-    # --- what only the leader knows of nodes -----------------------------------------------------------------
+    # --- nodes, as only the leader knows them ---------------------------------------------------------------
 
     def node_record(self, node: NodeEntry) -> sm.NodeRecord:
         return self.registry.node_record(node, self.modes.hold_ups(node))

@@ -1,16 +1,17 @@
-"""Makes lost replicas anew: finds what is lost, keeps one persisted task for each extent, and follows it to its end.
+"""Replaces lost replicas: finds them, keeps one persisted task per extent, and follows the task to its end.
 
-    plan        the most endangered first; the task is in etcd before any node hears of it (T34)
+    plan        the most endangered extents first; the task is in etcd before any node gets an order (scenario T34)
     dispatch    StartCopy to the target, with confirmed sources, within the bounds
-    follow      by heartbeats: RUNNING goes on; UNKNOWN is dispatched again; FAILED, or a dead target, is handed over to
-                another node under a new task id; DONE is believed only from this very task, with the seal's length and
-                digest (T35)
+    follow      by heartbeats: a RUNNING task continues; an UNKNOWN one is dispatched again; after FAILED, or if the
+                target is dead, the task is handed over to another node under a new id; DONE counts only from this very
+                task, with the seal's length and digest (scenario T35)
     finish      one transaction swaps the replica, at the next eversion, and removes the task; then the removed replica
-                gets a delete order with the old eversion (22)
+                gets a delete order with the old eversion (protocol rule 22)
 
-Invariants: at most one task for an extent; nothing is remembered here that the next manager would miss: it finds the
-            tasks in etcd, and nodes answer a repeated StartCopy of a task that runs or is done;
-            a lost replica that returns ends its task: its copy, if one was made, is an extra one (T33, collect.py).
+Invariants: an extent has at most one task; the next manager needs nothing that is only in memory here: it finds the
+            tasks in etcd, and nodes accept a repeated StartCopy of a task that is running or done;
+            when a lost replica returns, its task ends; a copy that was already made is an extra replica (scenario T33,
+            collect.py).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ log = logging.getLogger(__name__)
 
 Kind = sm.RecoveryTask.Kind
 
-SCAN_INTERVAL_S = 5.0  # of everything on nodes in trouble, when nothing urges
-QUEUE_FACTOR = 4  # losses kept from one scan, as a multiple of the tasks that may run
-KEPT_FACTOR = 8  # losses found before the less urgent ones are dropped, as a multiple of those kept
+SCAN_INTERVAL_S = 5.0  # between scans of the nodes in trouble, when nothing has changed
+QUEUE_FACTOR = 4  # losses that a scan keeps, as a multiple of the tasks that may run
+KEPT_FACTOR = 8  # losses that are collected before the less urgent ones are dropped, as a multiple of those kept
 STATUS_PATIENCE_S = 3.0  # heartbeats on their way may be older than the order
 LIST_LIMIT_MAX = 1_000
 
@@ -48,9 +49,9 @@ class Recovery:
         self._ctx = ctx
         self._config = ctx.config.recovery
         self._registry = registry
-        self.problems = problems  # what holds extents up, for people
+        self.problems = problems  # why extents are held up, for people
         self.bad: dict[tuple[int, int], int] = {}  # (extent, node) → incarnation of a replica that is known to be bad
-        self._bad_while_open: dict[tuple[int, int], None] = {}  # of them
+        self._bad_while_open: dict[tuple[int, int], None] = {}  # those of `bad` whose extent was open
         self.steps = TaskSteps(ctx, registry, problems, self.bad)
         self._queue: list[Loss] = []
         self._scanned_s = -SCAN_INTERVAL_S
@@ -59,7 +60,7 @@ class Recovery:
         ctx.state.listen_replicas(self._on_replicas)
 
     async def run_once(self, now_s: float) -> None:
-        """One pass: follow the tasks that there are, then begin others as the bounds allow."""
+        """One pass: follow the existing tasks, then begin others within the bounds."""
         trouble = self.trouble(now_s)
         budget = self.steps.budget(to_begin=False)
         tasks = list(self._ctx.state.tasks.values())
@@ -69,7 +70,7 @@ class Recovery:
         await self._begin_new(now_s)
         self._forget_solved(now_s)
 
-    # --- what is wrong ---------------------------------------------------------------------------------------
+    # --- losses ----------------------------------------------------------------------------------------------
 
     def trouble(self, now_s: float) -> Trouble:
         state, registry = self._ctx.state, self._registry
@@ -87,7 +88,7 @@ class Recovery:
         return Trouble(state.nodes, dead_due_s, gone_disks, self.bad, draining)
 
     def note_bad(self, extent_id: int, replica: ReplicaAt) -> None:
-        """It is to be made anew elsewhere, if metadata still lists it."""
+        """Note that a replica must be replaced by one elsewhere, if metadata still lists it."""
         extent = self._ctx.state.extents.get(extent_id)
         if extent is not None and replica in extent.replicas:
             self.bad[extent_id, replica.node_id] = replica.incarnation
@@ -95,8 +96,11 @@ class Recovery:
                 self._bad_while_open[extent_id, replica.node_id] = None
 
     def _forget_sealed(self) -> None:
-        """Who has confirmed a seal has its replica, whatever was away while the extent was open: a disk, perhaps; and
-        whoever does not confirm it is the reconciler's."""
+        """Drop bad replicas of extents that are sealed by now.
+
+        A replica that confirms the seal is good, whatever was wrong while the extent was open, perhaps a missing
+        disk. The reconciler takes care of one that does not.
+        """
         if not self._bad_while_open:
             return
         opened = self._ctx.state.open_extents
@@ -105,7 +109,7 @@ class Recovery:
             self.bad.pop(key, None)
 
     def _forget_solved(self, now_s: float) -> None:
-        """What held an extent up may be over by somebody else's doing: its owner has sealed it, a disk is back."""
+        """Drop hold-ups that are over for another reason: an owner has sealed the extent, or a disk is back."""
         if not (overdue := self.problems.overdue(now_s)):
             return
         state, trouble = self._ctx.state, self.trouble(now_s)
@@ -119,7 +123,7 @@ class Recovery:
                 self.problems.solved(extent_id)
 
     def _on_replicas(self, old: Extent, new: Extent | None) -> None:
-        """What is known of replicas that are not listed any more is of no use."""
+        """Drop what is known of replicas that are no longer listed."""
         for replica in old.replicas:
             if new is None or replica not in new.replicas:
                 self.bad.pop((old.extent_id, replica.node_id), None)
@@ -168,7 +172,7 @@ class Recovery:
         self._scan_was_cut = len(found) == queue_max
 
     async def _scan(self, trouble: Trouble, queue_max: int) -> list[Loss]:
-        """The most urgent losses of sealed extents on nodes in trouble. It gives others a turn now and then."""
+        """The most urgent losses of sealed extents on nodes in trouble. Yields to the loop in between."""
         state = self._ctx.state
         best: list[Loss] = []
         slices = Slices()
@@ -184,17 +188,19 @@ class Recovery:
                 if extent is None or extent.seal is None or extent_id in state.tasks:
                     continue
                 if node_id and next((n for n in extent.node_ids if n in troubled), 0) != node_id:
-                    continue  # it comes, or came, with another of its nodes
+                    continue  # it is found once, by the first of its nodes
                 loss = core_recovery.worst_loss(extent, trouble)
                 if loss is not None:
                     best.append(loss)
-        # A bad replica on a node in trouble came twice.
+        # a bad replica on a node in trouble was found twice
         return heapq.nsmallest(queue_max, {loss.extent_id: loss for loss in best}.values(), key=_rank)
 
     async def repair_in_place(self, extent_id: int, replica: ReplicaAt, now_s: float, *, verify: bool) -> bool:
-        """A task that makes this node's replica anew, because it is short, bad or missing; or `verify`s it first.
+        """Begin a task that copies this node's replica anew because it is short, bad or missing, or `verify`s it
+        first.
 
-        False: not now, because of the bounds, of another task, or because there is nothing to copy from.
+        Returns False if that is not possible now: the bounds are reached, the extent has another task, or there is
+        no source.
         """
         extent = self._ctx.state.extents.get(extent_id)
         if extent is None or extent_id in self._ctx.state.tasks or not self.problems.due(extent_id, now_s):
@@ -203,10 +209,10 @@ class Recovery:
         budget = self.steps.budget()
         return await self.steps.begin_fill(extent, replica, trouble, budget, now_s, verify=verify)
 
-    # --- tasks that there are --------------------------------------------------------------------------------
+    # --- existing tasks --------------------------------------------------------------------------------------
 
     async def _follow(self, task: Task, trouble: Trouble, budget: Budget, now_s: float) -> None:
-        """One step of one task. Whatever is done here is decided anew in the next pass, by this manager or another."""
+        """One step of a task. The next pass, of this manager or another, decides everything anew."""
         extent = self._ctx.state.extents.get(task.extent_id)
         void = _void(task, extent, trouble)
         if void or extent is None or task.target is None:
@@ -214,7 +220,7 @@ class Recovery:
             return
         target = self._ctx.state.nodes.get(task.target.node_id)
         if target is None or target.dead or (task.kind == Kind.COPY and target.node_id in trouble.draining):
-            if self.problems.due(task.extent_id, now_s):  # there may be nobody else to take it
+            if self.problems.due(task.extent_id, now_s):  # there may be no other node to take it
                 await self.steps.hand_over(task, extent, "it is gone, or being emptied", trouble, budget, now_s)
             return
         status = self._registry.status(target.node_id)
@@ -232,7 +238,7 @@ class Recovery:
             self.steps.adopt(task, extent, trouble, now_s)
 
     async def _guard(self, extent_id: int, step: Awaitable[None]) -> None:
-        """One extent's trouble does not end the pass; the end of the term does."""
+        """Run a step. A failure of one extent does not end the pass; the end of the term does."""
         try:
             await step
         except NotLeader:
@@ -281,13 +287,13 @@ def _rank(loss: Loss) -> tuple[int, bool, int]:
 
 
 def _void(task: Task, extent: Extent | None, trouble: Trouble) -> str:
-    """Why a task need not go on; empty if it must."""
+    """Why a task is not needed any more; empty if it is."""
     if extent is None:
         return "its extent is deleted"
     if extent.seal is None or extent.eversion != task.eversion:
         return "its extent has changed"
     if task.lost is None or task.lost not in extent.replicas:
-        return "its replica is not of the extent any more"
+        return "its replica is no longer part of the extent"
     healthy = task.lost.node_id in extent.confirmed and trouble.reason(task.extent_id, task.lost) is None
     if task.kind == Kind.COPY and healthy:
         return "the lost replica is back"

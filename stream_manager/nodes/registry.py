@@ -1,10 +1,10 @@
-"""The nodes of the cluster as one term of a manager knows them: who they are, whether they live, what room they have.
+"""The cluster's nodes as one term of a manager knows them: identity, health, and room for replicas.
 
-Invariants: one process for a node id: a second one is refused while the first one lives;
-            a disk belongs to one node; a node that was decommissioned never comes back;
-            heartbeats change memory only; registrations, modes and deaths are guarded transactions;
-            DEAD is stored before anybody acts on it, and stays until the node was steady for a while.
-Not here:   what nodes hold (replica_reports.py); who has moved since (relocate.py).
+Invariants: a node id has one process: a second one is refused while the first one lives;
+            a disk belongs to one node; a decommissioned node never comes back;
+            heartbeats only change memory; registrations, modes and deaths are guarded transactions;
+            DEAD is stored before any flow acts on it, and stays until the node has been steady for a while.
+Not here:   which replicas nodes have (replica_reports.py); moved nodes (relocate.py).
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ BadReport = Callable[[Sequence[sm.BadReplica]], None]
 
 @dataclass(slots=True)
 class NodeStatus:
-    """What this term has heard of one node."""
+    """What one node has reported in this term."""
 
     health: NodeHealth
-    disks: tuple[en.DiskInfo, ...] = ()  # of the last heartbeat or registration; empty: none has come
+    disks: tuple[en.DiskInfo, ...] = ()  # of the last heartbeat or registration; empty: there was none
     load: sm.NodeLoad = field(default_factory=sm.NodeLoad)
     copies: dict[int, en.CopyStatusReply] = field(default_factory=dict)  # by task id
-    copies_as_of_s: float = NEVER_S  # when the heartbeat came that told of them
+    copies_as_of_s: float = NEVER_S  # when the heartbeat that reported them arrived
     report_wanted: bool = True  # its replicas were not reported in this term
-    gone_disks_since_s: dict[str, float] = field(default_factory=dict)  # replicas are there, the disk is not
+    gone_disks_since_s: dict[str, float] = field(default_factory=dict)  # disks with replicas that are missing
 
 
 class Registry:
@@ -61,8 +61,9 @@ class Registry:
         self._on_bad = on_bad
         self._begun_s = ctx.clock()
         self._statuses: dict[int, NodeStatus] = {}
-        self._given: dict[int, int] = {}  # ids given to nodes that had none, by their process id
-        self._up_until_s: dict[int, float] = {}  # who was alive at its last heartbeat stays so for a while, unasked
+        self._given: dict[int, int] = {}  # new ids by process id, for nodes without one
+        # A node that was alive at its last heartbeat stays so until then, without asking its health
+        self._up_until_s: dict[int, float] = {}
         self.failures = FailureHistory()
         self._candidates = Candidates(ctx.state, ctx.clock, self._candidate)
         for node in ctx.state.nodes.values():
@@ -102,7 +103,8 @@ class Registry:
         node = self._ctx.state.nodes.get(request.node_id)
         reply = sm.HeartbeatReply(leader=self._ctx.leader)
         if node is None or node.process_id != request.process_id:
-            reply.register_again = True  # of a process that is not the node's (any more) nothing is believed
+            # The process is not, or no longer, the node's: nothing else of the heartbeat counts
+            reply.register_again = True
             return reply
         now_s = self._ctx.clock()
         status = self.status(request.node_id)
@@ -125,8 +127,8 @@ class Registry:
             detail = f"node {node_id} was decommissioned: format its disks to use the machine as a new node"
             raise InvalidArgument(what="node_id", detail=detail)
         if old is not None and old.process_id != request.process_id and old.wire_address != request.wire_address:
-            # At the same address the old process is certainly gone: the port is taken. A new manager waits for the old
-            # process to be heard, as long as it would take its silence for none.
+            # At the same address the old process is certainly gone, because the port is taken. A new manager gives
+            # the old process as much time for a heartbeat as it would need to be considered silent.
             age_s = self.status(node_id).health.age_s(self._ctx.clock())
             if age_s <= self._config.suspect_after_s:
                 detail = f"process {old.process_id:016x} at {old.wire_address} was alive {age_s:.1f} s ago"
@@ -137,13 +139,11 @@ class Registry:
                 continue
             for disk in other.disks:
                 if disk.disk_uuid in wanted:
-                    detail = (
-                        f"disk {disk.disk_uuid} belongs to node {other.node_id}, it cannot be of node {node_id}, too"
-                    )
+                    detail = f"disk {disk.disk_uuid} belongs to node {other.node_id}, so node {node_id} cannot have it"
                     raise InvalidArgument(what="disks", detail=detail)
 
     def _disks_in_use(self, old: NodeEntry | None, request: sm.RegisterNodeRequest) -> list[Disk]:
-        """Disks of the node that it does not tell of any more, and metadata has replicas on."""
+        """Disks of the node that the registration does not name, although metadata has replicas on them."""
         told = {disk.disk_uuid for disk in request.disks}
         missing = [disk for disk in old.disks if disk.disk_uuid not in told] if old is not None else []
         if not missing:
@@ -159,7 +159,7 @@ class Registry:
         if status is None or (old is None and not status.health.heard):
             status = self._statuses[request.node_id] = NodeStatus(NodeHealth(self._config, since_s=now_s))
         if old is not None and old.process_id != request.process_id:
-            status.copies = {}  # a new process knows nothing of the old one's tasks
+            status.copies = {}  # a new process does not know the tasks of the old one
         self._beat(request.node_id, status.health, now_s)
         status.disks = tuple(request.disks[:DISKS_MAX])
         status.report_wanted = True
@@ -167,7 +167,7 @@ class Registry:
         self._given.pop(request.process_id, None)
 
     def _note_disks(self, node: NodeEntry, status: NodeStatus, now_s: float) -> None:
-        """Since when disks are offline or not told of, though metadata has them."""
+        """Note since when disks are offline or not reported, although metadata has them."""
         usable = {disk.disk_uuid for disk in status.disks if disk.state != en.DiskInfo.OFFLINE}
         for disk in node.disks:
             if disk.disk_uuid in usable:
@@ -177,10 +177,10 @@ class Registry:
                 log.error("disk_gone node_id=%d disk=%s", node.node_id, disk.disk_uuid)
 
     async def _give_id(self, process_id: int) -> int:
-        """A new node id; the same one when the same process asks again."""
+        """A new node id; the same one if the same process asks again."""
         if process_id not in self._given:
             node_id = await self._ctx.ids.take(1)
-            while node_id in self._ctx.state.nodes:  # an operator may have named one in a node's configuration
+            while node_id in self._ctx.state.nodes:  # an operator may have configured a node with this id
                 node_id = await self._ctx.ids.take(1)
             if len(self._given) >= GIVEN_IDS_MAX:
                 del self._given[next(iter(self._given))]
@@ -217,7 +217,7 @@ class Registry:
             self._up_until_s.pop(node_id, None)
 
     def seems_down(self, node_id: int) -> bool:
-        """Suspect or worse, if it had its chance to be heard in this term."""
+        """Whether the node is suspect or worse, after it had time for a heartbeat in this term."""
         now_s = self._ctx.clock()
         if now_s < self._up_until_s.get(node_id, NEVER_S):
             return False
@@ -231,20 +231,20 @@ class Registry:
         return judged is not Health.ALIVE
 
     def give_up_s(self, node: NodeEntry, now_s: float, *, delay_s: float) -> float:
-        """When recovery from this node's death is due. Who is being worked on is waited for."""
+        """When recovery from this node's death may begin. A node in maintenance is waited for."""
         if node.mode == sm.NODE_MODE_MAINTENANCE and node.mode_until_ms > self._ctx.wall_ms():
             return float("inf")
         return self.status(node.node_id).health.give_up_s(now_s, delay_s=delay_s)
 
     async def run_once(self, now_s: float) -> None:
-        """Store who has died or come back, and end maintenance whose time is over."""
+        """Store which nodes have died or come back, and end maintenance that is over."""
         for node in list(self._ctx.state.nodes.values()):
             if node.mode == sm.NODE_MODE_DECOMMISSIONED and not self._ctx.state.extents_on(node.node_id):
                 continue
             try:
                 await self._review(node, now_s)
             except NeveError as error:
-                # Another change came in between, or etcd is away: the next pass looks again.
+                # Another change came first, or etcd is unavailable: the next pass tries again.
                 log.warning("node_not_reviewed node_id=%d error=%s", node.node_id, error)
 
     async def _review(self, node: NodeEntry, now_s: float) -> None:
@@ -276,7 +276,7 @@ class Registry:
     # --- placement -------------------------------------------------------------------------------------------
 
     def choose(self, request: PlacementRequest) -> list[NodeChoice]:
-        """For a new extent. Warnings are logged; `NotEnoughNodes` says what is wrong with each node."""
+        """Choose nodes for a new extent. Warnings are logged; `NotEnoughNodes` has the reason for each node."""
         wish = Wish(
             replicas=request.replicas,
             strict=request.strict,

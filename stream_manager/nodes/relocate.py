@@ -1,7 +1,7 @@
-"""Looks now and then where nodes stand: the resolver's file or answers may have changed without a word of theirs.
+"""Updates nodes' locations regularly: the topology resolver's answers may change without a new registration.
 
-Invariants: a resolver that hangs or fails holds up nothing but this: nobody's death waits for it (T43);
-            what the resolver does not know is left as it is; a move is a guarded transaction.
+Invariants: a resolver that hangs or fails delays nothing else, least of all a node's death (scenario T43);
+            a node that the resolver does not know keeps its location; a move is a guarded transaction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neve.stream_manager.term.context import LeaderContext
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 60.0  # between two looks
+INTERVAL_S = 60.0  # between two updates
 
 
 class Relocation:
@@ -27,7 +27,7 @@ class Relocation:
         self._due_s = ctx.clock() + INTERVAL_S
 
     def reload(self) -> None:
-        """Ask anew for every node, with the next pass."""
+        """Resolve every node again in the next pass."""
         self._topology.reload()
         self._due_s = NEVER_S
 

@@ -1,16 +1,16 @@
-"""What nodes say they hold, in rounds of pages (rule 24): compared with metadata when a round is complete.
+"""Nodes' reports of their replicas, in rounds of pages: compared with metadata when a round is complete.
 
-    unknown extent                          an orphan, perhaps: collect.py
-    known, and not listed there             an extra replica: collect.py (T33)
-    listed there, and not in the round      missing, perhaps: bad_replicas.py asks the node
-    listed, confirmed, and not whole        the same
+    unknown extent                          perhaps an orphan: collect.py
+    known, but not listed there             an extra replica: collect.py (scenario T33)
+    listed there, but not in the round      perhaps missing: bad_replicas.py asks the node
+    listed, confirmed, but not whole        the same
     listed, sealed, not confirmed           reconcile.py asks anyway
-    listed, open, not readable to its end   unread_tails.py asks whether that is so everywhere
+    listed, open, not readable to its end   unread_tails.py asks whether that is so on all nodes
 
-Invariants: nothing is concluded from a round that is not complete: a page must go on from what came before it, so that
-            the end of a round whose beginning another manager got is no round (T36); another round or another process
-            of the node begins anew; what is concluded is a reason to look, never to delete by itself;
-            one round's memory is one id for each replica, and the odd ones.
+Invariants: nothing is concluded from an incomplete round: a page must continue the one before it, so the end of a round
+            whose beginning went to another manager is no round (scenario T36); another round, or another process of the
+            node, starts again; a conclusion is a reason to look, and never deletes by itself (protocol rule 24);
+            a round keeps one id in memory for each replica, and the unlisted replicas.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from neve.stream_manager.term.context import LeaderContext
 
 log = logging.getLogger(__name__)
 
-REPLICAS_MAX = 5_000_000  # in one round
-ODD_MAX = 100_000  # orphans and extra ones of a round; the others come with the next
+REPLICAS_MAX = 5_000_000  # per round
+ODD_MAX = 100_000  # orphans and extra replicas per round; the others come with the next
 MISSING_MAX = 1_000
 
 
@@ -48,9 +48,9 @@ class Found(NamedTuple):
 class Round:
     process_id: int
     number: int
-    revision: int  # of the state when it began: what was linked later may be missing in it
+    revision: int  # of the state when the round began: extents that were linked later may be missing in it
     last_id: int = 0
-    held: dict[int, None] = field(default_factory=dict)  # listed there, and told of
+    held: dict[int, None] = field(default_factory=dict)  # replicas that are listed there and were reported
     odd: list[Found] = field(default_factory=list)
     wrong: dict[int, str] = field(default_factory=dict)
 
@@ -72,7 +72,8 @@ class ReplicaReports:
         on_suspect: Callable[[int, int, str], None],
         on_open: Callable[[en.ReplicaInfo], None],
     ) -> None:
-        """`on_suspect` gets extent id, node id and reason; `on_open` what is said of replicas of open extents."""
+        """`on_suspect` gets extent id, node id and reason; `on_open` gets the description of a replica of an open
+        extent."""
         self._ctx = ctx
         self._on_report = on_report
         self._on_suspect = on_suspect
@@ -121,9 +122,9 @@ class ReplicaReports:
         for extent_id in state.extents_on(node_id):
             if len(now.wrong) >= MISSING_MAX:
                 break
-            # What was linked, or copied here, while the round went on may rightly be missing in it.
+            # An extent that was linked, or copied here, during the round may rightly be missing in it.
             if extent_id not in now.held and _changed_at(state, extent_id) <= now.revision:
-                now.wrong[extent_id] = "the node does not tell of it"
+                now.wrong[extent_id] = "the node does not report it"
         for extent_id, reason in now.wrong.items():
             self._on_suspect(extent_id, node_id, reason)
         log.debug("replicas_reported node_id=%d held=%d odd=%d", node_id, len(now.held), len(now.odd))
@@ -131,7 +132,7 @@ class ReplicaReports:
 
 
 def _changed_at(state: State, extent_id: int) -> int:
-    """The revision of the record that it stands in: of a young extent its stream's."""
+    """The revision of the record that has the extent: for a young extent that is its stream's."""
     extent = state.extents[extent_id]
     if not extent.young:
         return extent.mod_revision

@@ -1,10 +1,10 @@
-"""The single steps of a recovery task: begin, dispatch, hand over, finish, cancel. recovery.py says when.
+"""The steps of a recovery task: begin, dispatch, hand over, finish, cancel. recovery.py decides when.
 
-Invariants: a task is committed before it is dispatched, in a transaction that compares the extent (T34);
-            every retry after a failure has a new task id: a late word about an old try is never taken for the new one;
-            finish swaps exactly the lost replica, only for a copy with the seal's length and digest, verified by this
-            task (T35), and only if the extent is still the one the task was made for;
-            a delete order for the removed replica follows the swap, carries the older eversion, and names the file.
+Invariants: a task is committed before it is dispatched, in a transaction that compares the extent (scenario T34);
+            every retry after a failure has a new task id: a late report of an old try is never taken for the new one;
+            finishing swaps exactly the lost replica, and only for a copy with the seal's length and digest, verified by
+            this task (scenario T35), and only if the extent is unchanged since the task was made;
+            the removed replica's delete order follows the swap, carries the older eversion, and names the file.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 Kind = sm.RecoveryTask.Kind
 
 ERROR_CHARS_MAX = 300
-FAILED_NODES_MAX = 16  # remembered for an extent; then all get another chance
+FAILED_NODES_MAX = 16  # per extent; beyond that all nodes get another chance
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A task that this manager has dispatched, or has heard of as running."""
+    """A task that this manager has dispatched, or that a heartbeat reported as running."""
 
     share: Share
     dispatched_s: float
@@ -52,13 +52,16 @@ class TaskSteps:
         self._registry = registry
         self._problems = problems
         self._bad = bad
-        self._failed_nodes: dict[int, dict[int, None]] = {}  # by extent id: targets that did not make it
+        self._failed_nodes: dict[int, dict[int, None]] = {}  # by extent id: targets that failed
         self.running: dict[int, Running] = {}  # by task id
-        self._beginning: Counter[int] = Counter()  # by target: tasks that are on their way into etcd
+        self._beginning: Counter[int] = Counter()  # by target: tasks that are being committed
 
     def budget(self, *, to_begin: bool = True) -> Budget:
-        """What is left of the bounds beside the tasks in etcd. `to_begin`: for one more, so that those which are not
-        dispatched yet hold a place, too. Not for their own dispatch: they would wait for each other."""
+        """What the bounds leave beside the tasks in etcd.
+
+        `to_begin`: for one more task, so tasks that are not dispatched yet count as well. For their own dispatch
+        they do not count, because they would wait for each other.
+        """
         config = self._config
         budget = Budget(
             tasks_max=config.tasks_max,
@@ -83,14 +86,14 @@ class TaskSteps:
     # --- begin -----------------------------------------------------------------------------------------------
 
     async def begin_copy(self, extent: Extent, loss: Loss, trouble: Trouble, budget: Budget, now_s: float) -> None:
-        """A replica elsewhere in place of a lost one."""
+        """Begin to copy a lost replica to another node."""
         sources = core_recovery.sources_for(extent, loss.replica, trouble)
         if not sources:
-            text = f"{loss.reason.value}, and no confirmed replica is in reach to copy from"
+            text = f"{loss.reason.value}, and no confirmed replica can be reached to copy from"
             self._problems.note(extent.extent_id, text, now_s)
             return
         if budget.first_source(sources) is None:
-            return  # they have enough to do: in a later pass
+            return  # all sources are busy: try in a later pass
         target = self._choose_target(extent, loss.replica, budget)
         if target is not None:
             await self._begin(extent, Kind.COPY, loss.replica, target, trouble, budget, now_s)
@@ -98,15 +101,15 @@ class TaskSteps:
     async def begin_fill(
         self, extent: Extent, replica: ReplicaAt, trouble: Trouble, budget: Budget, now_s: float, *, verify: bool
     ) -> bool:
-        """Make the replica anew where it is; or, to `verify`, only if it turns out not to be whole."""
+        """Begin to copy the replica anew in place; with `verify` only if it turns out not to be whole."""
         sources = [s for s in core_recovery.sources_for(extent, replica, trouble) if s != replica]
         if not sources:
-            self._problems.note(extent.extent_id, "no other confirmed replica is in reach to repair it from", now_s)
+            self._problems.note(extent.extent_id, "no other confirmed replica can be reached to repair it from", now_s)
             return False
         if budget.rate() == 0 or replica.node_id in budget.busy() or budget.first_source(sources) is None:
             return False
-        # Any disk of that node will do: the one that the replica was on may be gone. A target with an incarnation is
-        # a file that is there and is to be verified.
+        # Any disk of that node will do, because the replica's disk may be gone. A target with an incarnation is an
+        # existing file that is to be verified.
         target = ReplicaAt(replica.node_id, "", replica.incarnation if verify else 0)
         return await self._begin(extent, Kind.FILL, replica, target, trouble, budget, now_s)
 
@@ -121,7 +124,7 @@ class TaskSteps:
         now_s: float,
     ) -> bool:
         ctx, extent_id = self._ctx, extent.extent_id
-        self._beginning[target.node_id] += 1  # many may begin at a time: each sees the others' places
+        self._beginning[target.node_id] += 1  # concurrent begins see each other's places
         try:
             task_id = await ctx.ids.take(1)
             async with ctx.locks.hold(extents=[extent_id]):
@@ -142,7 +145,7 @@ class TaskSteps:
         return True
 
     def _choose_target(self, extent: Extent, lost: ReplicaAt, budget: Budget) -> ReplicaAt | None:
-        """A node that may take the replica and has time for it; None if all such nodes are busy."""
+        """A node that may take the replica and has capacity for a copy; None if all such nodes are busy."""
         assert extent.seal is not None
         stream = self._ctx.state.streams.get(extent.stream_id)
         named = stream.policy.placement if stream is not None else ""
@@ -162,35 +165,35 @@ class TaskSteps:
             try:
                 policy.replacement(candidates, kept, wish, self._ctx.rng)
             except NotEnoughNodes as error:
-                # No node would do, busy or not: a copy in the wrong rack is better than none.
+                # No node is suitable, busy or not: a copy in the wrong rack is better than none.
                 log.warning("recovery_not_strict extent_id=%d problem=%s", extent.extent_id, error)
                 wish = replace(wish, strict=False)
         try:
             placed = policy.replacement(free, kept, wish, self._ctx.rng)
         except NotEnoughNodes:
-            policy.replacement(candidates, kept, wish, self._ctx.rng)  # raises what to tell, unless all are only busy
+            policy.replacement(candidates, kept, wish, self._ctx.rng)  # raises the reason, unless all are only busy
             return None
         return ReplicaAt(placed.node_ids[0], "", 0)
 
     # --- dispatch and follow ---------------------------------------------------------------------------------
 
     async def dispatch(self, task: Task, extent: Extent, trouble: Trouble, budget: Budget, now_s: float) -> None:
-        """Tell the target. A node that runs the task already, or has it done, takes that for an answer."""
+        """Order the target to copy. A node that already runs the task, or has finished it, accepts the order."""
         assert task.target is not None
         if not self._problems.due(task.extent_id, now_s):
             return
         forgotten = self.running.pop(task.task_id, None)
-        if forgotten is not None:  # by a node that restarted: what does not run must not keep others waiting, or itself
+        if forgotten is not None:  # the target restarted: a task that is not running must not block others or itself
             budget.give_back(forgotten.share)
         sources = core_recovery.sources_for(extent, task.lost, trouble)
         first = budget.first_source(sources)
         rate = budget.rate() or self._config.copy_bytes_per_s_max // self._config.tasks_max
         if first is None:
             if not sources:
-                self._problems.note(task.extent_id, "no confirmed replica is in reach to copy from", now_s)
+                self._problems.note(task.extent_id, "no confirmed replica can be reached to copy from", now_s)
             return
         if task.target.node_id in budget.busy():
-            return  # in a later pass
+            return  # try in a later pass
         ordered = [first, *(source for source in sources if source != first)]
         running = Running(Share((task.target.node_id, first.node_id), rate), now_s)
         budget.take(running.share)
@@ -208,7 +211,7 @@ class TaskSteps:
             raise
         except NeveError as error:
             if error.outcome_unknown:
-                return  # a heartbeat tells
+                return  # a heartbeat will report the task
             del self.running[task.task_id]
             self._registry.failures.note_failure(task.target.node_id, now_s)
             if isinstance(error, AlreadyExists | Overloaded | TransportError):
@@ -217,7 +220,7 @@ class TaskSteps:
                 await self.hand_over(task, extent, str(error), trouble, budget, now_s)
 
     def adopt(self, task: Task, extent: Extent, trouble: Trouble, now_s: float) -> None:
-        """It runs, dispatched by an earlier manager: count it."""
+        """Count a running task that an earlier manager dispatched."""
         assert task.target is not None
         sources = core_recovery.sources_for(extent, task.lost, trouble)
         nodes = (task.target.node_id, *(source.node_id for source in sources[:1]))
@@ -231,8 +234,11 @@ class TaskSteps:
     async def hand_over(
         self, task: Task, extent: Extent, error: str, trouble: Trouble, budget: Budget, now_s: float
     ) -> None:
-        """Try again under a new id: at another node if this one is gone or has failed too often. If there is none, and
-        the lost replica's node is well again, it is the reconciler's, who can have it filled where it is."""
+        """Try again under a new id, at another node if this one is gone or has failed too often.
+
+        If there is no other node and the lost replica's node is well again, the task ends, and the reconciler has
+        the replica filled in place.
+        """
         assert task.target is not None
         assert task.lost is not None
         ctx, node_id = self._ctx, task.target.node_id
@@ -247,10 +253,10 @@ class TaskSteps:
             try:
                 chosen = self._choose_target(extent, task.lost, budget)
                 if chosen is None and gone:
-                    return  # those that could take it are only busy: in a later pass
+                    return  # the possible targets are only busy: try in a later pass
             except NotEnoughNodes as refusal:
                 if kind == Kind.COPY and trouble.reason(task.extent_id, task.lost) is None:
-                    await self.cancel(task, "nobody can take it, and the lost replica's node is back")
+                    await self.cancel(task, "no other node can take it, and the lost replica's node is back")
                     return
                 chosen, problem = None, f"{problem}; and no other node: {refusal}"[: 2 * ERROR_CHARS_MAX]
             if chosen is not None:
@@ -276,13 +282,13 @@ class TaskSteps:
         nodes[node_id] = None
 
     def forget(self, extent_id: int) -> None:
-        """The extent is gone."""
+        """Forget an extent that is gone."""
         self._failed_nodes.pop(extent_id, None)
 
     # --- the end ---------------------------------------------------------------------------------------------
 
     async def finish(self, task: Task, told: en.CopyStatusReply, now_s: float) -> None:
-        """The node says that this task is done. Believe it only if it tells of the very bytes that are wanted."""
+        """Finish a task that its node reports as done, if the report is about exactly the expected bytes."""
         assert task.lost is not None
         assert task.target is not None
         ctx, extent_id = self._ctx, task.extent_id
@@ -334,8 +340,11 @@ class TaskSteps:
             self._bad.pop((task.extent_id, task.lost.node_id), None)
 
     async def _delete_removed(self, before: Extent, removed: ReplicaAt) -> None:
-        """By the older eversion, which the copy elsewhere and any later one here are above. If the node does not hear
-        it, it will report a replica that metadata does not list, and collect.py orders it again."""
+        """Order the removed replica deleted, with the older eversion.
+
+        The copy elsewhere, and any later one here, has a larger eversion. If the order is lost, the node reports a
+        replica that metadata does not list, and collect.py repeats the order.
+        """
         node = self._ctx.state.nodes.get(removed.node_id)
         if node is None or node.dead:
             return
@@ -346,19 +355,22 @@ class TaskSteps:
 
 
 def _order_eversion(task: Task, extent: Extent) -> int:
-    """Of the record that will list the copy. To verify a file it must not be above the file's own, or a new file is
-    made in any case: every sealed replica has at least the seal's."""
+    """The eversion of the record that will list the copy.
+
+    To verify a file it must not exceed the file's own, or the node would copy the file in any case. Every sealed
+    replica has at least the seal's eversion.
+    """
     assert task.target is not None
     assert extent.seal is not None
     return extent.seal.eversion if task.target.incarnation else task.eversion + 1
 
 
 def _not_the_copy(task: Task, told: en.CopyStatusReply, made: ReplicaAt, extent: Extent) -> str:
-    """Why what the node tells is not the end of this task; empty if it is."""
+    """Why the node's report is not the end of this task; empty if it is."""
     assert task.target is not None
     assert extent.seal is not None
     if told.task_id != task.task_id or told.extent_id != task.extent_id:
-        return f"it tells of task {told.task_id} for extent {told.extent_id}"
+        return f"it is about task {told.task_id} for extent {told.extent_id}"
     if made.node_id != task.target.node_id or not made.disk_uuid or not made.incarnation:
         return f"the replica that it made is {made}"
     if told.seal.length != extent.seal.length:
@@ -366,12 +378,12 @@ def _not_the_copy(task: Task, told: en.CopyStatusReply, made: ReplicaAt, extent:
     if not told.seal.digest or told.seal.digest != (extent.seal.digest or told.seal.digest):
         return f"its digest is {told.seal.digest.hex() or 'missing'}, the extent's is {extent.seal.digest.hex()}"
     if extent.eversion != task.eversion:
-        return f"the extent has eversion {extent.eversion} by now, the task was made at {task.eversion}"
+        return f"the extent has eversion {extent.eversion} by now, but the task was made at {task.eversion}"
     return ""
 
 
 def swap(extent: Extent, lost: ReplicaAt, made: ReplicaAt, digest: bytes) -> Extent:
-    """The extent with `made`, confirmed, in the place of `lost`; the same object if nothing changes."""
+    """The extent with `made`, confirmed, instead of `lost`; the same object if nothing changes."""
     assert extent.seal is not None
     if made == lost:
         return extent if lost.node_id in extent.confirmed else extent.with_confirmed([made.node_id], digest)

@@ -1,1 +1,1 @@
-"""What is decided about nodes, without I/O: their health, and which replicas to recover first."""
+"""Decisions about nodes, without I/O: their health, and which replicas to recover first."""

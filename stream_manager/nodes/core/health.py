@@ -1,4 +1,4 @@
-"""Is a node alive, suspect or dead? By the age of its last heartbeat, with delays on both sides. No I/O, no clock.
+"""A node's health by the age of its last heartbeat: alive, suspect or dead. No I/O, no clock.
 
             silent for suspect_after_s          silent for dead_after_s
     ALIVE ────────────────────────────→ SUSPECT ───────────────────────→ DEAD
@@ -6,12 +6,12 @@
       └── heartbeats without a gap ──────┘    └──── any heartbeat ←────────┘
           for stabilise_s
 
-Invariants: nobody is dead because the manager is new: silence counts from the end of the grace after its election;
-            who was declared dead by an earlier leader stays so until a heartbeat comes;
-            a node that flaps stays suspect: it is alive again only after stabilise_s without a gap;
-            its death keeps its time until it is stored as alive, and once only it gets the time to be steady: beats
-            now and then do not put recovery off for ever (T43);
-            a node in maintenance is at most suspect until the time its operator named.
+Invariants: no node is dead because the manager is new: silence counts from the end of the grace after its election;
+            a node that an earlier leader declared dead stays dead until a heartbeat arrives;
+            a flapping node stays suspect: it is alive again only after stabilise_s without a gap;
+            a node's time of death stands until it is stored as alive, and the node gets the time to become steady only
+            once: occasional heartbeats do not postpone recovery for ever (scenario T43);
+            a node in maintenance is at most suspect until the time that its operator named.
 
 Times are seconds of one monotonic clock, which the caller passes in.
 """
@@ -22,7 +22,7 @@ import enum
 from dataclasses import dataclass
 
 NEVER_S = float("-inf")
-STEADY_BEATS = 3  # from having been steady for long enough to being stored as alive
+STEADY_BEATS = 3  # between having been steady for long enough and being stored as alive
 
 
 class Health(enum.Enum):
@@ -33,11 +33,11 @@ class Health(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthConfig:
-    heartbeat_s: float = 1.0  # what nodes are told
-    suspect_after_s: float = 5.0  # some heartbeats may be lost without a word
-    dead_after_s: float = 30.0  # above a restart of the process; recovery adds a delay of its own
+    heartbeat_s: float = 1.0  # the interval that nodes get from the manager
+    suspect_after_s: float = 5.0  # a few heartbeats may be lost
+    dead_after_s: float = 30.0  # longer than a process needs to restart; recovery adds a delay of its own
     stabilise_s: float = 10.0
-    leader_grace_s: float = 15.0  # above the longest pause between two tries of a node that has lost its manager
+    leader_grace_s: float = 15.0  # longer than the longest pause between two tries of a node that has lost its manager
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s < self.suspect_after_s < self.dead_after_s:
@@ -47,28 +47,29 @@ class HealthConfig:
 
 
 class NodeHealth:
-    """What one term of one manager knows of one node's heartbeats."""
+    """What one term of a manager knows of one node's heartbeats."""
 
     __slots__ = ("_back_s", "_config", "_died_s", "_last_beat_s", "_since_s", "_state", "_steady_since_s")
 
     def __init__(self, config: HealthConfig, *, since_s: float, was_dead: bool = False) -> None:
-        """`since_s`: when the term began, or when a new node registered. `was_dead`: as an earlier leader decided."""
+        """`since_s`: when the term began, or a new node registered. `was_dead`: an earlier leader declared it dead."""
         self._config = config
         self._since_s = since_s
         self._last_beat_s = NEVER_S
         self._died_s: float | None = self._silent_since_s() if was_dead else None
         self._back_s: float | None = None  # the first heartbeat after the death
         self._steady_since_s = NEVER_S
-        # Not heard of in this term: usable, if nobody better is, and not a reason for recovery.
+        # Without a heartbeat in this term a node is used only if no better one is there, and is no reason for
+        # recovery.
         self._state = Health.DEAD if was_dead else Health.SUSPECT
 
     @property
     def heard(self) -> bool:
-        """A heartbeat has come in this term."""
+        """Whether a heartbeat has arrived in this term."""
         return self._last_beat_s != NEVER_S
 
     def beat(self, now_s: float) -> None:
-        """A heartbeat came. The first one of a term makes the node alive at once; after trouble it takes a while."""
+        """Note a heartbeat. The first of a term makes the node alive at once; after trouble that takes a while."""
         before = self.judge(now_s)
         if not self.heard and before is not Health.DEAD:
             self._state = Health.ALIVE
@@ -84,7 +85,7 @@ class NodeHealth:
             self._state = Health.ALIVE
 
     def judge(self, now_s: float, *, maintenance_until_s: float = NEVER_S) -> Health:
-        """The state at `now_s`. Time only makes it worse: better, only heartbeats."""
+        """The state at `now_s`. The passing of time only makes it worse; only heartbeats make it better."""
         gap_s = self._gap_s(now_s)
         if gap_s > self._config.dead_after_s:
             self._state = Health.DEAD
@@ -97,20 +98,26 @@ class NodeHealth:
         return self._state
 
     def age_s(self, now_s: float) -> float:
-        """Since the last heartbeat; since this term began if none has come."""
+        """Seconds since the last heartbeat; since this term began if there was none."""
         return max(0.0, now_s - max(self._last_beat_s, self._since_s))
 
     def dead_since_s(self) -> float:
-        """When it died, for the first time since it was last stored as alive. For one that was dead before this term:
-        the grace's end. For one that lives: when the silence, if it lasts, makes it dead."""
+        """When the node died, for the first time since it was last stored as alive.
+
+        For a node that was dead before this term, that is counted from the end of the grace. For a live node it is
+        when it will be dead if it stays silent.
+        """
         return self._died_s if self._died_s is not None else self._dies_s()
 
     def stored_alive(self) -> None:
-        """It is alive, and stored as that: a later death has a time of its own."""
+        """Note that the node is stored as alive: a later death gets a time of its own."""
         self._died_s = self._back_s = None
 
     def give_up_s(self, now_s: float, *, delay_s: float) -> float:
-        """When recovery from its death is due: after the delay. Who has just come back may prove steady before that."""
+        """When recovery from its death is due: after the delay.
+
+        A node that is back gets the time to become steady first.
+        """
         due_s = self.dead_since_s() + delay_s
         if self._back_s is None or self.judge(now_s) is Health.DEAD:
             return due_s

@@ -1,13 +1,13 @@
-"""Which replicas are lost, what is done about it first, and how much at a time. No I/O, no clock.
+"""Which replicas are lost, which to recover first, and how many at a time. No I/O, no clock.
 
-    lost            node dead, node unknown, disk gone, replica bad          a hard loss: the bytes cannot be counted on
-                    node draining                                            a soft one: still good to copy from
+    lost            node dead, node unknown, disk gone, replica bad          a hard loss: its bytes may be gone
+                    node draining                                            a soft loss: still good to copy from
     due             hard losses of dead nodes wait `delay_s`, since most dead nodes are being restarted;
                     a second hard loss of the same extent ends the wait; all others are due at once
     first           fewest confirmed replicas left; draining last; then by id, so that a run can be repeated
 
-Invariants: a copy is made from confirmed replicas only (22), the good ones first;
-            bounds on tasks, on tasks for each node and on bytes a second hold whatever is lost at once.
+Invariants: a copy is made from confirmed replicas only (protocol rule 22), the good ones first;
+            the bounds on tasks, on tasks per node and on bytes per second hold however much is lost at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ COPY_BYTES_PER_S_MIN = 1 << 20  # a copy that may use less is not worth a task: 
 
 
 class Reason(enum.Enum):
-    """Why a replica has to be made anew; the value is for people."""
+    """Why a replica must be replaced. The value is for people."""
 
-    NODE_UNKNOWN = "its node is not known any more"
+    NODE_UNKNOWN = "its node is no longer known"
     NODE_DEAD = "its node is dead"
     DISK_GONE = "its disk is offline or gone"
     BAD = "it is damaged or missing"
@@ -38,16 +38,16 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong in the cluster at this moment."""
+    """What is wrong in the cluster at the moment."""
 
-    known: Mapping[int, object]  # node ids that metadata has
+    known: Mapping[int, object]  # node ids in metadata
     dead_due_s: Mapping[int, float] = field(default_factory=dict)  # dead nodes → when recovery may begin
     gone_disks: Mapping[tuple[int, str], object] = field(default_factory=dict)
     bad: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (extent, node) → incarnation of the bad file
     draining: Mapping[int, object] = field(default_factory=dict)
 
     def nodes(self) -> dict[int, None]:
-        """All nodes whose replicas may be lost; single bad ones are not among them."""
+        """All nodes whose replicas may be lost; not those of single bad replicas."""
         return dict.fromkeys([*self.dead_due_s, *(node_id for node_id, _ in self.gone_disks), *self.draining])
 
     def reason(self, extent_id: int, replica: ReplicaAt) -> Reason | None:
@@ -67,22 +67,22 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One replica of a sealed extent that is to be made anew."""
+    """A replica of a sealed extent that must be replaced."""
 
     extent_id: int
     replica: ReplicaAt
     reason: Reason
-    left: int  # confirmed replicas that can be counted on
+    left: int  # confirmed replicas that can be relied on
     due_s: float
 
     @property
     def rank(self) -> tuple[int, bool, int]:
-        """Lower is more urgent."""
+        """Urgency; lower is more urgent."""
         return self.left, not self.reason.hard, self.extent_id
 
 
 def worst_loss(extent: Extent, trouble: Trouble) -> Loss | None:
-    """The loss of this extent to act on first; None if nothing is lost."""
+    """The extent's most urgent loss; None if it has none."""
     reasons = [(replica, trouble.reason(extent.extent_id, replica)) for replica in extent.replicas]
     lost = [(replica, reason) for replica, reason in reasons if reason is not None]
     if not lost:
@@ -101,10 +101,10 @@ def worst_loss(extent: Extent, trouble: Trouble) -> Loss | None:
 
 
 def sources_for(extent: Extent, lost: ReplicaAt | None, trouble: Trouble) -> list[ReplicaAt]:
-    """Confirmed replicas to copy from: good ones, then those of which only some blocks may be good.
+    """Confirmed replicas to copy from: first the good ones, then those that may have only some good blocks.
 
-    A bad one is a source, too: blocks are checked one by one and the whole by its digest, so that two replicas with
-    different bad blocks still make one good copy. `lost` is a bad one unless it is only being moved away.
+    A bad replica is a source, too. Blocks are checked one by one and the whole by its digest, so two replicas with
+    different bad blocks still make one good copy. `lost` is a bad replica, unless it is only being moved away.
     """
     good, suspected = [], []
     for replica in extent.replicas:
@@ -123,14 +123,14 @@ def sources_for(extent: Extent, lost: ReplicaAt | None, trouble: Trouble) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one running copy uses up."""
+    """What one running copy uses."""
 
     node_ids: tuple[int, ...]  # its target and its first source
     bytes_per_s: int
 
 
 class Budget:
-    """What all copies together may use; made anew for each pass from those that run."""
+    """What all copies together may use; created for each pass from the running ones."""
 
     def __init__(self, *, tasks_max: int, tasks_per_node_max: int, bytes_per_s_max: int, copy_bytes_per_s_max: int):
         self._tasks_max = tasks_max
@@ -155,16 +155,16 @@ class Budget:
         return max(0, self._tasks_max - self._tasks)
 
     def busy(self) -> frozenset[int]:
-        """Nodes that take part in as many copies as they may."""
+        """Nodes that already take part in as many copies as they may."""
         return frozenset(node_id for node_id, count in self._by_node.items() if count >= self._tasks_per_node_max)
 
     def rate(self) -> int:
-        """Bytes a second for one more copy; 0: there is no share left."""
+        """Bytes per second for one more copy; 0: there is no share left."""
         rate = min(self._copy_bytes_per_s_max, self._bytes_per_s_left)
         small = min(COPY_BYTES_PER_S_MIN, self._copy_bytes_per_s_max)
         return rate if self.tasks_left and rate >= small else 0
 
     def first_source(self, sources: Iterable[ReplicaAt]) -> ReplicaAt | None:
-        """The least busy of them; None if all have enough to do."""
+        """The least busy source; None if all are busy."""
         free = [source for source in sources if self._by_node[source.node_id] < self._tasks_per_node_max]
         return min(free, key=lambda source: (self._by_node[source.node_id], source.node_id), default=None)
