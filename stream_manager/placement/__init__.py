@@ -1,1 +1,1 @@
-"""Where replicas go: policies, node locations, and the nodes that failed lately."""
+"""Placement of replicas: policies, node locations, and the recent failures of nodes."""

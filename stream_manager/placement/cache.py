@@ -1,12 +1,12 @@
-"""What placement keeps for a moment: the nodes as it sees them, and the ensembles that it chose.
+"""Caches of placement: the nodes as candidates, and the ensembles (sets of nodes) chosen ahead of time.
 
-Looking at every node for each new extent would cost more than the rest of its creation: with a hundred nodes it takes
-longer than etcd. What makes nodes differ, room and load, comes with heartbeats, which are slower than extents.
+Examining every node for each new extent would cost more than the rest of its creation: with a hundred nodes it takes
+longer than etcd. What distinguishes nodes, room and load, arrives with heartbeats, which are rarer than new extents.
 
-Invariants: a node whose record has changed, or that sent a heartbeat, is looked at again before the next choice;
-            so are all nodes after `CANDIDATES_KEPT_S`, or when the settings of the cluster have changed;
-            an ensemble is used only while every node is registered as it was when it was chosen, and for
-            `ENSEMBLES_KEPT_S` at most;
+Invariants: a node whose record has changed, or that sent a heartbeat, is examined again before the next choice;
+            so are all nodes after `CANDIDATES_KEPT_S`, or when the cluster's settings have changed;
+            an ensemble is used only while every node's registration is as it was when it was chosen, and for at most
+            `ENSEMBLES_KEPT_S`;
             a request that avoids or excludes nodes gets a choice of its own.
 """
 
@@ -26,18 +26,18 @@ from neve.stream_manager.nodes.entries import MODE_WORDS
 from neve.stream_manager.placement.placement import Candidate
 from neve.stream_manager.term.context import NodeChoice, PlacementRequest
 
-CANDIDATES_KEPT_S = 0.5  # well below what makes a node suspect
+CANDIDATES_KEPT_S = 0.5  # far shorter than the silence that makes a node suspect
 
 ENSEMBLES_KEPT_S = 0.25
-ENSEMBLES_AHEAD = 24  # of each policy; a busy manager goes round among them
-POLICIES_MAX = 100  # distinct ones: names, replica counts, sizes
+ENSEMBLES_AHEAD = 24  # per policy; a busy manager uses them in rotation
+POLICIES_MAX = 100  # distinct policies: names, replica counts, sizes
 
 
 class Reported(Protocol):
     """What a node has reported in this term."""
 
     @property
-    def disks(self) -> Sequence[en.DiskInfo]: ...  # empty: no heartbeat has come
+    def disks(self) -> Sequence[en.DiskInfo]: ...  # empty: no heartbeat has arrived
     @property
     def load(self) -> sm.NodeLoad: ...
     @property
@@ -48,7 +48,7 @@ def candidate_of(node: NodeEntry, reported: Reported, judged: Health, stopped_re
     writable = [disk for disk in reported.disks if disk.state == en.DiskInfo.WRITABLE]
     rooms = [disk.free_bytes for disk in writable]
     capacity = sum(disk.capacity_bytes for disk in writable)
-    if not reported.disks:  # what it had when it registered
+    if not reported.disks:  # use the disks of its registration
         rooms = [disk.capacity_bytes for disk in node.disks if disk.state == en.DiskInfo.WRITABLE]
         capacity = sum(rooms)
     if node.dead or judged is Health.DEAD:
@@ -78,7 +78,7 @@ def candidate_of(node: NodeEntry, reported: Reported, judged: Health, stopped_re
 
 
 class Candidates:
-    """All nodes as placement sees them."""
+    """All nodes as candidates for placement."""
 
     def __init__(
         self, state: State, clock: Callable[[], float], make_candidate: Callable[[NodeEntry, float], Candidate]
@@ -88,7 +88,7 @@ class Candidates:
         self._make_candidate = make_candidate
         self._kept: dict[int, Candidate] = {}
         self._kept_until_s = NEVER_S
-        self._changed: dict[int, None] = {}  # nodes to look at again
+        self._changed: dict[int, None] = {}  # nodes to examine again
         self._settings_seen: Settings | None = None
         state.listen(NODE, self._on_node)
 
@@ -107,7 +107,7 @@ class Candidates:
         return list(self._kept.values())
 
     def note_changed(self, node_id: int) -> None:
-        """A heartbeat or a registration came from this node."""
+        """Note a heartbeat or a registration of this node."""
         self._changed[node_id] = None
 
     def _on_node(self, old: NodeEntry | None, new: NodeEntry | None) -> None:
@@ -117,7 +117,7 @@ class Candidates:
 
 
 class Ensembles:
-    """Nodes for new extents."""
+    """Nodes for new extents, chosen ahead of time for each policy."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Ensembles:
         self._state = state
         self._choose_anew = choose
         self._clock = clock
-        self._default = default  # the name of the policy where a stream names none
+        self._default = default  # name of the policy for streams that name none
         self._chosen: dict[StreamPolicy, list[list[NodeChoice]]] = {}
         self._next = 0
         self._since_s = 0.0
@@ -139,7 +139,7 @@ class Ensembles:
     def choose(
         self, policy: StreamPolicy, *, avoid: frozenset[int] = frozenset(), excluded: frozenset[int] = frozenset()
     ) -> list[NodeChoice]:
-        """As many different nodes as replicas; `NotEnoughNodes` says why it cannot."""
+        """Choose as many different nodes as replicas. `NotEnoughNodes` says why that is not possible."""
         if avoid or excluded:
             return self._choose(policy, avoid, excluded)
         now_s = self._clock()

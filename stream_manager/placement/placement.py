@@ -1,15 +1,15 @@
-"""Where replicas go: the interface of placement policies, and what all of them share (policies.py).
+"""Placement of replicas: the interface of placement policies, and what all policies share (policies.py).
 
-A policy answers two questions, in the manner of BookKeeper's EnsemblePlacementPolicy: on which nodes a new extent is
-made, and which node takes the place of a lost replica.
+As in BookKeeper's EnsemblePlacementPolicy, a policy answers two questions: on which nodes to create a new extent, and
+which node replaces a lost replica.
 
 Invariants: at most one replica of an extent on a node;
-            a node that must not take a replica never does, whatever the policy: dead, draining, read-only, in
-            maintenance, in a region that is stopped, without a writable disk that has room (T44);
-            hints (suspect, avoided, little room) are weaker: such nodes are used when others do not suffice;
-            what cannot be met is `NotEnoughNodes`, which says for each node why not; what can be met only in part is
-            the same in strict mode, and a warning otherwise.
-Not here:   disks of a node: the node takes the writable one with most room.
+            no policy chooses a node that must not take a replica: dead, draining, read-only, in maintenance, in a
+            stopped region, or without a writable disk that has room (scenario T44);
+            hints (suspect, avoided, little room) are weaker: such nodes are used if others do not suffice;
+            a request that cannot be met is `NotEnoughNodes`, with the reason for each node; a request that can only be
+            met in part is the same in strict mode, and a warning otherwise.
+Not here:   the disks of a node: the node uses the writable one with most room.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dataclasses import dataclass, field
 
 from neve.proto.errors import NotEnoughNodes
 
-REASONS_TOLD_MAX = 12  # an error names so many nodes, and counts the others
+REASONS_TOLD_MAX = 12  # an error names this many nodes, and counts the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A node as placement sees it. `barred` is why it takes nothing now; empty: it may."""
+    """A node as placement sees it. `barred`: why it takes nothing now; empty: it may take replicas."""
 
     node_id: int
     region: str = ""
     rack: str = ""
     barred: str = ""
     alive: bool = True  # False: suspect
-    room_bytes: int = 0  # free on its writable disk that has most
+    room_bytes: int = 0  # free on the writable disk that has most
     capacity_bytes: int = 0  # of its writable disks
     free_bytes: int = 0  # on its writable disks together
     append_bytes_per_s: float = 0.0
@@ -42,20 +42,20 @@ class Candidate:
 
     @property
     def rack_path(self) -> tuple[str, str]:
-        """Racks are told apart by region, too: two regions may both have an r1."""
+        """The rack with its region, because two regions may both have an r1."""
         return self.region, self.rack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be placed."""
+    """A request for nodes."""
 
     replicas: int
     strict: bool = False
-    room_bytes_min: int = 0  # without this much on one disk a node gets nothing
-    room_bytes_liked: int = 0  # a node with less is used only when others do not suffice
-    avoid: frozenset[int] = frozenset()  # a hint: these just failed the one who asks
-    excluded: frozenset[int] = frozenset()  # never: they hold a replica, or are the ones to be replaced
+    room_bytes_min: int = 0  # a node without this much on one disk is not used
+    room_bytes_liked: int = 0  # a node with less is used only if others do not suffice
+    avoid: frozenset[int] = frozenset()  # a hint: they failed the caller recently
+    excluded: frozenset[int] = frozenset()  # never used: they hold a replica, or are to be replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """Who may take a replica, and why each of the others may not."""
+    """The nodes that may take a replica, and why each of the others may not."""
 
     candidates: tuple[Candidate, ...]
     reasons: dict[int, str] = field(default_factory=dict)
@@ -82,17 +82,17 @@ class Eligible:
 
 
 class PlacementPolicy(ABC):
-    """`nodes` are all nodes of the cluster: what a policy cannot use, it names in its refusal."""
+    """A policy. `nodes` are all nodes of the cluster: a refusal names those that it cannot use."""
 
     name: str
 
     @abstractmethod
     def new_ensemble(self, nodes: Sequence[Candidate], wish: Wish, rng: random.Random) -> Placed:
-        """Nodes for all replicas of a new extent."""
+        """Choose nodes for all replicas of a new extent."""
 
     @abstractmethod
     def replacement(self, nodes: Sequence[Candidate], kept: Sequence[int], wish: Wish, rng: random.Random) -> Placed:
-        """One node that joins the replicas on `kept`; `wish.replicas` is how many there are to be with it."""
+        """Choose one node to join the replicas on `kept`. `wish.replicas`: their number including the new one."""
 
 
 # --- what policies share --------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def eligible(nodes: Sequence[Candidate], wish: Wish) -> Eligible:
 
 
 def tier(node: Candidate, wish: Wish) -> int:
-    """0 is best. Hints, from the strongest to the weakest: avoided, suspect, little room."""
+    """A node's preference; 0 is best. The hints, from the strongest to the weakest: avoided, suspect, little room."""
     return 4 * (node.node_id in wish.avoid) + 2 * (not node.alive) + (node.room_bytes < wish.room_bytes_liked)
 
 
@@ -133,14 +133,14 @@ def spread(
     weight: Weight | None = None,
     hints_first: bool = True,
 ) -> list[Candidate]:
-    """Choose `count` of `usable`, one by one: each as far as possible from those chosen and `kept`.
+    """Choose `count` of `usable`, one by one, each as far as possible from those chosen before and `kept`.
 
-    Far is counted by `levels`, from the widest: how many have the same region, then the same rack. Among equals chance
-    decides, weighted if `weight` is given. `hints_first`: a hint outweighs distance.
+    Distance is counted by `levels`, the widest first: how many are in the same region, then in the same rack. Among
+    equals the choice is random, weighted if `weight` is given. `hints_first`: hints outweigh distance.
     """
     chosen: list[Candidate] = []
     counts = [Counter(level(node) for node in kept) for level in levels]
-    # Nodes of one place and tier are alike: places are compared, not nodes, of which there are many more.
+    # Nodes of one place and tier are equivalent, so places are compared instead of nodes, which are many more.
     groups: dict[tuple[int, tuple[Hashable, ...]], list[Candidate]] = {}
     for node in usable:
         groups.setdefault((tier(node, wish), tuple([level(node) for level in levels])), []).append(node)

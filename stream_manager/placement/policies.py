@@ -1,10 +1,11 @@
-"""The placement policies, by name: proto/placement.py describes each of them for users.
+"""The placement policies by name. proto/placement.py describes each of them for users.
 
-Invariants: every name of proto/placement.py is here, and no other;
+Invariants: exactly the names of proto/placement.py are here;
             no two replicas share a rack (policy "region": a region) while another one has a node that may take one;
             fewer racks or regions than the policy asks for are a warning, or in strict mode a refusal that names them.
 
-A cluster in which no node names a rack has nothing to be aware of: there is no warning then, only strict mode refuses.
+If no node of the cluster names a rack, there is nothing to spread over: then there is no warning, and only strict mode
+refuses.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from neve.stream_manager.placement.placement import (
 def policy_named(name: str) -> PlacementPolicy:
     policy = POLICIES.get(name)
     if policy is None:
-        detail = f"{name!r} is no policy; there are {', '.join(sorted(POLICIES))}"
+        detail = f"{name!r} is not a policy; the policies are {', '.join(sorted(POLICIES))}"
         raise InvalidArgument(what="placement", detail=detail)
     return policy
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One kind of place to spread over. `distinct_min`: how many different ones an extent's replicas should have."""
+    """A kind of place to spread over. `distinct_min`: how many different places an extent's replicas should have."""
 
     word: str
     key: Key
@@ -52,10 +53,10 @@ def region_of(node: Candidate) -> Hashable:
 
 
 class SpreadPolicy(PlacementPolicy):
-    """Spreads over its levels, the widest first.
+    """A policy that spreads replicas over its levels, the widest first.
 
-    A replacement goes to the place that has fewest of the replicas which are left: when a region is lost, another
-    region takes its replicas, not the survivors' own.
+    A replacement goes to the place with the fewest remaining replicas: if a region is lost, another region takes
+    its replicas, not the regions of the survivors.
     """
 
     def __init__(self, name: str, *levels: Level) -> None:
@@ -117,11 +118,12 @@ def _path(node: Candidate) -> str:
 
 
 class WeightedPolicy(SpreadPolicy):
-    """Chooses nodes by chance, weighted with free capacity and load, on `racks_min` racks where that is possible.
+    """A policy that chooses at random, weighted by free capacity and load, on at least `racks_min` racks if
+    possible.
 
-    For clusters of unlike nodes: one with twice the free space gets twice the extents, so that all fill up together,
-    and one that is busy or copies much gets fewer. Uniform chance would fill the small ones first. A weight is never
-    zero: a busy node is used when others do not suffice. Beyond `racks_min` racks do not matter.
+    It is for clusters of unequal nodes. A node with twice the free space gets twice the extents, so that all fill
+    up together, and a node that is busy or copies much gets fewer; uniform choice would fill the small nodes first.
+    A weight is never zero: a busy node is used if others do not suffice. Racks beyond `racks_min` do not matter.
     """
 
     def __init__(self, name: str, *, racks_min: int) -> None:
@@ -144,7 +146,7 @@ class WeightedPolicy(SpreadPolicy):
             taken = [*kept, *chosen]
             racks = {rack_of(node) for node in taken}
             rest = [node for node in usable if node not in chosen]
-            # Free choice, as long as the places that are left suffice for the racks that are missing.
+            # The choice is free as long as the remaining places suffice for the missing racks.
             missing = min(self._racks_min, wish.replicas) - len(racks)
             levels = [rack_of] if missing >= count - len(chosen) else []
             chosen += spread(
@@ -161,7 +163,7 @@ class WeightedPolicy(SpreadPolicy):
 
 
 def weigh(nodes: Sequence[Candidate]) -> Weight:
-    """Free bytes, halved at the mean load of `nodes` and by each running copy beyond the first."""
+    """Weigh nodes by free bytes, halved at the mean load of `nodes` and by each running copy beyond the first."""
     mean = sum(node.append_bytes_per_s for node in nodes) / max(1, len(nodes))
 
     def weight(node: Candidate) -> float:

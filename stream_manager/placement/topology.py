@@ -1,14 +1,14 @@
-"""From a node's address to where it stands, `/region/rack`: by a file, a script, or a Python callable.
+"""Resolves a node's address to its location, `/region/rack`, by a file, a script or a Python callable.
 
     file:/etc/neve/topology.toml      [nodes]                        (or JSON: {"nodes": {…}})
                                       "10.0.0.7:3501" = "/eu/r1"     an address, or
-                                      "10.0.0.8" = "/eu/r2"          a host, whatever its port
-    script:/etc/neve/where            called with addresses as arguments; one line of output for each, as Hadoop's
-    python:operations.racks:locate    called with one address; returns "/region/rack", or None; may be `async def`
+                                      "10.0.0.8" = "/eu/r2"          a host with any port
+    script:/etc/neve/where            called with addresses as arguments; one line of output for each, as in Hadoop
+    python:operations.racks:locate    called with one address; returns "/region/rack" or None; may be `async def`
 
-Invariants: what the resolver says outweighs what the node says of itself; what it does not know is left to the node;
-            a resolver that fails or hangs costs no registration: the last answer stays, and each failure is told;
-            answers are remembered until `reload`, or, for a file, until the file changes.
+Invariants: the resolver's answer overrides what the node says itself; what it does not know is left to the node;
+            a resolver that fails or hangs fails no registration: the last answer is kept, and each failure is logged;
+            answers are kept until `reload` or, for a file, until the file changes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from neve.rpc.wire.sockets import split_address
 
 log = logging.getLogger(__name__)
 
-RESOLVE_TIMEOUT_S = 3.0  # of scripts and callables; below what a node waits for the answer to its registration
-ANSWERS_MAX = 100_000  # remembered; far above any cluster
+RESOLVE_TIMEOUT_S = 3.0  # for scripts and callables; shorter than a node waits for the reply to its registration
+ANSWERS_MAX = 100_000  # far more nodes than any cluster has
 OUTPUT_BYTES_MAX = 64 << 10
 
 
@@ -40,18 +40,18 @@ class Place(NamedTuple):
 
 
 class Resolver(ABC):
-    """Raises InvalidArgument when it cannot answer; None: it does not know this address."""
+    """A source of locations. Raises InvalidArgument if it cannot answer; None: it does not know the address."""
 
     @abstractmethod
     async def resolve(self, address: str) -> Place | None: ...
 
     def changed(self) -> bool:
-        """Whether earlier answers may be wrong by now. True is answered once for one change."""
+        """Whether earlier answers may be outdated. Returns True once per change."""
         return False
 
 
 class Topology:
-    """Remembers answers, and lives with a resolver that fails."""
+    """Locations with a cache, and with tolerance of a failing resolver."""
 
     def __init__(self, resolver: Resolver | None) -> None:
         self._resolver = resolver
@@ -59,7 +59,7 @@ class Topology:
         self.failures = 0
 
     async def locate(self, address: str) -> Place | None:
-        """Where this address stands, if the resolver knows."""
+        """The location of this address, if the resolver knows it."""
         if self._resolver is None:
             return None
         if self._resolver.changed():
@@ -70,19 +70,22 @@ class Topology:
             except NeveError as error:
                 self.failures += 1
                 log.error("topology_not_resolved address=%s error=%s", address, error)
-                return None  # not remembered: the next registration asks again
+                return None  # not cached: the next registration asks again
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
             self._answers[address] = place
         return self._answers[address]
 
     def reload(self) -> None:
-        """Forget all answers."""
+        """Drop all cached answers."""
         self._answers.clear()
 
 
 def resolver_for(spec: str) -> Resolver | None:
-    """`file:…`, `script:…` or `python:module:function`; empty: none. A wrong one is refused when the manager starts."""
+    """The resolver for `file:…`, `script:…` or `python:module:function`; None if empty.
+
+    Refuses others, at the start.
+    """
     if not spec:
         return None
     kind, _, rest = spec.partition(":")
@@ -104,7 +107,10 @@ def parse_place(text: object, where: str) -> Place:
 
 
 class FileResolver(Resolver):
-    """Reads the file when it is new or has changed. A change to a wrong file is told, and the old content stays."""
+    """A resolver that reads a file, again after each change.
+
+    If the new content is invalid, it logs that and keeps the old.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,7 +138,7 @@ class FileResolver(Resolver):
         try:
             found = self._path.stat()
         except OSError:
-            return None  # `_read` says so
+            return None  # `_read` reports the error
         return found.st_mtime_ns, found.st_size
 
     def _read(self) -> dict[str, Place]:
@@ -145,7 +151,7 @@ class FileResolver(Resolver):
             raise InvalidArgument(what="topology", detail=f"{self._path}: {error}") from error
         nodes = table.get("nodes") if isinstance(table, Mapping) else None
         if not isinstance(nodes, Mapping):
-            raise InvalidArgument(what="topology", detail=f"{self._path}: a table `nodes` is expected")
+            raise InvalidArgument(what="topology", detail=f"{self._path}: a table `nodes` is required")
         return {str(key): parse_place(value, f"{self._path}, {key}") for key, value in nodes.items()}
 
 

@@ -85,6 +85,6 @@ async def test_sighup_reloads_and_sigterm_stops(monkeypatch: pytest.MonkeyPatch)
 def test_a_default_placement_that_is_no_policy_stops_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert server.main(["--set", "cluster=test", "--set", "defaults.placement=foo"]) == 2
     told = capsys.readouterr().err
-    assert "invalid defaults.placement: 'foo' is no policy; there are " in told
+    assert "invalid defaults.placement: 'foo' is not a policy; the policies are " in told
     assert all(name in told for name in PLACEMENT_POLICIES)
     assert server.load_checked(None, ["cluster=test", "defaults.placement=region"]).defaults.placement == "region"

@@ -135,7 +135,9 @@ def test_the_same_seed_places_alike(policy: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match=f"'nearest' is no policy; there are {', '.join(sorted(POLICIES))}"):
+    with pytest.raises(
+        InvalidArgument, match=f"'nearest' is not a policy; the policies are {', '.join(sorted(POLICIES))}"
+    ):
         policy_named("nearest")
 
 

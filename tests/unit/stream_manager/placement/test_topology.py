@@ -56,7 +56,7 @@ async def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(tmp_
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("t.toml", "nodes = 3", "a table `nodes` is expected"),
+        ("t.toml", "nodes = 3", "a table `nodes` is required"),
         ("t.toml", '[nodes]\na = "r1"', "'r1' is not of the form /region/rack"),
         ("t.toml", '[nodes]\na = "/eu/"', "is not of the form"),
         ("t.toml", "[nodes]\na = 1", "is not of the form"),
