@@ -1,1 +1,1 @@
-"""Elected; streams, extents, nodes; allocation, sealing, placement, recovery, GC."""
+"""The stream manager, which is elected: streams, extents, nodes; allocation, sealing, placement, recovery, deletion."""

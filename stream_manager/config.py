@@ -1,4 +1,4 @@
-"""What can be set about a stream manager: a TOML file, and `--set key=value` over it.
+"""The configuration of a stream manager: a TOML file, overridden by `--set key=value`.
 
 cluster = "main"
 advertise = "10.0.0.1:3401"                 # empty: where we listen
@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Table [defaults]: what a stream gets when its creator does not say."""
+    """Table [defaults]: the values for streams that do not set them."""
 
     replicas: int = 3
     extent_bytes_max: int = GIB
@@ -47,7 +47,7 @@ class Defaults:
 class Timeouts:
     """Table [timeouts], in seconds."""
 
-    node_call_s: float = 3.0  # create, raise, fence: a hung node holds a flow up for so long, and no longer (T46)
+    node_call_s: float = 3.0  # create, raise, fence: a hung node delays a flow by at most this (scenario T46)
     node_seal_s: float = 60.0  # a node reads and verifies up to 2 GiB
     wait_confirmed_s: float = 60.0
 
@@ -57,9 +57,9 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Table [limits]: bounds of what callers may ask for, and of the work in flight."""
+    """Table [limits]: bounds for requests, and for the work in flight."""
 
-    extent_bytes_min: int = MIB  # smaller extents are more metadata than data; tests may want them
+    extent_bytes_min: int = MIB  # smaller extents are more metadata than data; tests use them
     requests_in_flight_max: int = 10_000
 
     def __post_init__(self) -> None:
@@ -72,17 +72,18 @@ class Limits:
 class Placing:
     """Table [placing]."""
 
-    free_bytes_min: int = 64 * MIB  # a disk with less gets nothing new; nodes have marks of their own, too (T44)
+    # A disk with less gets no new replicas; nodes have thresholds of their own (scenario T44)
+    free_bytes_min: int = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Table [recovery]: making lost replicas anew, and asking for confirmations that are missing (20, 22)."""
+    """Table [recovery]: replacing lost replicas, and asking for missing confirmations (protocol rules 20 and 22)."""
 
-    delay_s: float = 30.0  # after a death, against rolling restarts; a second loss ends it
-    unread_delay_s: float = 30.0  # a tail that nobody owns and nobody can read to its end is sealed after this
+    delay_s: float = 30.0  # after a death, because of rolling restarts; a second loss ends it
+    unread_delay_s: float = 30.0  # after this a tail without owner that cannot be read to its end is sealed
     tasks_max: int = 64
-    tasks_per_node_max: int = 4  # that a node takes part in, as target or as first source
+    tasks_per_node_max: int = 4  # in which a node takes part as target or as first source
     bytes_per_s_max: int = 500 * MIB  # of all copies together
     copy_bytes_per_s_max: int = 100 * MIB  # of one copy
     poll_s: float = 1.0
@@ -97,10 +98,10 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collecting:
-    """Table [collecting]: deleting what metadata does not know (24)."""
+    """Table [collecting]: deleting replicas that are not in metadata (protocol rule 24)."""
 
     grace_s: float = 3600.0  # an extent is linked within half of it after its creation, or never
-    extra_replica_grace_s: float = 600.0  # of a replica that metadata does not list: its node may be put back
+    extra_replica_grace_s: float = 600.0  # for a replica that metadata does not list: its node may be listed again
     interval_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -112,9 +113,9 @@ class ManagerConfig:
     cluster: str
     etcd: EtcdConfig = field(default_factory=lambda: EtcdConfig(endpoints=("127.0.0.1:2379",)))
     listen: FrontConfig = field(default_factory=FrontConfig)
-    advertise: str = ""  # what nodes and clients dial; empty: where we listen
-    advertise_etcd: list[str] = field(default_factory=list)  # what clients dial; empty: the endpoints above
-    node_token: str = ""  # what this manager shows to nodes
+    advertise: str = ""  # the address for nodes and clients; empty: the listening address
+    advertise_etcd: list[str] = field(default_factory=list)  # the addresses for clients; empty: the endpoints above
+    node_token: str = ""  # the manager's token for calls to nodes
     lease_ttl_s: int = 5
     log: Logging = field(default_factory=Logging)
     defaults: Defaults = field(default_factory=Defaults)
@@ -131,7 +132,7 @@ class ManagerConfig:
         if not self.cluster or not all(c.isalnum() or c in "-_." for c in self.cluster):
             raise ValueError(f"cluster must be letters, digits, '-', '_' and '.', not {self.cluster!r}")
         if self.lease_ttl_s < 2:
-            raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+            raise ValueError("lease_ttl_s must be at least 2: three keep-alives must fit into it")
         if self.topology and not self.topology.startswith(("file:", "script:", "python:")):
             raise ValueError(f"topology must be file:…, script:… or python:…, not {self.topology!r}")
         least, wanted = self.limits.extent_bytes_min, self.defaults.extent_bytes_max
@@ -140,5 +141,5 @@ class ManagerConfig:
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> ManagerConfig:
-    """InvalidArgument names what is wrong."""
+    """Read and check the configuration. InvalidArgument says what is wrong."""
     return config.load(ManagerConfig, path, assignments)

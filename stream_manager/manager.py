@@ -1,7 +1,7 @@
-"""A stream manager without its front doors: campaigns, leads or follows, and starts again after every term.
+"""A stream manager without its servers: campaigns, leads or follows, and starts again after every term.
 
-Invariants: at most one term at a time; a leader that cannot load its state resigns (T15);
-            while it does not lead, a state is kept by a watch; who leads is always watched.
+Invariants: at most one term at a time; a leader that cannot load its state resigns (scenario T15);
+            while it does not lead, it keeps a state by a watch; it always watches who leads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from neve.stream_manager.term.pipeline import Observe
 
 log = logging.getLogger(__name__)
 
-ADOPT_SHARE = 0.4  # of a lease's time, for the watch to deliver what is on its way: then it is loaded instead
+ADOPT_SHARE = 0.4  # share of the lease's time in which the watch must catch up; otherwise the state is loaded
 
 
 class Manager(Contender[Term]):
@@ -65,7 +65,7 @@ class Manager(Contender[Term]):
     # --- terms -----------------------------------------------------------------------------------------------
 
     def _after_term(self) -> None:
-        if self.terms > self._terms_told:  # a campaign that was lost is not a term
+        if self.terms > self._terms_told:  # a lost campaign is not a term
             self._terms_told = self.terms
             self._on_ended()
 

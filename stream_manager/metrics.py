@@ -1,6 +1,6 @@
-"""What Prometheus sees of a manager: whether it leads, what it holds, how its batches and calls go.
+"""A stream manager's Prometheus metrics: leadership, metadata, batches and calls.
 
-Counting on the way of a call is an addition; gauges are read from the state when Prometheus asks.
+A call only increments counters; gauges are computed from the state when Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from neve.stream_manager.term.leader import Term
 
 log = logging.getLogger(__name__)
 
-COUNTED_MAX = 10_000  # extents that a scrape looks at itself: some milliseconds
+COUNTED_MAX = 10_000  # extents that a scrape examines itself, which takes some milliseconds
 
 
 class ManagerMetrics(CallTimes):
@@ -33,7 +33,7 @@ class ManagerMetrics(CallTimes):
 
 
 class ManagerCollector(Collector):
-    """Gauges of the term, or of the followed state, at the moment of a scrape. Counters are of the current term."""
+    """Gauges of the term, or of the followed state, at the time of a scrape. Counters are of the current term."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
@@ -75,11 +75,14 @@ class ManagerCollector(Collector):
 
 
 class LackingCount:
-    """How many extents are under-replicated. Few are counted on the spot. With many, as when a large node has died, the
-    loop must not be held up by a scrape: they are counted in slices behind it, and the next scrape tells."""
+    """The number of under-replicated extents.
+
+    A few are counted at once. If there are many, as after the death of a large node, counting would block the loop.
+    Then a task counts them, yielding to the loop, and the next scrape gets the result.
+    """
 
     def __init__(self) -> None:
-        self._state: State | None = None  # that `_known` is of
+        self._state: State | None = None  # the state to which `_known` belongs
         self._known = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -90,7 +93,7 @@ class LackingCount:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._count(state), name="lacking-count")
             self._task.add_done_callback(self._counted)
-        # Before the first count it is a bound: an extent with two dead nodes is counted twice in it.
+        # Before the first count it is an upper bound, in which an extent with two dead nodes counts twice.
         return self._known if self._state is state else min(candidates, len(state.extents))
 
     async def _count(self, state: State) -> None:
@@ -104,7 +107,10 @@ class LackingCount:
 
 
 def _nodes(state: State, term: Term | None) -> GaugeMetricFamily:
-    """Who is suspect only the leader knows: it hears the heartbeats. A decommissioned node may be gone for good."""
+    """Nodes by health.
+
+    Only the leader gets heartbeats, so only it knows suspect nodes. Decommissioned ones are left out.
+    """
     counts = {"alive": 0, "suspect": 0, "dead": 0}
     for node in state.nodes.values():
         if node.mode == sm.NODE_MODE_DECOMMISSIONED:

@@ -1,12 +1,12 @@
-"""The stream manager as a process: etcd, the manager, its servicer and its front doors together.
+"""The stream manager process: etcd, the manager, its servicer and its servers.
 
     python -m neve.stream_manager --config manager.toml
     python -m neve.stream_manager --set cluster=main --set listen.wire=127.0.0.1:3401 \\
         --set 'etcd.endpoints=["127.0.0.1:2379"]'
 
-SIGTERM and SIGINT stop it cleanly: it resigns first, so that another manager leads at once; then no new calls, and
-those in flight finish. SIGHUP has the topology's resolver asked anew where each node stands.
-Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+SIGTERM and SIGINT stop it cleanly. It resigns first, so that another manager leads at once; then it takes no new calls
+and finishes those in flight. SIGHUP makes it ask the topology's resolver again where each node is.
+Exit codes: 0 stopped by a signal, 1 it could not run, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from neve.stream_manager.term.node_calls import NodeCalls, RpcNodeCalls
 
 log = logging.getLogger(__name__)
 
-# A mutation leaves dozens of objects that stay (records, keys), which Python takes for a reason to look for garbage:
-# with its own thresholds (700, 10, 10) that took a quarter of the time of a busy manager. And while a million extents
-# were loaded it stopped the loop for so long that the lease was lost. Cycles are rare here.
+# A mutation leaves dozens of objects that stay (records, keys), and Python's default thresholds (700, 10, 10) take
+# them for garbage: collections took a quarter of a busy manager's time. While a million extents were loaded, they
+# blocked the loop for so long that the lease was lost. Cycles are rare here.
 GC_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -54,7 +54,7 @@ def wall_clock_ms() -> int:
 
 
 class StreamManager(ServerProcess):
-    """One manager, as a leader or not."""
+    """A stream manager, leading or not."""
 
     kind = "stream_manager"
     log_name = "manager"
@@ -97,7 +97,7 @@ class StreamManager(ServerProcess):
         self._exit.push_async_callback(self.manager.stop)
 
     def reload_topology(self) -> None:
-        """Of the current term, if this manager leads: every term begins with nothing remembered."""
+        """Make the current term, if this manager leads, resolve locations again. A new term has nothing cached."""
         term = self.manager.term if self.address else None
         if term is not None:
             term.part.relocation.reload()
@@ -130,19 +130,21 @@ def rpc_node_calls(
 
 
 def _freeze(loaded: Loaded) -> None:
-    """What was loaded stays for the term: no collection needs to look through a million records. Not even a last one:
-    it would stop the loop for seconds, while the lease runs out."""
+    """Exempt the loaded records from garbage collection: they stay for the term, and there are up to a million.
+
+    It runs no last collection before, which would block the loop for seconds while the lease runs out.
+    """
     gc.freeze()
 
 
 def _unfreeze() -> None:
-    """The term's records are garbage now, in cycles: a follower's must not come on top of them."""
+    """Collect the ended term's records, which are in cycles, before the follower loads its own."""
     gc.unfreeze()
     gc.collect()
 
 
 async def serve(config: ManagerConfig) -> None:
-    """Run a manager until the process is told to stop."""
+    """Run a manager until a signal stops it."""
     gc.set_threshold(*GC_THRESHOLDS)
     manager = StreamManager(config, rng=random.SystemRandom())
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, manager.reload_topology)
@@ -150,7 +152,7 @@ async def serve(config: ManagerConfig) -> None:
 
 
 def load_checked(path: Path | None, settings: Sequence[str]) -> ManagerConfig:
-    """Also what the configuration's own modules cannot know: which placement policies there are."""
+    """Load the configuration and check the placement policy's name, which the configuration modules cannot."""
     config = load(path, settings)
     try:
         policy_named(config.defaults.placement)

@@ -1,10 +1,10 @@
-"""The rpcs of a stream manager, as thin as they can be: reads from a state, the rest through the leader's pipeline.
+"""The rpcs of a stream manager: reads are answered from a state, all other calls go through the leader's pipeline.
 
-Invariants: a call for the leader is answered by a leader only, by its lease's clock (25); elsewhere `NotLeader` says
-            whom to ask;
+Invariants: only a leader answers a leader's call, by its lease's clock (protocol rule 25); other managers raise
+            `NotLeader` with the leader's address;
             any manager hands out ids and answers reads: the leader from its own state, others from the followed one;
-            one that follows has late news: that there is no such stream or extent it says only when it has all that
-            was committed before it was asked.
+            a follower's state may be behind, so before it says that a stream or an extent does not exist, it waits
+            until it has everything that was committed before the request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Rep = TypeVar("Rep", bound=Message)
 
 BLOCK_PAYLOAD_BYTES_MAX = 16 * MIB - 1
 ANSWER_MARGIN_S = 0.05
-IDS_MAX = 10_000  # of one AllocId
-NEWS_S_MAX = 1.0  # that a manager waits for news that it knows to be there: another one may have it
+IDS_MAX = 10_000  # per AllocId
+NEWS_S_MAX = 1.0  # how long a follower waits for newer state that exists; another manager may have it
 
 CtxFlow = Callable[[LeaderContext, Req, Mutation], Coroutine[Any, Any, Rep]]
 
@@ -53,7 +53,7 @@ class StreamManagerServicer:
         return await term.pipeline.mutate(request, call, functools.partial(flow, term.ctx))
 
     async def _state(self, call: Call, revision_min: int = 0) -> tuple[State, NodeRecordOf, Term | None]:
-        """A state to read from, how it tells of nodes, and the term if this manager leads."""
+        """A state to read from, the function that describes its nodes, and the term if this manager leads."""
         term = self._manager.term
         if term is not None:
             term.ensure_leading()
@@ -65,7 +65,7 @@ class StreamManagerServicer:
         return state, node_record, None
 
     async def _newest_state(self, call: Call) -> State:
-        """The followed state, with all that any leader has committed until now: each batch leaves its mark."""
+        """The followed state, with everything that any leader has committed until now: each batch writes a mark."""
         marks = await self._manager.store.range(KeyRange.prefix(self._manager.root + COMMITS))
         newest = max((kv.mod_revision for kv in marks.kvs), default=0)
         now_s = asyncio.get_running_loop().time()
@@ -194,7 +194,7 @@ class StreamManagerServicer:
         term = self._manager.leading()
         return reads.list_quotas(term.state, term.ctx.quotas)
 
-    # --- nodes and operators: their part -----------------------------------------------------------------------
+    # --- nodes and operators ---------------------------------------------------------------------------------
 
     async def register_node(self, request: sm.RegisterNodeRequest, call: Call) -> sm.RegisterNodeReply:
         term = self._manager.leading()

@@ -1,1 +1,1 @@
-"""What etcd holds of streams, extents and nodes: records, the state in memory, and how both change."""
+"""The metadata of streams, extents and nodes: records, the state in memory, and how both change."""

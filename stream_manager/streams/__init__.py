@@ -1,1 +1,1 @@
-"""The flows of streams: create, allocate, open, seal, split, merge, and confirming what was sealed."""
+"""The flows of streams: create, allocate, open, seal, split, merge, and confirm seals."""
