@@ -1,4 +1,4 @@
-"""Regions and servers as callers are told of them."""
+"""Descriptions of regions and servers for replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from neve.partition_manager.region_store import Snapshot
 from neve.proto import partition_manager_pb2 as pm
 
-PAGE_MAX = 1000  # regions in one answer
+PAGE_MAX = 1000  # regions in one reply
 
 
 def region_message(region: pm.RegionRecord, servers: Mapping[int, pm.PartitionServerEntry]) -> pm.Region:
@@ -26,7 +26,7 @@ def region_message(region: pm.RegionRecord, servers: Mapping[int, pm.PartitionSe
 
 
 def region_now(snapshot: Snapshot, partition_id: int) -> pm.Region:
-    """As it is now; only its id if it is gone since."""
+    """The region as it is now; only its id if it no longer exists."""
     if snapshot.map is None or not snapshot.map.has(partition_id):
         return pm.Region(partition_id=partition_id)
     return region_message(snapshot.map.get(partition_id), snapshot.servers)

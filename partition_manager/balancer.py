@@ -1,9 +1,9 @@
-"""What the leader does by itself: gives partitions without a server to one that lives, and evens out the load.
+"""The leader's background work: assigns partitions of dead servers to live ones, and balances the load.
 
-Invariants: a server is dead when its registration is gone, that is, when its lease has ended: it serves nothing then;
-            in a new term a server that was not seen yet keeps its partitions for a grace: whole clusters start, too;
-            balancing can be paused; replacing the dead cannot;
-            a step that fails is logged, and tried again by a later round.
+Invariants: a server is dead when its registration is gone, because its lease has ended: then it serves nothing;
+            in a new term, servers that were not seen yet keep their partitions for a grace: whole clusters start, too;
+            balancing can be paused; replacing dead servers cannot;
+            a failed step is logged, and tried again in a later round.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from neve.proto.errors import NeveError
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-MOVES_MAX = 60  # regions in one transaction, which has room for 120
+MOVES_MAX = 60  # regions in one transaction, which could hold 120
 
 
 class Balancer:
-    """Two loops of a term: `changed` is called whenever the map or the registrations have."""
+    """The two background loops of a term. Call `changed` after every change of the map or the registrations."""
 
     def __init__(self, term: Term) -> None:
         self._term = term
@@ -41,7 +41,7 @@ class Balancer:
     def changed(self) -> None:
         self._changed.set()
 
-    # --- the dead --------------------------------------------------------------------------------------------
+    # --- dead servers ----------------------------------------------------------------------------------------
 
     async def _replace_dead(self) -> None:
         while True:
@@ -51,10 +51,10 @@ class Balancer:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
-                pass  # the grace is over, or it is time to try again
+                pass  # the grace has ended, or it is time to try again
 
     async def _one_replacing(self) -> float | None:
-        """Returns how long to wait for a change before looking again; None: for as long as there is none."""
+        """Assign partitions once. Returns for how long to wait for a change; None: until there is one."""
         term = self._term
         try:
             snapshot = term.regions.snapshot()
@@ -62,8 +62,8 @@ class Balancer:
             if snapshot.map is None or not self._wanted(snapshot):
                 return None if snapshot.map is None else self._grace_left_s(snapshot)
             await term.regions.commit(self._decide_assignments)
-            return 0.0  # a large map takes several
-        except NeveError as error:  # also when we were deposed: the term has ended then, and this task with it
+            return 0.0  # a large map takes several transactions
+        except NeveError as error:  # also if this manager was deposed: then the term has ended, and this task with it
             log.warning("reassignment_failed error=%s", error)
             return RETRY_S
 
@@ -74,14 +74,14 @@ class Balancer:
         if not servers:
             return {}
         if self._grace_left_s(snapshot) is not None:
-            # Those that may still come count as there, so that nothing is taken from them.
+            # Expected servers count as present, so that their partitions stay with them.
             absent = {region.server_id for region in regions if region.server_id} - servers
             servers |= {each for each in absent if not term.servers.was_seen(each)}
         found = core_balance.assign(regions, servers, term.servers.loads(regions))
         return {partition_id: server for partition_id, server in found.items() if server in snapshot.servers}
 
     def _grace_left_s(self, snapshot: Snapshot) -> float | None:
-        """While somebody may still come who is expected; None if nobody is, or not any more."""
+        """The rest of the grace while an expected server may still register; None if there is none."""
         term = self._term
         left_s = term.begun_s + term.config.start_grace_s - term.clock()
         if left_s <= 0:
@@ -123,7 +123,7 @@ class Balancer:
             self._balance.rest(touched, now_s=term.clock())
 
     async def _carry_out(self, step: Step) -> list[int]:
-        """Which partitions it has touched."""
+        """Execute a step. Returns the partitions that it changed."""
         term = self._term
         if isinstance(step, Split):
             cause = term.own_cause(methods.PARTITION_MANAGER_SPLIT_REGION)

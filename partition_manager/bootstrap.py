@@ -1,10 +1,10 @@
-"""The first region map: streams for each partition, then all regions in one transaction.
+"""The bootstrap, which creates the first region map: streams for each partition, then all regions in one transaction.
 
-Invariants: there is one bootstrap in a cluster's life: a second one with the same split keys is answered with what
-            there is, one with other keys is refused;
-            streams of a try that failed are deleted, by that try if it can, otherwise by the next one, and after the
-            map is made; they are told from others by the term that made them: a manager that was deposed without
-            knowing it deletes nothing of its successor's.
+Invariants: a cluster is bootstrapped once: a second bootstrap with the same split keys gets the existing map, one with
+            other keys is refused;
+            the streams of a failed try are deleted, by that try if it can, otherwise by the next one and after the map
+            is created; a label names the term that created a stream, so that a manager that was deposed without
+            noticing deletes no stream of its successor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIND_LABEL, TERM_LABEL, ROLE_LABEL = "neve.kind", "neve.term", "neve.role"
 KIND = "partition"
 ROLES = ("log", "row", "meta")
 
-REGIONS_MAX = 100  # one transaction creates them all
+REGIONS_MAX = 100  # all are created in one transaction
 STREAMS_AT_ONCE = 12  # created concurrently
 
 
@@ -36,7 +36,7 @@ async def bootstrap(term: Term, request: pm.BootstrapRequest, cause: Cause) -> p
     split_keys = list(request.split_keys)
     core_regions.check_split_keys(split_keys)
     if len(split_keys) >= REGIONS_MAX:
-        raise InvalidArgument(what="split_keys", detail=f"{len(split_keys)} make more than {REGIONS_MAX} regions")
+        raise InvalidArgument(what="split_keys", detail=f"{len(split_keys)} keys make more than {REGIONS_MAX} regions")
     async with term.bootstrapping:
         snapshot = await term.regions.fresh()
         if snapshot.map is None:
@@ -71,14 +71,14 @@ async def _make(term: Term, split_keys: list[bytes], cause: Cause) -> Snapshot:
 
         snapshot = await term.regions.commit(decide)
     except NeveError:
-        # It may have been made all the same, and this manager not have heard of it in time.
+        # The map may exist all the same, if this manager did not learn of its commit in time.
         if not await term.regions.was_made(cause):
             await _delete_streams(term, made.values())
         raise
     try:
         await _delete_leftovers(term, keep=set(made.values()))
     except NeveError as error:
-        log.warning("bootstrap_leftovers_kept error=%s", error)  # streams without data, that nobody refers to
+        log.warning("bootstrap_leftovers_kept error=%s", error)  # streams without data that nothing refers to
     return snapshot
 
 
@@ -103,8 +103,10 @@ async def _make_streams(term: Term, partition_ids: range, made: dict[tuple[int, 
 
 
 async def _delete_leftovers(term: Term, *, keep: set[int]) -> None:
-    """Streams of earlier tries, of this term or one before it. The map is read after the list: whatever is in the list
-    and belongs to a partition is in that map."""
+    """Delete the streams of earlier tries, of this term or an earlier one.
+
+    The map is read after the list of streams, so it has every listed stream that belongs to a partition.
+    """
     found = [
         stream.id
         async for stream in term.streams.streams({KIND_LABEL: KIND})

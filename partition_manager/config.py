@@ -1,4 +1,4 @@
-"""What can be set about a partition manager: a TOML file, and `--set key=value` over it.
+"""The configuration of a partition manager: a TOML file, overridden by `--set key=value`.
 
 cluster = "main"
 stream_managers = ["10.0.0.1:3401"]
@@ -28,9 +28,9 @@ from neve.rpc.logs import Logging
 class Timeouts:
     """Table [timeouts], in seconds."""
 
-    prepare_split_s: float = 10.0  # of a server, to have all of its appends acknowledged
-    prepare_merge_s: float = 60.0  # the same, and a flush of what is in memory
-    reshape_s: float = 20.0  # of the stream manager, to seal and to commit: the freeze at the server bounds it, too
+    prepare_split_s: float = 10.0  # for a server to have all its appends acknowledged
+    prepare_merge_s: float = 60.0  # the same, and a flush of its memory
+    reshape_s: float = 20.0  # for the stream manager to seal and to commit; the server's freeze bounds it, too
 
     def __post_init__(self) -> None:
         config.check_above_zero(self)
@@ -52,10 +52,10 @@ class PartitionManagerConfig:
     stream_managers: list[str]
     etcd: EtcdConfig = field(default_factory=lambda: EtcdConfig(endpoints=("127.0.0.1:2379",)))
     listen: FrontConfig = field(default_factory=FrontConfig)
-    advertise: str = ""  # what servers and clients dial; empty: where we listen
-    token: str = ""  # what this manager shows to stream managers and partition servers
+    advertise: str = ""  # the address for servers and clients; empty: the listening address
+    token: str = ""  # the manager's token for calls to stream managers and partition servers
     lease_ttl_s: int = 5
-    start_grace_s: float = 5.0  # in a new term a server that has not been seen yet keeps its partitions for so long
+    start_grace_s: float = 5.0  # for how long a server that a new term has not seen yet keeps its partitions
     log: Logging = field(default_factory=Logging)
     timeouts: Timeouts = field(default_factory=Timeouts)
     limits: Limits = field(default_factory=Limits)
@@ -66,9 +66,9 @@ class PartitionManagerConfig:
         if not self.stream_managers:
             raise ValueError("stream_managers must name at least one address")
         if self.lease_ttl_s < 2:
-            raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+            raise ValueError("lease_ttl_s must be at least 2: three keep-alives must fit into it")
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> PartitionManagerConfig:
-    """InvalidArgument names what is wrong."""
+    """Read and check the configuration. InvalidArgument says what is wrong."""
     return config.load(PartitionManagerConfig, path, assignments)

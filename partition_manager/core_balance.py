@@ -1,14 +1,16 @@
-"""Who serves what, and when partitions are split, merged or moved by themselves. Pure: it is told the time.
+"""Decides which server serves which partition, and when partitions are split, merged or moved. No I/O, no clock.
 
-Invariants: a partition without a live server goes to the one with the least to do, and no other partition moves for it;
-            everything else is done only when its reason has stood for several rounds in a row, a little at a time, and
-            not again to the same partition for a while: what a step changes must be seen before the next one;
-            a merge never makes what would be split again: its bounds are far below those of a split;
-            a load that stays on one side however often it is split is that of few keys: it is left alone for a while;
-            never fewer partitions than `regions_per_server_min` for each server: there must be something to balance.
+Invariants: a partition without a live server goes to the server with the smallest load, and no other partition moves
+            because of that;
+            every other step is taken only if its reason has stood for several rounds in a row, a few steps at a time,
+            and not again for the same partition for a while: the effect of a step must show before the next one;
+            a merge never creates a partition that would be split again: its bounds are far below those of a split;
+            a load that stays on one side however often it is split is the load of few keys: it is left alone for a
+            while;
+            there are never fewer partitions than `regions_per_server_min` per server, so that they can be balanced.
 
-How much a partition weighs. Half of it is its share of all operations, half its share of the partitions: operations
-alone would pile hundreds of idle partitions on one server, which then all have to be loaded when it dies.
+Half of a partition's weight is its share of all operations, half its share of the partitions. Operations alone would
+put hundreds of idle partitions on one server, and all would have to be loaded when it dies.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from dataclasses import dataclass, field
 from neve.proto import partition_manager_pb2 as pm
 
 MIB = 1 << 20
-MOVES_MAX = 2  # in a round
+MOVES_MAX = 2  # per round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceConfig:
     """Table [balance]."""
 
-    interval_s: float = 5.0  # of a round
-    split_bytes: int = 8192 * MIB  # reading what a partition of this size has to replay and to compact is still quick
+    interval_s: float = 5.0  # between two rounds
+    split_bytes: int = 8192 * MIB  # a partition of this size is still quick to replay and to compact
     split_ops_per_s: float = 20_000.0
-    splits_in_vain_max: int = 4  # one in the other, after which nearly all operations are still on one side
-    in_vain_rest_s: float = 3600.0  # then a load alone is no reason for a split
-    merge_bytes_max: int = 512 * MIB  # of both together: a sixteenth of what is split
+    splits_in_vain_max: int = 4  # nested splits after which nearly all operations are still on one side
+    in_vain_rest_s: float = 3600.0  # for this long a load alone is then no reason for a split
+    merge_bytes_max: int = 512 * MIB  # of both together: a sixteenth of `split_bytes`
     merge_ops_per_s_max: float = 100.0
     regions_per_server_min: int = 4
     regions_per_server_max: int = 200
-    imbalance_min: float = 0.4  # between the fullest and the emptiest server, as a share of what each should have
-    rounds: int = 3  # a reason for a split or a move stands for so many rounds
+    imbalance_min: float = 0.4  # between the server with most and the one with least load, as a share of the mean
+    rounds: int = 3  # for how many rounds the reason for a split or a move must stand
     merge_rounds: int = 60
     rest_s: float = 60.0  # before the same partition is moved, split or merged again
 
@@ -46,7 +48,7 @@ class BalanceConfig:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if 2 * self.merge_bytes_max > self.split_bytes or 2 * self.merge_ops_per_s_max > self.split_ops_per_s:
-            raise ValueError("what is merged must stay below half of what is split, or both would go on for ever")
+            raise ValueError("the bounds of a merge must be below half of a split's, or partitions would alternate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,16 @@ Step = Move | Split | Merge
 
 
 def touched_by(step: Step) -> list[int]:
-    """The partitions that it is about."""
+    """The partitions that the step changes."""
     return [step.left_id, step.right_id] if isinstance(step, Merge) else [step.partition_id]
 
 
 def weights(regions: Sequence[pm.RegionRecord], loads: Mapping[int, pm.PartitionLoad]) -> dict[int, float]:
-    """By partition; all of them together weigh 1."""
+    """The weight of each partition. All together weigh 1."""
     ops = {region.partition_id: ops_per_s(loads.get(region.partition_id)) for region in regions}
     total_ops = sum(ops.values())
     even = 1 / len(regions) if regions else 0.0
-    if total_ops < 1.0:  # an idle cluster: what little there is says nothing
+    if total_ops < 1.0:  # an idle cluster: so few operations mean nothing
         return dict.fromkeys(ops, even)
     return {partition_id: 0.5 * even + 0.5 * each / total_ops for partition_id, each in ops.items()}
 
@@ -91,7 +93,7 @@ def ops_per_s(load: pm.PartitionLoad | None) -> float:
 def assign(
     regions: Sequence[pm.RegionRecord], servers: Iterable[int], loads: Mapping[int, pm.PartitionLoad]
 ) -> dict[int, int]:
-    """A server for each partition whose own is not among `servers`; the others stay where they are."""
+    """Choose a server for each partition whose own is not among `servers`. The others stay where they are."""
     weight = weights(regions, loads)
     held = dict.fromkeys(sorted(servers), 0.0)
     if not held:
@@ -112,7 +114,7 @@ def assign(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A key range that was split for its operations, and how many splits around it have been in vain by then."""
+    """A key range that was split for its load, and how many splits around it were in vain by then."""
 
     start: bytes
     end: bytes  # empty: no end
@@ -128,12 +130,12 @@ class _Cut:
         return self.start != region.start or self.end != region.end
 
 
-STAYED_SHARE = 0.8  # of the operations, on one side: the split has not helped
+STAYED_SHARE = 0.8  # of the operations, on one side: the split was in vain
 
 
 @dataclass(slots=True)
 class Balance:
-    """Remembers from round to round what it has seen, and what was done. Of one term."""
+    """What one term remembers from round to round: the reasons that stand, and the partitions that must rest."""
 
     config: BalanceConfig
     _large: dict[int, int] = field(default_factory=dict)  # rounds in a row
@@ -143,7 +145,7 @@ class Balance:
     _rests_until_s: dict[int, float] = field(default_factory=dict)
 
     def rest(self, partition_ids: Iterable[int], *, now_s: float) -> None:
-        """Something was done to these: not again soon."""
+        """Note that these partitions were changed: they rest for a while."""
         for partition_id in partition_ids:
             self._rests_until_s[partition_id] = now_s + self.config.rest_s
 
@@ -155,7 +157,7 @@ class Balance:
         *,
         now_s: float,
     ) -> list[Step]:
-        """What is to be done now; the caller tells by `rest` what it has done. Regions are by their start."""
+        """The steps to take now. The caller reports executed ones by `rest`. `regions` are ordered by start."""
         self._rests_until_s = {each: until for each, until in self._rests_until_s.items() if until > now_s}
         if not servers:
             return []
@@ -190,7 +192,7 @@ class Balance:
             return []
         due = [each for each, rounds in large.items() if rounds >= config.rounds and each not in self._rests_until_s]
         due.sort(key=lambda each: (-loads[each].size_bytes, each))
-        chosen = due[:1]  # one at a time: each stops writes for a moment
+        chosen = due[:1]  # one at a time, because each stops writes for a moment
         for region in regions:
             if region.partition_id in chosen:
                 ops = ops_per_s(loads[region.partition_id])
@@ -198,12 +200,12 @@ class Balance:
         return [Split(each) for each in chosen]
 
     def _in_vain(self, region: pm.RegionRecord, ops: float) -> int:
-        """How many splits, one in the other and the last one around this region, have left it with nearly all."""
+        """How many nested splits, the last one around this region, have left it with nearly all operations."""
         for cut in reversed(self._cuts):
             if cut.has(region):
                 if ops < STAYED_SHARE * cut.ops_per_s:
                     return 0
-                return cut.in_vain + cut.is_narrowed_by(region)  # one that failed has narrowed nothing
+                return cut.in_vain + cut.is_narrowed_by(region)  # a split that failed has narrowed nothing
         return 0
 
     def _merges(
@@ -213,7 +215,7 @@ class Balance:
         cold: dict[tuple[int, int], int] = {}
         for left, right in itertools.pairwise(regions):
             one, two = loads.get(left.partition_id), loads.get(right.partition_id)
-            if one is None or two is None:  # nobody has told: that is not the same as cold
+            if one is None or two is None:  # a load that was not reported is not a small one
                 continue
             if one.size_bytes + two.size_bytes > config.merge_bytes_max:
                 continue
@@ -236,7 +238,7 @@ class Balance:
         *,
         busy: Collection[int],
     ) -> list[Move]:
-        """`busy` partitions stay where they are."""
+        """Choose moves. `busy` partitions stay where they are."""
         weight = weights(regions, loads)
         held = dict.fromkeys(sorted(servers), 0.0)
         homes: dict[int, int] = {}
@@ -257,16 +259,16 @@ class Balance:
             held[step.server_id] += weight[step.partition_id]
             homes[step.partition_id] = step.server_id
             moves.append(step)
-        self._uneven = self._uneven + 1 if moves else 0  # a partition that outweighs all others makes nothing due
+        self._uneven = self._uneven + 1 if moves else 0  # if one partition outweighs all others, no move is due
         if self._uneven < self.config.rounds:
             return []
-        self._uneven = 0  # where the load is after these has to be seen first: the reason must stand anew
+        self._uneven = 0  # the effect of these moves must show first, so the reason must stand anew
         return moves
 
     def _best_move(
         self, weight: Mapping[int, float], held: Mapping[int, float], homes: Mapping[int, int], busy: Collection[int]
     ) -> Move | None:
-        """From the fullest to the emptiest, the one that leaves them most alike; None if none helps enough."""
+        """The move from the most to the least loaded server that makes them most alike; None if none helps enough."""
         fullest = max(held, key=lambda each: (held[each], -each))
         emptiest = min(held, key=lambda each: (held[each], each))
         gap = held[fullest] - held[emptiest]

@@ -1,10 +1,10 @@
-"""The region map, and every way in which it may change. Pure.
+"""The region map, and every change that it can have. No I/O.
 
-Invariants: the regions cover all keys, none twice: a map that does not is never made (T52);
-            every change makes the next version, and every region that it touches has that version;
-            a region's epoch grows exactly when its range or its streams change: its server loads it anew then;
-            a partition keeps its streams and lock for life; only a split makes new ones, only a merge ends some;
-            the last calls are remembered in the map itself, so that a repeated one is found wherever it is sent (T19).
+Invariants: the regions cover every key exactly once: a map that does not is never made (scenario T52);
+            every change makes the next version, and every region that it changes gets that version;
+            a region's epoch grows exactly when its range or its streams change; then its server loads it again;
+            a partition keeps its streams and lock for life; only a split creates streams, only a merge ends some;
+            the map itself contains the last calls, so that any manager recognises a repeated one (scenario T19).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from neve.proto import common_pb2
 from neve.proto import partition_manager_pb2 as pm
 from neve.proto.errors import InvalidArgument, NotFound
 
-REPLAYED_MAX = 128  # calls that are remembered: far above what is under way at a time
+REPLAYED_MAX = 128  # calls in the map: far more than are under way at a time
 KEY_BYTES_MAX = 4096
 
 
 class MapBroken(Exception):
-    """The regions do not cover all keys once. Nothing but a bug makes such a map."""
+    """The regions do not cover every key exactly once. Only a bug makes such a map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PartitionStreamIds:
 
 @dataclass(frozen=True, slots=True)
 class RegionMap:
-    """`regions` are by their start."""
+    """An immutable version of the map. `regions` are ordered by start."""
 
     version: int
     regions: tuple[pm.RegionRecord, ...]
@@ -53,7 +53,7 @@ class RegionMap:
 
     @classmethod
     def of(cls, record: pm.RegionMapRecord, regions: Iterable[pm.RegionRecord]) -> RegionMap:
-        """As it was stored; MapBroken if it cannot be."""
+        """The map as it was stored; MapBroken if it is not valid."""
         ordered = tuple(sorted(regions, key=lambda region: region.start))
         return cls(record.version, ordered, tuple(record.replayed), record.balancing_paused)
 
@@ -88,15 +88,15 @@ class RegionMap:
         return list(self._starts)
 
     def find(self, key: bytes) -> pm.RegionRecord:
-        """The region of a key."""
+        """The region that contains a key."""
         return self.regions[bisect_right(self._starts, key) - 1]
 
     def after(self, key: bytes) -> tuple[pm.RegionRecord, ...]:
-        """The regions that begin behind `key`; all of them if it is empty."""
+        """The regions that begin after `key`; all of them if it is empty."""
         return self.regions[bisect_right(self._starts, key) :] if key else self.regions
 
     def call_made(self, call: common_pb2.CallId) -> pm.ReplayedCall | None:
-        """The record of this call, if it has changed the map lately."""
+        """The record of this call, if it changed the map recently."""
         for made in reversed(self.replayed):
             if (made.call.client_id, made.call.call_id) == (call.client_id, call.call_id) and call.client_id:
                 return made
@@ -113,7 +113,7 @@ class RegionMap:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From one map to the next: what to put and what to delete, in one transaction with the map's own record."""
+    """A change from one map to the next: what to put and delete, in one transaction with the map's own record."""
 
     after: RegionMap
     put: tuple[pm.RegionRecord, ...]
@@ -126,7 +126,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The call that makes a change: remembered with it."""
+    """The call that causes a change. The map records it."""
 
     call: common_pb2.CallId
     method_id: int
@@ -137,7 +137,7 @@ def check_split_keys(split_keys: Sequence[bytes]) -> None:
         if not 1 <= len(key) <= KEY_BYTES_MAX:
             raise InvalidArgument(what="split_keys", detail=f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
     if any(left >= right for left, right in itertools.pairwise(split_keys)):
-        raise InvalidArgument(what="split_keys", detail="they are in order, each of them once")
+        raise InvalidArgument(what="split_keys", detail="they must be in ascending order, without repetitions")
 
 
 def new_region(partition_id: int, start: bytes, end: bytes, streams: PartitionStreamIds) -> pm.RegionRecord:
@@ -162,7 +162,10 @@ def bootstrap(regions: Sequence[pm.RegionRecord], cause: Cause) -> Change:
 
 
 def check_middle_key(region: pm.RegionRecord, middle_key: bytes) -> None:
-    """Both sides of a split have at least one key; what is outside is an error, never a silent OK (T19)."""
+    """Check that both sides of a split have a key.
+
+    A middle key outside is an error, never a silent OK (scenario T19).
+    """
     if len(middle_key) > KEY_BYTES_MAX:
         raise InvalidArgument(what="middle_key", detail=f"{len(middle_key)} bytes, at most {KEY_BYTES_MAX}")
     if not region.start < middle_key or (region.end and middle_key >= region.end):
@@ -179,11 +182,11 @@ def split(
     right_streams: PartitionStreamIds,
     cause: Cause,
 ) -> Change:
-    """[start, end) becomes [start, middle) with its streams, and [middle, end) with twins of them. Nobody moves."""
+    """Split [start, end) into [start, middle) with its streams and [middle, end) with their twins. The server stays."""
     region = before.get(partition_id)
     check_middle_key(region, middle_key)
     if before.has(right_id):
-        raise InvalidArgument(what="right_id", detail=f"partition {right_id} is there already")
+        raise InvalidArgument(what="right_id", detail=f"partition {right_id} exists already")
     version = before.version + 1
     left = _touched(region, version=version, end=middle_key, epoch=region.epoch + 1)
     right = _touched(
@@ -208,7 +211,7 @@ def merge(
     manifests: Sequence[common_pb2.Position],
     cause: Cause,
 ) -> Change:
-    """The left partition takes over the keys of its right neighbour, whose streams are joined to its own."""
+    """Merge: the left partition takes over the keys of its right neighbour, whose streams are joined to its own."""
     left, right = before.get(left_id), before.get(right_id)
     check_neighbours(left, right)
     version = before.version + 1
@@ -225,7 +228,7 @@ def check_neighbours(left: pm.RegionRecord, right: pm.RegionRecord) -> None:
 
 
 def move(before: RegionMap, servers: Mapping[int, int], cause: Cause) -> Change | None:
-    """Partitions go to servers; None if all of them are there."""
+    """Assign partitions to servers; None if all of them are there already."""
     moved = [
         _touched(region, version=before.version + 1, server_id=servers[region.partition_id])
         for region in before.regions
@@ -235,13 +238,16 @@ def move(before: RegionMap, servers: Mapping[int, int], cause: Cause) -> Change 
 
 
 def pause_balancing(before: RegionMap, paused: bool, cause: Cause) -> Change:
-    """Also if it is paused already: the map remembers the call."""
+    """Pause or resume balancing. The version changes even if nothing else does, because the map records the call."""
     return _change(before, [], cause, paused=paused)
 
 
 def remember(before: RegionMap, partition_id: int, cause: Cause) -> Change:
-    """A version in which no region changes: the call found the partition as it should be. The map remembers the call,
-    so that its repetition does nothing either, whatever has become of the partition by then (T50)."""
+    """A version in which no region changes, because the call found the partition as it should be.
+
+    The map records the call, so that repeating it changes nothing either, even if the partition has changed by then
+    (scenario T50).
+    """
     return _change(before, [], cause, unchanged=[partition_id])
 
 

@@ -1,7 +1,7 @@
-"""A partition manager without its front doors: follows the region map, campaigns, and leads when it wins.
+"""A partition manager without its servers: follows the region map, campaigns, and leads when it is elected.
 
-Invariants: at most one term at a time; the map is followed always, leading or not: any manager answers who serves what;
-            a term begins only when the map that is followed is as new as the election.
+Invariants: at most one term at a time; the map is always followed: any manager answers which server has which region;
+            a term begins only when the followed map is as new as the election.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Manager(Contender[Term]):
-    """`streams` and `channels` are closed by who made them, too."""
+    """The manager. The caller closes `streams` and `channels`."""
 
     def __init__(
         self,

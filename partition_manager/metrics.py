@@ -1,4 +1,4 @@
-"""What Prometheus sees of a partition manager: whether it leads, the map, the servers, and how long calls take."""
+"""A partition manager's Prometheus metrics: leadership, the map, the servers, and the duration of calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ManagerMetrics(CallTimes):
 
 
 class ManagerCollector(Collector):
-    """Gauges at the moment of a scrape."""
+    """Gauges at the time of a scrape."""
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager

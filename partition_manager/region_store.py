@@ -1,12 +1,12 @@
-"""The region map in the metadata store: read from what is followed, changed by compare-and-swap.
+"""The region map in the metadata store: read from a follower, changed by compare-and-swap.
 
 Invariants: every change is one transaction that compares the leader's key, the map's record and each region that it
-            touches: a deposed manager changes nothing (G7), and nothing is decided on an old map. A split or a merge
-            (reshape.py) is written by the stream manager, by its own leader's key and this map's record: one that was
-            on its way when we were deposed is done if nobody has changed the map since, and else not at all;
+            changes: a deposed manager changes nothing (guarantee G7), and no decision is based on an old map. The
+            stream manager writes a split or a merge (reshape.py), comparing its own leader's key and this map's record:
+            one that was under way when this manager was deposed is applied only if the map has not changed since;
             an unknown outcome is settled by sending the identical transaction again until the map's record says whether
-            it was applied: the call that caused it is remembered in it;
-            nobody is answered before this manager has itself heard of what it has committed.
+            it was applied: the record contains the call that caused it;
+            a call is answered only after this manager's own follower has what it committed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from neve.proto.errors import InvalidArgument, MaybeApplied, MetaUnavailable, No
 log = logging.getLogger(__name__)
 
 CONFLICTS_MAX = 20
-FOLLOWER_TIMEOUT_S = 10.0  # until our own follower has received what we have committed
+FOLLOWER_TIMEOUT_S = 10.0  # for this manager's own follower to receive what it committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Snapshot:
     """The map at one revision, and what a transaction that replaces a part of it compares."""
 
     revision: int
-    map: RegionMap | None  # None: nothing was bootstrapped yet
+    map: RegionMap | None  # None: the cluster is not bootstrapped
     map_revision: int
     region_revisions: Mapping[int, int] = field(repr=False)
     servers: Mapping[int, pm.PartitionServerEntry] = field(repr=False)
@@ -47,12 +47,12 @@ class Snapshot:
     @property
     def made(self) -> RegionMap:
         if self.map is None:
-            raise NotFound(kind="region map", name="", detail="bootstrap it first: neve bootstrap")
+            raise NotFound(kind="region map", name="", detail="bootstrap the cluster first: neve bootstrap")
         return self.map
 
 
 class RegionStore:
-    """Of one manager. It changes the map only between `lead` and `retire`."""
+    """The region map of one manager. It can only be changed between `lead` and `retire`."""
 
     def __init__(self, store: MetaStore, root: bytes, follower: Follower[RegionsState]) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class RegionStore:
         self._on_deposed: Callable[[str], None] = lambda reason: None
 
     def lead(self, leadership: Leadership, *, on_deposed: Callable[[str], None]) -> None:
-        """A term begins; `on_deposed` is told when the store says that it is over."""
+        """Begin a term. `on_deposed` is called when the store shows that it is over."""
         self._leadership, self._on_deposed = leadership, on_deposed
 
     def retire(self, leadership: Leadership) -> None:
@@ -73,7 +73,7 @@ class RegionStore:
             self._leadership = None
 
     def snapshot(self) -> Snapshot:
-        """What is known now; `MetaUnavailable` before anything is."""
+        """The map as it is known now; `MetaUnavailable` before the first listing."""
         state = self._follower.state
         if state is None:
             raise MetaUnavailable(detail="this manager has not read the region map yet")
@@ -93,7 +93,7 @@ class RegionStore:
         )
 
     async def fresh(self) -> Snapshot:
-        """With a map at least as new as the moment of the call."""
+        """The map, at least as new as the moment of the call."""
         kv = await self._store.get(keys.region_map_key(self._root))
         wanted = kv.mod_revision if kv is not None else 0
         deadline_s = asyncio.get_running_loop().time() + FOLLOWER_TIMEOUT_S
@@ -104,7 +104,7 @@ class RegionStore:
         return self.snapshot_of(await self._follower.until(holds, deadline_s=deadline_s, what=f"the map of {wanted}"))
 
     async def known(self, version: int) -> Snapshot:
-        """Once this manager has heard of that version of the map."""
+        """The map, once this manager has received that version."""
         deadline_s = asyncio.get_running_loop().time() + FOLLOWER_TIMEOUT_S
         state = await self._follower.until(
             lambda state: state.version >= version, deadline_s=deadline_s, what=f"version {version} of the map"
@@ -114,8 +114,10 @@ class RegionStore:
     # --- changing --------------------------------------------------------------------------------------------
 
     async def commit(self, decide: Callable[[Snapshot], Change | None]) -> Snapshot:
-        """Decide on the newest map and write it; decided again if it was not the newest. Returns a snapshot that has
-        it, also if there was nothing to change."""
+        """Decide on the newest map and write the change; decide again if the map was not the newest.
+
+        Returns a snapshot that contains the change, also if there was nothing to change.
+        """
         async with self._committing:
             snapshot = self.snapshot()
             for _ in range(CONFLICTS_MAX):
@@ -128,7 +130,7 @@ class RegionStore:
             raise VersionConflict(what="region map", version=snapshot.revision, detail="it changes too fast")
 
     async def _write(self, snapshot: Snapshot, change: Change) -> bool:
-        """Whether it was applied; `NotLeader` when the term is over."""
+        """Write a change. Returns whether it was applied; raises `NotLeader` when the term is over."""
         leadership = self._leading()
         compares, operations = self._transaction(snapshot, change)
         compares += leadership.guard()
@@ -150,7 +152,7 @@ class RegionStore:
             if result.succeeded:
                 _log_change(change)
                 return True
-            # Not applied, or by an earlier sending whose answer was lost: then the map remembers the cause.
+            # It was not applied, or it was by an earlier try whose reply was lost: then the map records its cause.
             kv = result.get_at(0).first
             if kv is not None:
                 found = pm.RegionMapRecord.FromString(kv.value)
@@ -161,11 +163,13 @@ class RegionStore:
             return False
 
     async def check_leading(self) -> None:
-        """A transaction of ours failed. If the store does not know us as the leader, nothing of the term can be
-        written any more."""
+        """Check leadership after a transaction failed.
+
+        If the store has another leader, nothing of this term can be written any more.
+        """
         result = await self._store.txn(self._leading().guard(), [])
         if not result.succeeded:
-            reason = "the election key is not ours any more"
+            reason = "the election key is no longer this manager's"
             self._on_deposed(reason)
             raise NotLeader(detail=reason)
 
@@ -187,7 +191,7 @@ class RegionStore:
     def writes(self, snapshot: Snapshot, change: Change) -> list[sm.MetaWrite]:
         """The change as keys, each with the mod revision that it must have."""
         if change.version != (snapshot.map.version if snapshot.map is not None else 0) + 1:
-            raise InvalidArgument(what="change", detail="it was decided on another map")
+            raise InvalidArgument(what="change", detail="it was decided for another version of the map")
         revisions = snapshot.region_revisions
         found = [
             sm.MetaWrite(
@@ -213,7 +217,7 @@ class RegionStore:
         return found
 
     async def was_made(self, cause: Cause) -> bool:
-        """Whether the map remembers this call: read linearizably."""
+        """Whether the map records this call, by a linearizable read."""
         kv = await self._store.get(keys.region_map_key(self._root))
         record = pm.RegionMapRecord.FromString(kv.value) if kv is not None else pm.RegionMapRecord()
         return any(made.call == cause.call for made in record.replayed)

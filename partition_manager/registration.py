@@ -1,8 +1,8 @@
-"""Partition servers register: a key on the lease that their locks are on, so that both end together.
+"""Registration of partition servers: a key on the lease of the server's locks, so that both end together.
 
 Invariants: an id belongs to one live server: a second one at another address is refused while the first lease lives;
-            a server that was started again at the same address takes its registration over at once: the first process
-            cannot live, or the address would be taken. Its partitions stay its own, and wait for the old locks alone;
+            a server that restarts at the same address takes over its registration at once: the first process is gone,
+            or the address would be in use. It keeps its partitions, and only waits for the old locks;
             a repeated registration changes nothing.
 """
 
@@ -30,7 +30,7 @@ async def register_server(
         raise WrongCluster(expected=term.config.cluster, got=request.cluster)
     for what in ("wire_address", "lease_id"):
         if not getattr(request, what):
-            raise InvalidArgument(what=what, detail="it is needed")
+            raise InvalidArgument(what=what, detail="required")
     server_id = request.server_id or _known_id(term, request) or await _new_id(term)
     entry = pm.PartitionServerEntry(
         format=FORMAT,
@@ -58,11 +58,11 @@ async def register_server(
             log.info("partition_server_registered server_id=%d address=%s", server_id, request.wire_address)
             return pm.RegisterPartitionServerReply(server_id=server_id)
         await term.regions.check_leading()
-    raise VersionConflict(what="registration", detail=f"of server {server_id} changes too fast")
+    raise VersionConflict(what="registration", detail=f"the registration of server {server_id} changes too fast")
 
 
 def _known_id(term: Term, request: pm.RegisterPartitionServerRequest) -> int:
-    """Of a server that has no id of its own and asks again: what it was given is on its lease."""
+    """The id of a server that has none in its configuration and asks again: its earlier id is on its lease."""
     for server_id, entry in term.regions.snapshot().servers.items():
         if entry.process_id == request.lease_id and entry.wire_address == request.wire_address:
             return server_id
@@ -70,7 +70,7 @@ def _known_id(term: Term, request: pm.RegisterPartitionServerRequest) -> int:
 
 
 async def _new_id(term: Term) -> int:
-    """One that no server has, nor any region: operators choose ids, too, and theirs may be away just now."""
+    """An id that no server and no region has. Operators choose ids, too, and their servers may be down."""
     while True:
         server_id = await term.streams.admin.alloc_ids()
         snapshot = term.regions.snapshot()

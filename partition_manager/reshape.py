@@ -1,10 +1,11 @@
-"""Split, merge and move: the map changes together with the streams, in one transaction, or nothing does.
+"""Split, merge and move: the map and the streams change together, in one transaction, or not at all.
 
-Invariants: a split or merge is made in the name of the partition's owner, by the token that its server told when it
-            froze: once that server has loaded the partition anew, a late transaction finds another token (T20);
-            the same transaction changes the region map, comparing what it replaces: once, whatever is repeated (T19);
-            an error leaves the map as it was, and the partition to its server, which is told, or else goes on when its
-            freeze is over.
+Invariants: a split or merge uses the partition owner's token, which its server returned when it froze the partition: if
+            the server has loaded the partition again since, a late transaction finds another token (scenario T20);
+            the same transaction changes the region map and compares what it replaces, so that it is applied once,
+            however often it is sent (scenario T19);
+            an error leaves the map unchanged and the partition with its server, which continues when it is thawed or
+            when its freeze ends.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ THAW_TIMEOUT_S = 1.0
 
 T = TypeVar("T")
 
-_Prepared = tuple[ps.PreparePartitionMergeReply, float]  # until when it holds
+_Prepared = tuple[ps.PreparePartitionMergeReply, float]  # the reply, and until when the partition stays frozen
 
 
 # --- split ------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ async def merge_regions(term: Term, request: pm.MergeRegionsRequest, cause: Caus
 
 
 async def _merge(term: Term, left: pm.RegionRecord, right: pm.RegionRecord, cause: Cause) -> Snapshot:
-    # What is in memory is written out first, while both go on, so that little is left to do when they are frozen.
+    # Memory is flushed first, while both partitions still serve, so that little is left to do when they are frozen.
     await asyncio.gather(_flush(term, left, cause), _flush(term, right, cause))
     outcomes = await asyncio.gather(
         _prepare_merge(term, left, cause), _prepare_merge(term, right, cause), return_exceptions=True
@@ -172,7 +173,7 @@ async def _flush(term: Term, region: pm.RegionRecord, cause: Cause) -> None:
 
 
 async def _prepare_merge(term: Term, region: pm.RegionRecord, cause: Cause) -> _Prepared:
-    """The answer, and until when it holds."""
+    """Freeze a partition. Returns the reply, and until when the freeze holds."""
     request = ps.PreparePartitionMergeRequest(call=cause.call, partition_id=region.partition_id)
     reply = await _ask_server(
         term,
@@ -217,7 +218,8 @@ async def set_balancing(term: Term, request: pm.SetBalancingRequest, cause: Caus
     return pm.SetBalancingReply(version=made.version)
 
 
-# --- inside -----------------------------------------------------------------------------------------------------
+# --- helpers
+# -------------------------------------------------------------------------------------------------------
 
 
 def _made_before(snapshot: Snapshot, cause: Cause) -> pm.ReplayedCall | None:
@@ -229,7 +231,7 @@ def _made_before(snapshot: Snapshot, cause: Cause) -> pm.ReplayedCall | None:
 
 
 def _region(snapshot: Snapshot, partition_id: int, version: int) -> pm.RegionRecord:
-    """The region, if it has not changed since the map that the caller saw; 0: whatever it is."""
+    """The region, if it has not changed since the map that the caller saw. Version 0: in any case."""
     region = snapshot.made.get(partition_id)
     if version and region.version > version:
         raise VersionConflict(what=f"partition {partition_id}", version=version, version_now=region.version)
@@ -244,8 +246,11 @@ def _check_unchanged(snapshot: Snapshot, region: pm.RegionRecord) -> None:
 
 @asynccontextmanager
 async def _thawing(term: Term, *frozen: tuple[pm.RegionRecord, common_pb2.Owner]) -> AsyncIterator[None]:
-    """Around what partitions were frozen for: if it comes to nothing, they are told, as well as it goes. If it was done
-    after all, or still is, nothing is lost: a server loads what the map says, and its new token ends the old right."""
+    """A context that thaws the frozen partitions, as far as possible, if its body fails.
+
+    Thawing is safe even if the change was or is still being committed: a server loads what the map says, and its
+    new token invalidates the old one.
+    """
     try:
         yield
     except NeveError:
@@ -279,8 +284,10 @@ async def _commit(
     *,
     until_s: float,
 ) -> Snapshot:
-    """Have the stream manager commit it, while the freeze holds. Others may change other regions meanwhile: then it is
-    decided again."""
+    """Have the stream manager commit the change while the freeze holds.
+
+    If other regions change meanwhile, it decides again.
+    """
     until_s = min(until_s, term.clock() + term.config.timeouts.reshape_s)
     snapshot = term.regions.snapshot()
     for _ in range(CONFLICTS_MAX):
@@ -293,7 +300,7 @@ async def _commit(
             await send(term.regions.writes(snapshot, change), left_s)
             return await term.regions.known(change.version)
         except NeveError as error:
-            # Whatever it says, it may have been done: by an earlier sending, or behind a lost connection.
+            # Whatever the error, the change may be applied: by an earlier try, or after the connection was lost.
             if await term.regions.was_made(cause):
                 return await term.regions.known(change.version)
             if not isinstance(error, VersionConflict):

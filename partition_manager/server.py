@@ -1,10 +1,10 @@
-"""The partition manager as a process: etcd, the stream client, the manager, its servicer and its front doors together.
+"""The partition manager process: etcd, the stream client, the manager, its servicer and its servers.
 
     python -m neve.partition_manager --set cluster=main --set 'stream_managers=["127.0.0.1:3401"]' \\
         --set listen.wire=127.0.0.1:3701 --set 'etcd.endpoints=["127.0.0.1:2379"]'
 
-SIGTERM and SIGINT stop it cleanly: it resigns first, so that another manager leads at once; then no new calls, and
-those in flight finish. Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+SIGTERM and SIGINT stop it cleanly. It resigns first, so that another manager leads at once; then it takes no new calls
+and finishes those in flight. Exit codes: 0 stopped by a signal, 1 it could not run, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from neve.rpc.service import Service
 
 
 class PartitionManager(ServerProcess):
-    """One manager, as a leader or not."""
+    """A partition manager, leading or not."""
 
     kind = log_name = "partition_manager"
 
@@ -67,7 +67,7 @@ class PartitionManager(ServerProcess):
 
 
 async def serve(config: PartitionManagerConfig) -> None:
-    """Run a manager until the process is told to stop."""
+    """Run a manager until a signal stops it."""
     await run_until_told_to_stop(PartitionManager(config, rng=random.SystemRandom()))
 
 

@@ -1,7 +1,7 @@
-"""What partition servers have told this leader: the load of each partition, as of the last heartbeat. Of one term.
+"""Partition servers' reports to the leader of one term: the load of each partition, from the last heartbeat.
 
-Invariants: it is news, not a record: who lives is decided by the registrations on leases, not here;
-            a server that is gone, or a partition that its server does not have any more, is forgotten.
+Invariants: reports do not decide which servers live: the registrations on leases do;
+            a server that is gone, or a partition that its server no longer has, is dropped.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class ServerTable:
         self._loads[server_id] = {each.partition_id: each for each in load}
 
     def registered(self, server_ids: Collection[int]) -> None:
-        """These have a registration now; what others told is forgotten."""
+        """Note the registered servers, and drop the reports of others."""
         self._seen.update(server_ids)
         for gone in self._loads.keys() - set(server_ids):
             del self._loads[gone]
 
     def was_seen(self, server_id: int) -> bool:
-        """Whether it had a registration at any time of this term."""
+        """Whether the server had a registration at any time in this term."""
         return server_id in self._seen
 
     def load_of(self, server_id: int) -> list[pm.PartitionLoad]:
         return list(self._loads.get(server_id, {}).values())
 
     def loads(self, regions: Collection[pm.RegionRecord]) -> dict[int, pm.PartitionLoad]:
-        """By partition, as its own server told it."""
+        """The load of each partition, as its own server reported it."""
         found = {}
         for region in regions:
             load = self._loads.get(region.server_id, {}).get(region.partition_id)

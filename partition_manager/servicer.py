@@ -1,8 +1,8 @@
-"""The rpcs of a partition manager, as thin as they can be.
+"""The rpcs of a partition manager.
 
-Invariants: a call for the leader is answered by a leader only, by its lease's clock; elsewhere `NotLeader` says whom to
-            ask; any manager tells regions and servers, from what it follows;
-            a caller that has seen a newer map is not answered with an older one: it waits, up to its deadline.
+Invariants: only a leader answers a leader's call, by its lease's clock; other managers raise `NotLeader` with the
+            leader's address; any manager lists regions and servers, from what it follows;
+            a caller that has seen a newer map gets no older one: it waits, up to its deadline.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PartitionManagerServicer:
     async def list_partition_servers(
         self, request: pm.ListPartitionServersRequest, call: Call
     ) -> pm.ListPartitionServersReply:
-        """Their loads are known to the leader alone."""
+        """The registered servers. Only the leader knows their loads."""
         term = self._manager.term
         state = await self._manager.follower.at(0, deadline_s=call.deadline_s - ANSWER_MARGIN_S)
         return pm.ListPartitionServersReply(

@@ -1,9 +1,9 @@
-"""One term of a partition manager's leadership: what it knows of servers, its calls, its background work.
+"""One term of a partition manager's leadership: its servers, its calls and its background work.
 
-Invariants: a term begins with a map at least as new as its election, and ends at once when the lease may be over: from
-            then on nothing of it is answered, committed or ordered;
-            a call is executed once at a time: a repetition joins the execution under way, and one that comes later
-            finds the call in the map (T50); an execution goes on if its caller gives up.
+Invariants: a term begins with a map at least as new as its election, and ends as soon as the lease may be over: from
+            then on it answers, commits and orders nothing;
+            a call has one execution at a time: a repetition joins the one under way, and a later repetition finds the
+            call in the map (scenario T50); an execution continues if its caller gives up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Flow = Callable[["Term", Req, Cause], Coroutine[Any, Any, Rep]]
 
 
 class Term:
-    """`ended` is set when it is over."""
+    """One term. `ended` is set when it is over."""
 
     def __init__(
         self,
@@ -81,13 +81,16 @@ class Term:
         return asyncio.get_running_loop().time()
 
     def own_cause(self, method: Method[Any, Any]) -> Cause:
-        """For what this manager does by itself: recognised in the map like a caller's call."""
+        """The cause of this manager's own changes. The map records it like a caller's call."""
         self._calls += 1
         call = common_pb2.CallId(client_id=self._client_id, call_id=self._calls)
         return Cause(call, method.method_id)
 
     def ensure_leading(self) -> None:
-        """By the lease's clock: a process that was stopped and goes on notices here, before any timer has run."""
+        """Raise `NotLeader` if the term is over.
+
+        It reads the lease's clock, so a process that was paused notices here, before any timer has run.
+        """
         if self.ended.is_set():
             raise self._not_leader()
         try:
@@ -110,19 +113,20 @@ class Term:
     # --- calls -----------------------------------------------------------------------------------------------
 
     async def mutate(self, request: Req, call: Call, flow: Flow[Req, Rep]) -> Rep:
-        """Execute a call that changes something. The request has a field `call`."""
+        """Execute a mutating call. The request has a field `call`."""
         self.ensure_leading()
         call_id: common_pb2.CallId = request.call  # type: ignore[attr-defined]
         key = (call_id.client_id, call_id.call_id)
         method_id = call.method.method_id
         running = self._running.get(key) if call_id.client_id else None
         if running is not None and running[0] != method_id:
-            raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is another request just now")
+            raise InvalidArgument(what="call", detail=f"{key[0]:x}/{key[1]} is being used by another request")
         if running is None:
             limit = self.config.limits.requests_in_flight_max
             if self._in_flight >= limit:
                 raise Overloaded(what="partition manager", detail=f"{limit} requests are in flight")
-            # A call without an id is not recognised when it is repeated; here it is still told from others.
+            # A call without an id is not recognised when it is repeated. The key only keeps it apart from others
+            # here.
             cause = Cause(call_id, method_id) if call_id.client_id else self.own_cause(call.method)
             task = self.tasks.start(self._execute(request, call, flow, cause))
             self._in_flight += 1
@@ -140,7 +144,7 @@ class Term:
             raise
         except NotLeader as error:
             raise self._not_leader() if not error.leader else error from None
-        self.ensure_leading()  # done in time, but if the term is over nothing is answered any more
+        self.ensure_leading()  # it is done, but if the term is over nothing is answered any more
         return result
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
@@ -163,7 +167,7 @@ class Term:
             )
 
     def reshape(self, *partition_ids: int) -> Reshaping:
-        """A context in which these partitions are not split, merged or moved by anybody else of this term."""
+        """A context in which no other flow of this term splits, merges or moves these partitions."""
         return Reshaping(self._reshaping, partition_ids)
 
 

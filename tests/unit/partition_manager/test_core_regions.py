@@ -145,7 +145,7 @@ def test_keys_may_be_as_long_as_keys_may_be() -> None:
 
 
 def test_a_split_cannot_make_a_partition_that_is_there() -> None:
-    with pytest.raises(InvalidArgument, match="partition 30 is there already"):
+    with pytest.raises(InvalidArgument, match="partition 30 exists already"):
         split(first_map(b"g", b"p"), 20, b"h", 30)
 
 
