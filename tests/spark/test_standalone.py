@@ -64,7 +64,7 @@ def test_two_workers_scan_with_the_archive_and_one_of_them_may_die(
     options = options_of(cluster, stream="events", columns="payload", sliceBytes=30_000)
     places = spark.call(programs.where_tasks_run, options=options)
     assert len(places["executors"]) == 2
-    assert all(file.endswith("neve.zip/neve/pipeline/tasks.py") for file in places["files"]), places
+    assert all(file.endswith("neve.zip/neve/pipeline/scan/tasks.py") for file in places["files"]), places
 
     # T36: lose a worker, Java and all, while both of them are in the middle of a task: the result is the same.
     with HeldCall(spark, tmp_path / "held", "blocks", programs.faulty_summary, options=options) as held:

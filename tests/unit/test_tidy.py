@@ -117,7 +117,7 @@ def test_every_folder_with_code_is_installed() -> None:
         for path in (ROOT / package).rglob("__init__.py")
     }
     assert found | {"neve"} == listed
-    assert (ROOT / "neve" / "py.typed").exists()  # of the package, and thereby of all of its sub-packages
+    assert (ROOT / FOLDERS["neve"] / "py.typed").exists()  # of the package, and thereby of all of its sub-packages
 
 
 def test_generated_code_is_current() -> None:
