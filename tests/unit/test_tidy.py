@@ -276,3 +276,30 @@ def test_the_page_of_scenarios_lists_them_all_with_their_tests() -> None:
     assert set(listed) >= set(range(1, 55))
     assert [f"T{number}" for number in listed if not tests[number]] == []
     assert [f"T{number}" for number in tests if tests[number] and number not in listed] == []
+
+
+# --- the documents ---------------------------------------------------------------------------------------------
+
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_PATH = re.compile(r"`([A-Za-z_][\w./-]*/[\w./-]*(?:\.(?:py|md|proto|toml|lock|json)|/))`")
+# A rule that is cited by its bare number: "(17)" or "(rules 4, 5)".
+_BARE_RULE = re.compile(r"(?<!\.py)(?<=[a-z.,;:)]) \((?:rules? )?\d{1,2}(?:(?:, | and |-|–| to )\d{1,2})*\)")
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_document_refers_to_exists(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    missing = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    tops = {path.name for path in ROOT.iterdir()}
+    missing += [
+        name
+        for name in _PATH.findall(text)
+        if name.split("/")[0] in tops and not (ROOT / name).exists() and not (page.parent / name).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_cite_rules_by_name(page: Path) -> None:
+    assert _BARE_RULE.findall(page.read_text()) == [], 'write "protocol rule 17"'
