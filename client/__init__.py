@@ -1,9 +1,9 @@
-"""What users import: the clients and their synchronous twins, the values they deal in, and every error.
+"""The public Python API: both clients, their synchronous twins, their value types and every error.
 
     from neve.client import Client, Position          # streams
     from neve.client import KeyValueClient            # objects
 
-The command `stream-client` is in the package `command`.
+The `stream-client` command is in the sub-package `command`.
 """
 
 from neve.client.objects.client import KeyValueClient

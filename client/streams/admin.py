@@ -1,4 +1,7 @@
-"""What operators ask of a cluster and tell it: thin calls, answered with the messages of proto/stream_manager.proto."""
+"""Calls for operators, about the cluster, its nodes, extents and quotas.
+
+They are thin: most return the messages of proto/stream_manager.proto.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,32 @@ from neve.proto.errors import NotFound
 
 
 class Admin:
-    """`client.admin`."""
+    """Operations on the cluster, as `client.admin`."""
 
     def __init__(self, link: ManagerLink) -> None:
         self._link = link
 
     async def describe(self) -> sm.DescribeClusterReply:
-        """Name, leader, managers and defaults of the cluster."""
+        """Return the name, leader, managers and defaults of the cluster."""
         return await self._link.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
 
     async def status(self) -> sm.ClusterStatusReply:
-        """Leader, nodes, how much there is, and what is in danger."""
+        """Return the leader, the nodes, the amount of data, and what is at risk."""
         return await self._link.ask_leader(methods.STREAM_MANAGER_CLUSTER_STATUS, sm.ClusterStatusRequest())
 
     def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[sm.StreamInfo]:
-        """Streams that have these labels, by id, page by page, as of one revision."""
+        """Iterate over the streams that have these labels, by id, in pages, as of one revision."""
         request = sm.ListStreamsRequest(limit=PAGE, labels=labels)
         ask = functools.partial(self._link.ask_leader, methods.STREAM_MANAGER_LIST_STREAMS)
         return pages(ask, request, items="streams", after="after_stream_id")
 
     async def stream(self, id_or_name: int | str) -> tuple[sm.StreamInfo, Sequence[sm.ExtentInfo]]:
-        """A stream with all of its extents, in their order; NotFound if there is none."""
+        """Return a stream and all of its extents, in order. Raises NotFound if there is none."""
         stream = await self.stream_info(id_or_name)
         return stream, await self.describe_extents(stream.extent_ids, with_streams=True)
 
     async def stream_info(self, id_or_name: int | str) -> sm.StreamInfo:
-        """A stream alone; NotFound if there is none."""
+        """Return a stream without its extents. Raises NotFound if there is none."""
         request = sm.DescribeStreamsRequest()
         if isinstance(id_or_name, int):
             request.stream_ids.append(id_or_name)
@@ -50,13 +53,14 @@ class Admin:
         return reply.streams[0]
 
     async def node(self, node_id: int) -> sm.NodeRecord:
-        """NotFound if there is none."""
+        """Return one node's record. Raises NotFound if there is none."""
         for record in await self.nodes([node_id]):
             if record.node_id == node_id:
                 return record
         raise NotFound(kind="node", name=str(node_id))
 
     async def nodes(self, node_ids: Sequence[int] = ()) -> Sequence[sm.NodeRecord]:
+        """Return the records of these nodes, or of all nodes."""
         request = sm.ListNodesRequest(node_ids=node_ids)
         return (await self._link.ask_leader(methods.STREAM_MANAGER_LIST_NODES, request)).nodes
 
@@ -68,7 +72,10 @@ class Admin:
         open_only: bool = False,
         with_streams: bool = False,
     ) -> AsyncIterator[sm.ExtentInfo]:
-        """Extents by id, page by page, as of one revision: the leader's, who alone knows which nodes are well."""
+        """Iterate over extents, by id, in pages, as of one revision.
+
+        The calls go to the leader, which alone knows which nodes are healthy.
+        """
         request = sm.ListExtentsRequest(
             limit=PAGE,
             node_id=node_id,
@@ -82,7 +89,7 @@ class Admin:
     async def describe_extents(
         self, extent_ids: Sequence[int], *, with_streams: bool = False
     ) -> Sequence[sm.ExtentInfo]:
-        """Those of them that there are, in this order, page by page."""
+        """Return those of these extents that exist, in this order."""
         found: list[sm.ExtentInfo] = []
         for first in range(0, len(extent_ids), PAGE):
             page = extent_ids[first : first + PAGE]
@@ -91,42 +98,46 @@ class Admin:
         return found
 
     def tasks(self) -> AsyncIterator[sm.RecoveryTask]:
-        """What recovery has to do, by extent id."""
+        """Iterate over the recovery tasks, by extent id."""
         ask = functools.partial(self._link.order, methods.STREAM_MANAGER_LIST_TASKS)
         return pages(ask, sm.ListTasksRequest(limit=PAGE), items="tasks", after="after_extent_id")
 
     async def set_node_mode(self, node_id: int, mode: sm.NodeMode, *, maintenance_s: int = 0) -> sm.NodeRecord:
-        """Normal, read-only, maintenance (for so long), draining, decommissioned."""
+        """Set a node's mode: normal, read-only, maintenance (for `maintenance_s`), draining or decommissioned."""
         request = sm.SetNodeModeRequest(node_id=node_id, mode=mode, maintenance_s=maintenance_s)
         return (await self._link.order(methods.STREAM_MANAGER_SET_NODE_MODE, request)).node
 
     async def set_placement(self, region: str, *, stopped: bool) -> None:
-        """Stop placing new extents in a region, or begin again."""
+        """Stop placing new extents in a region, or resume."""
         request = sm.SetPlacementRequest(region=region, stopped=stopped)
         await self._link.order(methods.STREAM_MANAGER_SET_PLACEMENT, request)
 
     async def set_quota(
         self, prefix: str, *, streams_max: int = 0, extents_max: int = 0, bytes_max: int = 0
     ) -> sm.QuotaUsage:
-        """Bound the streams that have a label `key=value` beginning with `prefix`. Without any limit: no bound."""
+        """Limit the streams that have a label `key=value` beginning with `prefix`. No limits given: unlimited."""
         quota = sm.Quota(prefix=prefix, streams_max=streams_max, extents_max=extents_max, bytes_max=bytes_max)
         return (await self._link.order(methods.STREAM_MANAGER_SET_QUOTA, sm.SetQuotaRequest(quota=quota))).usage
 
     async def quotas(self) -> Sequence[sm.QuotaUsage]:
+        """Return all quotas and how much of each is used."""
         return (await self._link.ask_leader(methods.STREAM_MANAGER_LIST_QUOTAS, sm.ListQuotasRequest())).quotas
 
     async def accept_length(self, extent_id: int, length: int, *, reason: str) -> sm.ExtentInfo:
-        """Where too few replicas can tell an extent's end: name it. What lies beyond is lost, by your word."""
+        """Seal an extent at `length` when too few replicas can report its end.
+
+        Data beyond `length` is lost, on the operator's decision.
+        """
         request = sm.AcceptLengthRequest(extent_id=extent_id, length=length, reason=reason)
         return (await self._link.order(methods.STREAM_MANAGER_ACCEPT_LENGTH, request)).extent
 
     async def seal_stream(self, stream_id: int) -> sm.SealStreamReply:
-        """End a stream by an operator's word: its writer ends with it, and what that did not hear of is unknown."""
+        """Seal a stream as an operator. Its writer ends, and its pending appends raise AppendOutcomeUnknown."""
         request = sm.SealStreamRequest(stream_id=stream_id)
         return await self._link.order(methods.STREAM_MANAGER_SEAL_STREAM, request)
 
     async def delete_extents(self, extents: Sequence[tuple[int, int]], *, revision: int) -> sm.DeleteExtentsReply:
-        """Propose extents (id, eversion) for deletion, from a snapshot at `revision`: what is referred to stays."""
+        """Propose extents (id, eversion) of a snapshot at `revision` for deletion. Those still referred to are kept."""
         versions = [sm.ExtentVersion(extent_id=extent_id, eversion=eversion) for extent_id, eversion in extents]
         request = sm.DeleteExtentsRequest(extents=versions, revision=revision)
         return await self._link.order(methods.STREAM_MANAGER_DELETE_EXTENTS, request)
@@ -134,12 +145,13 @@ class Admin:
     # --- for the partition layer ------------------------------------------------------------------------------
 
     async def alloc_ids(self, count: int = 1) -> int:
-        """The first of `count` numbers in a row that nobody else ever gets."""
+        """Reserve `count` consecutive numbers, unique in the cluster, and return the first."""
         return (await self._link.ask(methods.STREAM_MANAGER_ALLOC_ID, sm.AllocIdRequest(count=count))).first_id
 
     async def split_streams(self, request: sm.SplitStreamsRequest, *, timeout_s: float) -> sm.SplitStreamsReply:
-        """Twins of several streams, and keys of the caller, in one transaction."""
+        """Make twins of several streams and write the caller's keys, in one transaction."""
         return await self._link.order(methods.STREAM_MANAGER_SPLIT_STREAMS, request, timeout_s=timeout_s)
 
     async def merge_streams(self, request: sm.MergeStreamsRequest, *, timeout_s: float) -> sm.MergeStreamsReply:
+        """Merge streams and write the caller's keys, in one transaction."""
         return await self._link.order(methods.STREAM_MANAGER_MERGE_STREAMS, request, timeout_s=timeout_s)

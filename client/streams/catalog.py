@@ -1,8 +1,9 @@
-"""What the client knows of streams and extents: asked from any manager, kept while it is of use.
+"""The client's cache of stream and extent metadata, filled by any manager.
 
-Invariants: what is kept may be old: a replica's refusal, or the end of what is known, has it asked for again;
-            never older than what this client has seen before (`revision_min`);
-            bounded: the least recently used extents are forgotten.
+Invariants: an entry may be out of date. When a replica refuses a call, or a reader reaches the known end, the client
+            fetches it again;
+            a reply is never older than what this client has seen before (`revision_min`);
+            the cache is bounded: it evicts the least recently used extents.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ EXTENTS_CACHED_MAX = 10_000
 
 
 class Catalog:
+    """Reads streams and extents from the managers, and caches extents."""
+
     def __init__(self, link: ManagerLink) -> None:
         self._link = link
         self._extents: OrderedDict[int, Extent] = OrderedDict()
 
     async def stream(self, stream: int | str, *, with_extents: bool = False) -> Stream:
-        """By id or by name; NotFound if there is none."""
+        """Fetch a stream by id or name. Raises NotFound if there is none."""
         request = sm.DescribeStreamsRequest(
             stream_ids=[stream] if isinstance(stream, int) else [],
             names=[stream] if isinstance(stream, str) else [],
@@ -43,14 +46,14 @@ class Catalog:
         return Stream.of(reply.streams[0])
 
     async def streams(self, labels: Mapping[str, str] | None) -> AsyncIterator[Stream]:
-        """All streams that have these labels, page by page, as of one revision."""
+        """Iterate over all streams that have these labels, in pages, as of one revision."""
         request = sm.ListStreamsRequest(limit=PAGE, labels=labels)
         ask = functools.partial(self._link.ask, methods.STREAM_MANAGER_LIST_STREAMS)
         async for info in pages(ask, request, items="streams", after="after_stream_id"):
             yield Stream.of(info)
 
     async def extent(self, extent_id: int, *, refresh: bool = False) -> Extent:
-        """An extent's replicas and end; NotFound if metadata does not have it."""
+        """Return an extent's replicas and length, cached unless `refresh`. Raises NotFound if metadata lacks it."""
         if not refresh and (known := self._extents.get(extent_id)) is not None:
             self._extents.move_to_end(extent_id)
             return known
@@ -64,10 +67,11 @@ class Catalog:
         raise NotFound(kind="extent", name=str(extent_id))
 
     def known(self, extent_id: int) -> Extent | None:
-        """What is known of an extent without asking."""
+        """Return the cached extent, without a call."""
         return self._extents.get(extent_id)
 
     def note(self, info: sm.ExtentInfo) -> Extent:
+        """Cache an extent that a reply contained."""
         extent = Extent.of(info)
         self._extents[extent.id] = extent
         self._extents.move_to_end(extent.id)

@@ -1,4 +1,4 @@
-"""The stream client: what programs import. One for a process, for any number of streams, readers and writers.
+"""The stream client. A process needs one for any number of streams, readers and writers.
 
     async with Client(["127.0.0.1:3401"]) as neve:
         stream = await neve.create_stream(name="events", replicas=3)
@@ -7,10 +7,10 @@
         async for record in neve.read(stream.id, start=position):
             print(record.position, record.payload)
 
-Invariants: a client has one lease, and at most one writer or group of writers a lock: a second one is refused unless
-            it takes over;
-            a writer's lock is in the metadata store, put there by the client itself (rule 1);
-            closing the client ends all that it began.
+Invariants: a client has one lease. For each lock it has at most one writer or writer group; it refuses a second one
+            unless that one takes over;
+            the client itself puts a writer's lock into the metadata store (protocol rule 1);
+            closing the client ends everything that it started.
 """
 
 from __future__ import annotations
@@ -64,11 +64,13 @@ log = logging.getLogger(__name__)
 
 
 class Client:
-    """`managers` are wire addresses; one that answers is enough, the others are learned.
+    """A connection to one Neve cluster: creates, reads, writes, seals and deletes streams.
 
-    `meta` is a connection to the metadata store, where locks are; without it the client asks the managers for the
-    endpoints of etcd and connects when it first writes; `etcd` has what a secured one wants: TLS, a user. `channels`
-    and `rng` are for simulations.
+    `managers` are wire addresses; one that replies is enough, and the client learns the others from it. `token` and
+    `tls` authenticate the client. `etcd` has the TLS files and the user of a secured etcd.
+
+    Locks are kept in the metadata store. Unless `meta` is a connection to it, the client gets the endpoints from a
+    manager and connects when it first opens a writer. `meta`, `channels` and `rng` are for simulations.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Client:
         rng: random.Random | None = None,
     ) -> None:
         if isinstance(managers, str):
-            raise InvalidArgument(what="managers", detail="a list of addresses is needed, not one text")
+            raise InvalidArgument(what="managers", detail="expected a list of addresses, not a string")
         self.cluster = cluster
         self.options = options
         self._rng = rng or random.SystemRandom()
@@ -99,7 +101,7 @@ class Client:
         )
         self._link = ManagerLink(self._channels, managers, options=options, rng=self._rng)
         self._described: sm.DescribeClusterReply | None = None
-        self._writers: dict[str, Writer | WriterGroup] = {}  # open or opening, by lock
+        self._writers: dict[str, Writer | WriterGroup] = {}  # open or being opened, by lock
         self._lease: Lease | None = None
         self._meta_lock = asyncio.Lock()
         self._budget = Budget(options.buffer_bytes_max)
@@ -107,11 +109,14 @@ class Client:
         self.admin = Admin(self._link)
 
     async def open(self) -> Self:
-        """Reach a manager, and see that it is of the right cluster. `async with` does it, once."""
+        """Connect to a manager and check that it belongs to `cluster`. `async with` calls this.
+
+        Raises WrongCluster if it belongs to another one, and InvalidArgument if the client is open already.
+        """
         if self._closed:
             raise self._not_open()
         if self._opened:
-            raise InvalidArgument(what="client", detail="it is open already")
+            raise InvalidArgument(what="client", detail="it is already open")
         loop = asyncio.get_running_loop()
         if self.options.keep_freed_memory:
             keep_freed_memory(self.options.buffer_bytes_max)
@@ -129,7 +134,7 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """End all writers (waiting for what they hold), leave the locks, and disconnect."""
+        """Flush and close all writers, release their locks and disconnect. Errors of the writers are only logged."""
         if self._closed:
             return
         self._closed = True
@@ -144,7 +149,7 @@ class Client:
             try:
                 await self._lease.revoke()
             except NeveError as error:
-                log.info("lease_not_revoked error=%s", error)  # it ends by itself
+                log.info("lease_not_revoked error=%s", error)  # it expires
         if self._own_meta is not None:
             await self._own_meta.close()
         await self._channels.close()
@@ -158,14 +163,14 @@ class Client:
         await self.close()
 
     def _check_open(self) -> None:
-        """Before anything is asked of a manager: what it did would be done, and nobody told."""
+        """Raise before sending a request: a manager could carry it out, and this client could not return the reply."""
         if not self._opened or self._closed:
             raise self._not_open()
 
     def _not_open(self) -> ShuttingDown:
         if self._closed:
-            return ShuttingDown(detail="this client was closed: make another one")
-        return ShuttingDown(detail="this client is not open: use `async with`, or await open()")
+            return ShuttingDown(detail="this client is closed; create a new one")
+        return ShuttingDown(detail="this client is not open; use `async with` or await open()")
 
     # --- streams ---------------------------------------------------------------------------------------------
 
@@ -181,8 +186,13 @@ class Client:
         strict: bool = False,
         lock: str = "",
     ) -> Stream:
-        """Make a stream. 0 and "" mean the cluster's defaults; a name, if given, is unique. Streams with the same
-        `lock` have one owner together; by default each has its own."""
+        """Create a stream and return it.
+
+        An option that is 0 or "" takes the cluster's default. A `name`, if given, is unique: AlreadyExists if another
+        stream has it. Streams with the same `lock` have one owner together; by default each stream has its own lock.
+        With `sync`, an append is acknowledged when it is durable on every replica. `strict` and `placement` say how
+        nodes are chosen.
+        """
         self._check_open()
         policy = StreamPolicy(
             replicas=replicas, sync=sync, extent_bytes_max=extent_bytes_max, placement=placement, strict=strict
@@ -193,20 +203,21 @@ class Client:
         return self._noted(reply.stream)
 
     async def stream(self, id_or_name: int | str) -> Stream:
-        """A stream by its id or its name; NotFound if there is none."""
+        """Return the stream with this id or name. Raises NotFound if there is none."""
         self._check_open()
         return await self._catalog.stream(id_or_name)
 
     def streams(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
-        """All streams that have these labels."""
+        """Iterate over all streams that have these labels."""
         self._check_open()
         return self._catalog.streams(labels)
 
     async def truncate(self, stream_id: int, before: Position, *, owner: common_pb2.Owner | None = None) -> Stream:
-        """Drop every extent before the one of `before`: what is in that one stays readable.
+        """Remove every extent before the one of `before`, and return the stream. Records in that extent stay readable.
 
-        Without `owner` it is done in the name of this client's writer of the stream; if it has none, in nobody's, as an
-        operator does it, whoever owns the stream.
+        The call is made on behalf of `owner`, or else of this client's open writer of the stream; the manager checks
+        that this owner still holds the lock. If there is neither, the manager truncates the stream whoever owns it, as
+        for an operator.
         """
         self._check_open()
         owner = owner or await self._owner_of(stream_id)
@@ -216,14 +227,14 @@ class Client:
     async def punch(
         self, stream_id: int, extent_ids: Iterable[int], *, owner: common_pb2.Owner | None = None
     ) -> Stream:
-        """Take whole extents out of the stream, wherever they are in it; never the tail. `owner`: as in `truncate`."""
+        """Remove whole extents from any place in the stream except its tail. `owner`: as in `truncate`."""
         self._check_open()
         owner = owner or await self._owner_of(stream_id)
         request = sm.PunchHolesRequest(stream_id=stream_id, owner=owner, extent_ids=list(extent_ids))
         return self._noted((await self._link.order(methods.STREAM_MANAGER_PUNCH_HOLES, request)).stream)
 
     async def seal(self, stream_id: int) -> Stream:
-        """End the stream: nothing can be appended any more. A writer of this client is flushed and ended first."""
+        """Seal the stream: it takes no more appends. Flushes and ends this client's writer of the stream first."""
         self._check_open()
         request = sm.SealStreamRequest(stream_id=stream_id, owner=await self._owner_of(stream_id))
         writer = self._writer_of(stream_id)
@@ -232,7 +243,7 @@ class Client:
         request.extent_id, request.acknowledged_end = await writer.freeze()
         try:
             stream = await self._seal(request)
-        except BaseException as error:  # also a caller that gives up: the writer has nothing left to append to
+        except BaseException as error:  # a cancelled caller too: the writer is frozen and can append nothing more
             await writer.abort(error if isinstance(error, NeveError) else None)
             raise
         await writer.abort(StreamSealed(stream_id=stream_id))
@@ -245,7 +256,10 @@ class Client:
         )
 
     async def delete(self, stream_id: int) -> None:
-        """Delete the stream; its extents go when nothing else refers to them. A writer of this client ends with it."""
+        """Delete the stream, and end this client's writer of it.
+
+        Its extents are deleted when no other stream refers to them.
+        """
         self._check_open()
         request = sm.DeleteStreamRequest(stream_id=stream_id, owner=await self._owner_of(stream_id))
         await self._link.order(methods.STREAM_MANAGER_DELETE_STREAM, request, timeout_s=self.options.roll_timeout_s)
@@ -264,11 +278,15 @@ class Client:
         end: Position | None = None,
         copy: bool = True,
     ) -> AsyncIterator[Record]:
-        """The records from `start` (the stream's beginning) to before `end` (what there is now).
+        """Iterate over the records from `start` (default: the stream's start) to before `end` (default: the end now).
 
-        With `follow`, new records come as they are acknowledged, until the stream is sealed. What was acknowledged
-        milliseconds ago, by a writer that neither flushed nor went on, may not be readable yet. `copy=False` gives
-        large payloads as views, which keep the memory of a whole answer alive for as long as they are held.
+        With `follow`, the iteration continues with new records as they are acknowledged, until the stream is sealed.
+        Records acknowledged within the last milliseconds may not be readable yet, unless their writer has flushed or
+        has appended again since.
+
+        `copy=False` returns large payloads as views. A view keeps the memory of a whole reply alive.
+
+        Raises NotFound if the extent of `start` is no longer in the stream.
         """
         self._check_open()
         batches = self._reader.read_batches(stream_id, start=start, follow=follow, end=end, copy=copy)
@@ -286,12 +304,12 @@ class Client:
         end: Position | None = None,
         copy: bool = True,
     ) -> AsyncIterator[list[Record]]:
-        """As `read`, in lists of what came at a time: for those who have millions of small records to read."""
+        """Like `read`, but in lists of the records that arrived together: faster for millions of small records."""
         self._check_open()
         return self._reader.read_batches(stream_id, start=start, follow=follow, end=end, copy=copy)
 
     async def read_record(self, stream_id: int, position: Position, *, copy: bool = True) -> Record:
-        """The one record at `position`, as an append or a read has told it."""
+        """Return the one record at `position`, which an append or a read has returned."""
         self._check_open()
         return await self._reader.read_record(stream_id, position, copy=copy)
 
@@ -306,11 +324,14 @@ class Client:
         lock_timeout_s: float | None = None,
         owner: str = "",
     ) -> Writer:
-        """A writer, to be opened by `async with`: takes the stream's lock, fences older owners, goes on behind them.
+        """Return a writer for the stream, which `async with` opens.
 
-        While another live owner has the lock it is waited for, up to `lock_timeout_s`, then LockHeld; with `takeover`
-        the other one is put out at once. `sync` overrides the stream's policy: without it an acknowledged append is in
-        the page cache of all replicas. `owner` names this writer to people.
+        Opening takes the stream's lock, fences older owners and finds the end of the stream. While another live owner
+        holds the lock, opening waits up to `lock_timeout_s` and then raises LockHeld; with `takeover` it deposes that
+        owner at once. Opening raises StreamSealed for a sealed stream.
+
+        `sync` overrides the stream's policy: without sync, an acknowledged append is in the page cache of all replicas.
+        `owner` is a name for this writer that people see.
         """
 
         async def opener(writer: Writer, core: WriterCore) -> Opened:
@@ -339,12 +360,13 @@ class Client:
         lock_timeout_s: float | None = None,
         owner: str = "",
     ) -> WriterGroup:
-        """Writers of streams that have the same lock, to be opened by `async with`: one holding, one token, one end.
+        """Return writers for streams that have the same lock, which `async with` opens.
 
-        Streams with different locks are refused. `lock_timeout_s`, `sync` and `owner` are as for `writer`.
+        The group takes the lock once. All its writers have the same token and end together. Opening raises
+        InvalidArgument if the streams have different locks. `lock_timeout_s`, `sync` and `owner`: as for `writer`.
         """
         if not stream_ids or len(set(stream_ids)) < len(stream_ids):
-            raise InvalidArgument(what="stream_ids", detail="at least one is needed, and each is given once")
+            raise InvalidArgument(what="stream_ids", detail="expected at least one id, each of them once")
 
         async def maker(group: WriterGroup) -> tuple[Lock, list[Writer]]:
             streams = [await self._appendable(stream_id) for stream_id in stream_ids]
@@ -383,7 +405,7 @@ class Client:
     ) -> Lock:
         owner = owner or f"{platform.node()}:{os.getpid()}"
         mine = self._writers.get(name)
-        if mine is not None:  # one lease, so that the lock would be ours to take: but not behind the other one's back
+        if mine is not None:  # both would use our lease, so the lock could be taken; the other writer must end first
             if not takeover:
                 raise LockHeld(lock=name, owner=owner, detail="by another writer of this client")
             await mine.abort()
@@ -436,7 +458,7 @@ class Client:
         return None
 
     async def _owner_of(self, stream_id: int) -> common_pb2.Owner | None:
-        """In whose name we change a stream: our writer's, if it has one."""
+        """The owner to name when we change a stream: our writer's, if we have one."""
         writer = self._writer_of(stream_id)
         return writer.owner if writer is not None else None
 
@@ -453,7 +475,7 @@ class Client:
         return self._described
 
     async def metadata(self) -> MetaStore:
-        """The connection to the metadata store; it is closed with the client."""
+        """Return the connection to the metadata store. Closing the client closes it, unless it was passed in."""
         if self._meta is not None:
             return self._meta
         async with self._meta_lock:
@@ -463,7 +485,7 @@ class Client:
             return self._own_meta
 
     async def lease(self) -> Lease:
-        """The lease that this client's locks are on, for what is to end with them; a new one if the last was lost."""
+        """Return the lease of this client's locks, or a new one if it was lost. Other keys may expire with it."""
         meta = await self.metadata()
         async with self._meta_lock:
             if self._lease is None or not self._lease.alive():

@@ -1,6 +1,6 @@
-"""What can be set about a client. Every bound and timeout of it is here, with its reason.
+"""The options of the stream client: every bound and timeout, each with its reason.
 
-Invariants: a value that cannot work is refused when it is given, naming it.
+Invariants: an option that cannot work raises InvalidArgument with its name when the options are made.
 """
 
 from __future__ import annotations
@@ -17,38 +17,40 @@ from neve.rpc.removed_settings import ignores_removed
 @ignores_removed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
+    """Options of `Client` and `SyncClient`. Raises InvalidArgument if a value cannot work."""
+
     # --- managers ---
-    call_timeout_s: float = 30.0  # of one operation, all attempts at all managers included
-    attempt_timeout_s: float = 10.0  # of one attempt: above a fail-over of the managers, which others then know of
+    call_timeout_s: float = 30.0  # one operation, with all attempts at all managers
+    attempt_timeout_s: float = 10.0  # one attempt; longer than a fail-over, after which the managers name a new leader
     retry_delay_s_min: float = 0.05
     retry_delay_s_max: float = 2.0
 
     # --- writers ---
-    lease_ttl_s: int = 10  # of the locks: how long a dead client keeps others out
-    lock_timeout_s: float = 30.0  # to wait for another owner: above its lease
-    writer_bytes_max: int = 64 * MIB  # appended and not acknowledged, of one writer
-    buffer_bytes_max: int = 256 * MIB  # the same of all writers of the client
-    frame_bytes: int = 2 * MIB  # measured: 1 MiB gave up to a tenth less, 64 KiB half, 4 MiB no more
+    lease_ttl_s: int = 10  # lease of the locks: how long a dead client keeps other writers out
+    lock_timeout_s: float = 30.0  # wait for another owner's lock; longer than that owner's lease
+    writer_bytes_max: int = 64 * MIB  # unacknowledged bytes of one writer
+    buffer_bytes_max: int = 256 * MIB  # unacknowledged bytes of all writers of the client
+    frame_bytes: int = 2 * MIB  # throughput: 1 MiB was up to 10 % slower, 64 KiB half as fast, 4 MiB no faster
     frames_in_flight_max: int = 8  # to one node
-    append_timeout_s: float = 2.0  # of one frame
-    append_attempts_max: int = 3  # at one replica without any progress, before the stream goes on without its node
+    append_timeout_s: float = 2.0  # one frame
+    append_attempts_max: int = 3  # at one replica without any progress; then the writer replaces the extent
     append_retry_delay_s: float = 0.05
-    roll_timeout_s: float = 60.0  # to have the next extent: above the time in which dead nodes are found out
-    confirm_timeout_s: float = 3600.0  # to have a seal confirmed by all replicas: above the longest recovery
-    avoid_node_s: float = 30.0  # a node that failed is not asked for during this time, if there are others
-    committed_idle_s: float = 0.005  # after so long an idle writer notifies the nodes how far readers may go
-    block_payload_bytes_max: int = 4 * MIB  # larger records go in several blocks
+    roll_timeout_s: float = 60.0  # wait for the next extent; longer than the manager takes to detect dead nodes
+    confirm_timeout_s: float = 3600.0  # wait until all replicas confirm a seal; longer than the longest recovery
+    avoid_node_s: float = 30.0  # after a failure the writer avoids the node this long, if others are available
+    committed_idle_s: float = 0.005  # after this long an idle writer notifies the nodes how far readers may go
+    block_payload_bytes_max: int = 4 * MIB  # larger records take several blocks
 
     # --- readers ---
-    read_bytes: int = 2 * MIB  # of payload, asked for at a time: a reader holds three of them; 4 MiB were no faster
-    read_first_bytes: int = 256 * KIB  # the first answer of a reader comes soon; the following ones are larger
-    read_timeout_s: float = 5.0  # of one attempt at one replica
-    read_deadline_s: float = 30.0  # until some replica has answered
-    follow_wait_s: float = 5.0  # a replica answers a follower by then, with or without news
-    cache_bytes_max: int = 32 * MIB  # of blocks that were read one by one
-    record_bytes_max: int = 1024 * MIB  # of a record in several blocks: readers join it in memory, writers refuse more
+    read_bytes: int = 2 * MIB  # payload per request; a reader holds up to three replies; 4 MiB were no faster
+    read_first_bytes: int = 256 * KIB  # payload of the first request, smaller so that its reply arrives soon
+    read_timeout_s: float = 5.0  # one attempt at one replica
+    read_deadline_s: float = 30.0  # until some replica has replied
+    follow_wait_s: float = 5.0  # a replica replies to a follower within this time, even without new records
+    cache_bytes_max: int = 32 * MIB  # blocks fetched by `read_record`
+    record_bytes_max: int = 1024 * MIB  # a record of several blocks: readers join it in memory, writers refuse more
 
-    keep_freed_memory: bool = True  # of the whole process: memory.py says why
+    keep_freed_memory: bool = True  # affects the whole process: see client/freed_memory.py
     limits: Limits = DEFAULT_LIMITS
 
     @property

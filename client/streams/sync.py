@@ -1,4 +1,4 @@
-"""The client for programs without asyncio: the same methods, without await, from any thread.
+"""The stream client for programs without asyncio: the same methods, called without `await`, from any thread.
 
     with SyncClient(["127.0.0.1:3401"]) as neve:
         stream = neve.create_stream(name="events", replicas=3)
@@ -7,8 +7,9 @@
         for record in neve.read(stream.id, start=position):
             print(record.position, record.payload)
 
-Invariants: one loop in one thread of its own does all the work; a call waits for it, and Ctrl-C ends the wait;
-            records of an iterator are fetched some at a time, and no more than that ahead of who reads them.
+Invariants: one event loop in a thread of its own does all the work. A call blocks until its result is there; Ctrl-C
+            ends the call;
+            an iterator fetches at most RECORDS_PER_HOP records or BYTES_PER_HOP ahead of its consumer.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from neve.rpc.tls import TlsFiles
 
 T = TypeVar("T")
 
-# A hop between threads costs about 50 µs: many records share one. A follower gets what is there, at once.
+# A switch between threads costs about 50 µs, so many records share one. A follower gets what has arrived, at once.
 RECORDS_PER_HOP = 256
 BYTES_PER_HOP = 4 << 20
 
 
 class LoopThread:
-    """An event loop in a thread. It ends with `stop`, or with the process: the thread is a daemon."""
+    """An event loop in a daemon thread, which ends with `stop` or with the process."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -51,14 +52,14 @@ class LoopThread:
         self._loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there, and wait; whoever interrupts the wait cancels the work."""
+        """Run a coroutine on the loop and block until it is done. An interrupt, such as Ctrl-C, cancels it."""
         if not self._thread.is_alive():
             work.close()
             raise ShuttingDown(detail="this client was closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except concurrent.futures.CancelledError:  # nobody but `stop` cancels what runs here
+        except concurrent.futures.CancelledError:  # only `stop` cancels tasks of this loop
             raise ShuttingDown(detail="this client was closed by another thread") from None
         except BaseException:
             future.cancel()
@@ -80,7 +81,7 @@ class LoopThread:
         await self._loop.shutdown_asyncgens()
 
     def iterate(self, records: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an asynchronous iterator, some at a time."""
+        """Iterate over an asynchronous iterator, fetching its items in batches."""
         some = _Batches(records)
         try:
             while batch := self.run(some.next()):
@@ -91,17 +92,17 @@ class LoopThread:
 
 
 class _Batches:
-    """One task goes through an asynchronous iterator, some way ahead of who asks for what it has gathered."""
+    """The items of an asynchronous iterator, in batches. A task collects them, a bounded number ahead of `next`."""
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
         self._items = items
         self._ready: list[Any] = []
         self._ready_bytes = 0
-        self._changed = asyncio.Event()  # made in any thread, used in the loop's alone
+        self._changed = asyncio.Event()  # made in any thread, but used only on the loop
         self._task: asyncio.Task[None] | None = None
 
     async def next(self) -> list[Any]:
-        """At least one; none at the end. An error comes after what was there before it."""
+        """Return at least one item, or none at the end. An error is raised after the items before it."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._gather())
         while not self._ready and not self._task.done():
@@ -110,7 +111,7 @@ class _Batches:
         batch, self._ready, self._ready_bytes = self._ready, [], 0
         self._changed.set()
         if not batch:
-            self._task.result()  # raises what ended it
+            self._task.result()  # raises the error that ended the task
         return batch
 
     async def _gather(self) -> None:
@@ -135,7 +136,7 @@ class _Batches:
 
 
 class SyncWriter:
-    """A writer without await; made by `SyncClient.writer`, opened by `with`. Safe for several threads at a time."""
+    """The synchronous twin of `Writer`. `SyncClient.writer` makes it, `with` opens it. Threads may share it."""
 
     def __init__(self, thread: LoopThread, make: Callable[[], Writer]) -> None:
         self._thread = thread
@@ -143,6 +144,8 @@ class SyncWriter:
         self._writer: Writer | None = None
 
     def open(self) -> Self:
+        """Take the lock, fence older owners and find the end of the stream."""
+
         async def do() -> Writer:
             return await self._make().open()
 
@@ -150,15 +153,15 @@ class SyncWriter:
         return self
 
     def append(self, payload: Buffer) -> Position:
-        """Append one record; returns its position when it is acknowledged."""
+        """Append one record and return its position, once it is acknowledged."""
         return self._thread.run(self._open_writer.append(payload))
 
     def append_many(self, payloads: Iterable[Buffer]) -> Sequence[Position]:
-        """Append a list of records, acknowledged together. The fast way: each call costs a hop between threads."""
+        """Append a list of records, acknowledged together. Faster than single appends, which each switch threads."""
         return self._thread.run(self._open_writer.append_many(payloads))
 
     def submit(self, payload: Buffer) -> concurrent.futures.Future[Position]:
-        """Append one record without waiting for its acknowledgement; waits for room if there is none."""
+        """Append one record and return a future of its position. Blocks only while the writer's buffer is full."""
         writer = self._open_writer
         done: concurrent.futures.Future[Position] = concurrent.futures.Future()
 
@@ -171,11 +174,11 @@ class SyncWriter:
         return done
 
     def flush(self) -> None:
-        """Wait until all that was appended before is acknowledged."""
+        """Block until every earlier append is acknowledged."""
         self._thread.run(self._open_writer.flush())
 
     def close(self) -> None:
-        """Flush, and release the lock."""
+        """Flush and release the lock. Raises AppendOutcomeUnknown if an append was not acknowledged."""
         if self._writer is not None:
             self._thread.run(self._writer.close())
 
@@ -211,7 +214,7 @@ def _hand_over(future: asyncio.Future[Position], done: concurrent.futures.Future
 
 
 class SyncAdmin:
-    """`client.admin`, without await: every coroutine of `Admin` waits, every asynchronous iterator is a list."""
+    """The synchronous twin of `Admin`: its coroutines block, and its asynchronous iterators become lists."""
 
     def __init__(self, thread: LoopThread, admin: Admin) -> None:
         self._thread = thread
@@ -239,12 +242,12 @@ C = TypeVar("C", bound=_Original)
 
 
 class SyncTwin(Generic[C]):
-    """The life of a client in a thread of its own: whatever fails, the thread does not outlive it."""
+    """A client that runs in a thread of its own. The thread ends with the client, also when a step fails."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._thread = LoopThread()
 
-        async def made() -> C:  # on the loop that it will run on
+        async def made() -> C:  # creates the client on the loop that it will use
             return make()
 
         try:
@@ -254,7 +257,7 @@ class SyncTwin(Generic[C]):
             raise
 
     def open(self) -> Self:
-        """Reach a manager. `with` does it."""
+        """Connect. `with` calls this."""
         try:
             self._thread.run(self._client.open())
         except BaseException:
@@ -263,7 +266,7 @@ class SyncTwin(Generic[C]):
         return self
 
     def close(self) -> None:
-        """End all that it began, disconnect, and end the thread."""
+        """Close the client and end its thread."""
         try:
             self._thread.run(self._client.close())
         finally:
@@ -277,7 +280,7 @@ class SyncTwin(Generic[C]):
 
 
 class SyncClient(SyncTwin[Client]):
-    """The twin of `Client`. The arguments are the same."""
+    """The synchronous twin of `Client`, with the same arguments and methods."""
 
     def __init__(
         self,
@@ -293,7 +296,7 @@ class SyncClient(SyncTwin[Client]):
         self.admin = SyncAdmin(self._thread, self._client.admin)
 
     def create_stream(self, **how: Any) -> Stream:
-        """As `Client.create_stream`."""
+        """Like `Client.create_stream`."""
         return self._thread.run(self._client.create_stream(**how))
 
     def stream(self, id_or_name: int | str) -> Stream:
@@ -323,7 +326,7 @@ class SyncClient(SyncTwin[Client]):
         end: Position | None = None,
         copy: bool = True,
     ) -> Iterator[Record]:
-        """As `Client.read`. Close the iterator, or read it to its end: a follower waits for ever otherwise."""
+        """Like `Client.read`. Close the iterator or read it to its end; a followed stream ends only when sealed."""
         return self._thread.iterate(self._client.read(stream_id, start=start, follow=follow, end=end, copy=copy))
 
     def read_record(self, stream_id: int, position: Position, *, copy: bool = True) -> Record:
@@ -338,7 +341,7 @@ class SyncClient(SyncTwin[Client]):
         lock_timeout_s: float | None = None,
         owner: str = "",
     ) -> SyncWriter:
-        """As `Client.writer`; open it by `with`."""
+        """Like `Client.writer`; `with` opens it."""
         return SyncWriter(
             self._thread,
             lambda: self._client.writer(

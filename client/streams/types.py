@@ -1,7 +1,7 @@
-"""The values that users of the client see: positions, records, streams, extents.
+"""The values that users of the stream client see: positions, records, streams and extents.
 
-Invariants: all are immutable; a position stays valid until its extent leaves the stream.
-Not here:   how the client behaves (options.py).
+Invariants: all of them are immutable; a position stays valid until its extent leaves the stream.
+Not here:   options (options.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from neve.proto.stream_policy import StreamPolicy
 
 
 class Position(NamedTuple):
-    """Where a record begins. Order by it only within one extent: a stream's list need not ascend by id."""
+    """Where a record begins. Positions are ordered only within an extent: a stream's extent ids need not ascend."""
 
     extent_id: int
     offset: int
@@ -28,26 +28,26 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """The reverse of `str`: `"12:4096"`."""
+        """Parse the text that `str` returns, such as `"12:4096"`. Raises ValueError for any other text."""
         extent_id, colon, offset = text.partition(":")
         if not (extent_id.isdecimal() and (offset.isdecimal() if colon else not offset)):
-            raise ValueError(f"{text!r} is no position: extent:offset")
+            raise ValueError(f"{text!r} is not a position: expected extent:offset")
         return cls(int(extent_id), int(offset or 0))
 
 
-new_position = tuple.__new__  # (Position, (extent, offset)): a third of the cost of Position(...), for every append
+new_position = tuple.__new__  # new_position(Position, (extent, offset)) costs a third of Position(...); once per append
 
 
 class Record(NamedTuple):
-    """One record of a stream. `next` is where to go on behind it, also after a restart of the reader."""
+    """One record of a stream. A reader that restarts continues after it by starting at `next`."""
 
     position: Position
-    payload: bytes | memoryview  # a view only if it was asked for
+    payload: bytes | memoryview  # a view only if the caller passed `copy=False`
     next: Position
 
 
 class PlacedBlocks(NamedTuple):
-    """Consecutive blocks of one extent, and which of a batch's records they are."""
+    """Consecutive blocks in one extent. `first_index`: the place of the first one in its batch of records."""
 
     first_index: int
     extent_id: int
@@ -56,7 +56,7 @@ class PlacedBlocks(NamedTuple):
 
 
 class Positions(Sequence[Position]):
-    """The positions of a batch of records, made when they are looked at: most callers never do."""
+    """The positions of a batch of records, computed on access because most callers never look at them."""
 
     __slots__ = ("_length", "_offsets", "_pieces")
 
@@ -108,14 +108,14 @@ class Positions(Sequence[Position]):
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One copy of an extent. `confirmed`: it has confirmed the seal."""
+    """One copy of an extent. `confirmed`: this replica has confirmed the seal."""
 
     node_id: int
     address: str
     confirmed: bool
     disk_uuid: str = ""
     incarnation: int = 0
-    _message: common_pb2.Replica | None = field(default=None, compare=False, repr=False)  # as it came, if it did
+    _message: common_pb2.Replica | None = field(default=None, compare=False, repr=False)  # as received, if it was
 
     def message(self) -> common_pb2.Replica:
         return self._message or common_pb2.Replica(
@@ -125,7 +125,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An extent as metadata has it. `length` is None while it is open."""
+    """An extent as recorded in metadata. `length` is None while the extent is open."""
 
     id: int
     eversion: int
@@ -160,7 +160,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream as metadata has it."""
+    """A stream as recorded in metadata."""
 
     id: int
     name: str
@@ -171,8 +171,8 @@ class Stream:
     labels: Mapping[str, str] = field(default_factory=dict)
     version: int = 0
     created_ms: int = 0
-    truncated_before: int = 0  # extents below this id have left the list
-    after_hole: tuple[int, ...] = ()  # extents that do not go on a record of the one before them
+    truncated_before: int = 0  # extents below this id have been truncated away
+    after_hole: tuple[int, ...] = ()  # extents whose predecessor was punched out: no record continues into them
 
     @property
     def replicas(self) -> int:
@@ -196,7 +196,7 @@ class Stream:
 
     @property
     def start(self) -> Position | None:
-        """Where the stream begins now; None if it has no extent."""
+        """The first position of the stream; None if it has no extent."""
         return Position(self.extent_ids[0], 0) if self.extent_ids else None
 
     @classmethod

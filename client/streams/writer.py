@@ -1,9 +1,9 @@
-"""The writer of a stream: append, wait, flush. One at a time in the whole cluster, by the stream's lock.
+"""The writer of a stream: append, wait, flush. The stream's lock allows one writer in the whole cluster.
 
-Invariants: an append is acknowledged when every replica of its extent has it (G1), never once the lock may be lost:
-            whatever was not acknowledged then ends as AppendOutcomeUnknown (rule 2);
-            appends are in the stream in the order of their calls, once each, whatever is retried (G6);
-            what is held is bounded in bytes: `append` waits for room, `submit` refuses.
+Invariants: an append is acknowledged when every replica of its extent has it (guarantee G1), and never after the lock
+            may have been lost: appends that are not acknowledged by then raise AppendOutcomeUnknown (protocol rule 2);
+            the stream has the appends in the order of their calls, each once, whatever is retried (guarantee G6);
+            the unacknowledged bytes are bounded: at the bound `append` waits and `submit` raises Overloaded.
 """
 
 from __future__ import annotations
@@ -29,35 +29,38 @@ from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, 
 
 log = logging.getLogger(__name__)
 
-CLOSE_TELL_TIMEOUT_S = 1.0  # at the end readers are told how far they may go; nothing rests on it
+CLOSE_TELL_TIMEOUT_S = 1.0  # a closing writer tries this long to publish `committed` to readers; nothing depends on it
 
 
 @dataclass(frozen=True, slots=True)
 class WriterStats:
-    """Counts since the writer was opened."""
+    """Counters of a writer since it was opened."""
 
     records: int  # acknowledged
-    acknowledged_bytes: int  # with the blocks' headers
-    held_bytes: int  # appended and not acknowledged
-    rolls: int  # extents that it went on from
-    resends: int  # segments that a replica was sent again
-    resent_bytes: int  # that had to go into another extent
+    acknowledged_bytes: int  # including block headers
+    held_bytes: int  # appended, not yet acknowledged
+    rolls: int  # extents that the writer filled or gave up
+    resends: int  # segments sent again to a replica
+    resent_bytes: int  # moved into the next extent because the sealed one did not keep them
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `Client.writer` prepares for a writer when it is opened."""
+    """The lock and the tail of a writer that has just been opened."""
 
     lock: Lock
     tail: WriterTail
-    shared: bool = False  # the lock is held by a group, which releases it when all of its writers have ended
+    shared: bool = False  # a group holds the lock, and releases it when all of its writers have ended
 
 
 MakeTail = Callable[["Writer", WriterCore], Awaitable[Opened]]
 
 
 class Writer:
-    """Made by `Client.writer`; open it with `async with`, or `await open()` and `await close()`.
+    """Appends to one stream. `Client.writer` makes it; `async with` opens it, or `await open()` and `await close()`.
+
+    Every method that appends raises the error that ended the writer, if one did. Appends that were pending at that
+    time raise AppendOutcomeUnknown: each of them may or may not be in the stream.
 
     async with neve.writer(stream.id) as writer:
         position = await writer.append(b"hello")
@@ -82,7 +85,7 @@ class Writer:
         self._on_ended = on_ended
         self._share = share
         self._options = options
-        self._record_bytes_max = options.record_bytes_max + HEADER_BYTES  # with a header
+        self._record_bytes_max = options.record_bytes_max + HEADER_BYTES
         self._core = WriterCore(
             run_bytes_max=options.frame_bytes,
             payload_bytes_max=options.block_payload_bytes_max,
@@ -91,16 +94,16 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._opened: Opened | None = None
         self._error: NeveError | None = ShuttingDown(detail="this writer is not open")
-        self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # by settled bytes to wait for, ascending
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # with the settled bytes they wait for, ascending
         self._records = 0
         self._acknowledged_bytes = 0
-        self._given_back_bytes = 0  # of the room taken, ever
-        self._unknown = 0  # appends that the end of the writer left without an outcome
+        self._given_back_bytes = 0  # returned to the budget since the writer was opened
+        self._unknown = 0  # appends that raised AppendOutcomeUnknown
 
     async def open(self) -> Self:
-        """Take the lock, fence older owners, and find where to go on."""
+        """Take the lock, fence older owners and find the end of the stream."""
         if self._opened is not None:
-            raise InvalidArgument(what="writer", detail="it is open already")
+            raise InvalidArgument(what="writer", detail="it is already open")
         self._opened = await self._opener(self, self._core)
         self._error = None
         lost = self._opened.lock.lost
@@ -110,8 +113,11 @@ class Writer:
     # --- appends ---------------------------------------------------------------------------------------------
 
     async def append(self, payload: Buffer) -> Position:
-        """Append one record; returns its position when it is acknowledged. One that is larger than a block goes in
-        several, up to `record_bytes_max` of the options, which is what readers take."""
+        """Append one record and return its position, once it is acknowledged.
+
+        Waits while the writer's buffer is full. A record larger than one block takes several blocks; one larger than
+        `record_bytes_max` of the options raises TooLarge, because readers would refuse it.
+        """
         data = payload if type(payload) is bytes else _as_bytes(payload)
         size_bytes = len(data) + HEADER_BYTES
         if size_bytes > self._record_bytes_max:
@@ -121,9 +127,10 @@ class Writer:
         return await self._push(data, size_bytes, hurry=True)
 
     async def append_many(self, payloads: Iterable[Buffer]) -> Sequence[Position]:
-        """Append a list of records; returns their positions when all are acknowledged. The cheapest way for many.
+        """Append a list of records and return their positions, once all are acknowledged.
 
-        A list that is larger than the writer's bound waits until nothing else is held, and then goes as a whole.
+        This is the cheapest way to append many records. A list larger than the writer's bound waits until no other
+        bytes are unacknowledged, and is then sent as a whole.
         """
         parts = cast("list[bytes]", list(payloads))
         if {*map(type, parts)} - {bytes}:
@@ -142,9 +149,10 @@ class Writer:
         return [await each for each in pending]
 
     def submit(self, payload: Buffer) -> asyncio.Future[Position]:
-        """Append one record without waiting; the future has its position when it is acknowledged.
+        """Append one record without waiting. The future gets its position when it is acknowledged.
 
-        Raises Overloaded when as much is held as may be: `await writer.ready()`, or await an earlier future, and go on.
+        Raises Overloaded when the writer's buffer is full. Then `await writer.ready()`, or an earlier future, and
+        submit again.
         """
         data = payload if type(payload) is bytes else _as_bytes(payload)
         if self._error is not None:
@@ -157,34 +165,41 @@ class Writer:
         core = self._core
         if len(data) > core.payload_bytes_max:
             return self._push(data, size_bytes)
-        future: asyncio.Future[Position] = self._loop.create_future()  # as `_push` does, with a call less
+        future: asyncio.Future[Position] = self._loop.create_future()  # the same as `_push`, without that call
         if core.push(data, future):
             self._wake(hurry=False)
         return future
 
     def submit_many(self, payloads: list[bytes]) -> asyncio.Future[Sequence[Position]]:
-        """As `submit`, for records of one block each; the future has their positions when all are acknowledged. Nothing
-        is appended if there is no room for all of them. The list is kept, and must not change."""
+        """Like `submit`, for records of one block each. The future gets their positions when all are acknowledged.
+
+        Raises Overloaded if the buffer has no room for all of them; then none is appended. The writer keeps the list,
+        so it must not change afterwards.
+        """
         if self._error is not None:
             raise self._over()
         if {*map(type, payloads)} - {bytes}:
-            raise InvalidArgument(what="payloads", detail="bytes, each of them")
+            raise InvalidArgument(what="payloads", detail="every payload must be bytes")
         sizes = list(map(len, payloads))
         if not sizes or max(sizes) > self._core.payload_bytes_max:
-            raise InvalidArgument(what="payloads", detail=f"1 or more, of {self._core.payload_bytes_max} bytes at most")
+            detail = f"expected at least one payload, each of at most {self._core.payload_bytes_max} bytes"
+            raise InvalidArgument(what="payloads", detail=detail)
         size_bytes = sum(sizes) + HEADER_BYTES * len(sizes)
         if not self._share.try_take(size_bytes):
             raise self._overloaded()
         return self._push_many(payloads, size_bytes)
 
     async def ready(self, size_bytes: int = 1) -> None:
-        """Wait until there is room for an append of this size; raises when the writer is over."""
+        """Wait until the buffer has room for an append of this size. Raises the error that ended the writer."""
         self._check_open()
         await self._share.until_room(size_bytes + HEADER_BYTES)
         self._check_open()
 
     async def flush(self) -> None:
-        """Wait until all that was appended before is acknowledged; raises when the writer ended before."""
+        """Wait until every earlier append is acknowledged. Raises the error that ended the writer.
+
+        Afterwards the nodes are notified how far readers may go.
+        """
         core = self._core
         if self._error is not None:
             raise self._over()
@@ -192,7 +207,7 @@ class Writer:
             future: asyncio.Future[None] = self._loop.create_future()
             self._flushes.append((core.pushed_bytes, future))
             await future
-        self._check_open()  # again: it may have been aborted in the turn in which the last append was acknowledged
+        self._check_open()  # again: `abort` may have run in the turn that acknowledged the last append
         assert self._opened is not None
         confirming = list(self._opened.tail.confirming.values())
         if confirming:
@@ -202,13 +217,16 @@ class Writer:
         self._opened.tail.tell()
 
     def tell_again(self) -> None:
-        """Tell all replicas of the tail how far readers may go, also those that were told. One that has restarted has
-        forgotten it, and an idle writer, which sends it nothing, does not notice."""
+        """Notify all replicas of the tail again how far readers may go.
+
+        A node that restarts forgets it, and an idle writer, which sends that node nothing, does not notice.
+        """
         if self._opened is not None and self._error is None:
             self._opened.tail.tell_again()
 
     @property
     def stats(self) -> WriterStats:
+        """Counters since the writer was opened."""
         tail = self._opened.tail if self._opened is not None else None
         return WriterStats(
             records=self._records,
@@ -221,29 +239,29 @@ class Writer:
 
     @property
     def error(self) -> NeveError | None:
-        """Why the writer takes no more appends; None while it does."""
+        """The error that ended the writer; None while it takes appends."""
         return self._error
 
     @property
     def token(self) -> int:
-        """What fences older owners: higher at every open."""
+        """The token of the lock, which fences older owners. Every open gets a higher one."""
         return self._opened.lock.token if self._opened is not None else 0
 
     @property
     def owner(self) -> common_pb2.Owner | None:
-        """For calls to the manager on behalf of this writer; None when it is over."""
+        """The owner to name in calls to the manager; None after the writer has ended."""
         return self._opened.tail.owner if self._opened is not None and self._error is None else None
 
     @property
     def committed(self) -> Position | None:
-        """The end of what is acknowledged in the tail extent."""
+        """The end of the acknowledged records in the tail extent."""
         tail = self._core.tail
         return Position(tail.extent_id, self._core.committed) if tail is not None else None
 
     # --- the end ---------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Wait for what is pending, and release the lock. Raises if something was not acknowledged."""
+        """Wait for pending appends and release the lock. Raises if one of them was not acknowledged."""
         opened = self._opened
         if opened is None:
             return
@@ -253,37 +271,41 @@ class Writer:
             await self._release(opened)
 
     async def drain(self) -> None:
-        """Wait for what is pending, and until readers may go to the end; nothing if the writer is over."""
+        """Wait for pending appends, and until readers may read all of them. Does nothing if the writer has ended."""
         if self._error is None:
             await self.flush()
             assert self._opened is not None
             await self._opened.tail.tell_all(CLOSE_TELL_TIMEOUT_S)
 
     async def freeze(self) -> tuple[int, int]:
-        """For the sealing of the stream: waits for what is pending, and acknowledges nothing more. Returns the tail
-        extent and the end of what is acknowledged in it. Readers may go that far: the seal may take a while, and nobody
-        tells them after this."""
+        """Wait for pending appends and stop acknowledging, before a request to seal the stream.
+
+        Returns the tail extent and the end of its acknowledged records. The nodes let readers go that far: the seal may
+        take a while, and this writer does not notify them again.
+        """
         while True:
             await self.drain()
             self._check_open()
             assert self._opened is not None
             if self._core.held_bytes:
-                continue  # somebody went on appending meanwhile
+                continue  # the caller appended more in the meantime
             frozen = self._opened.tail.freeze()
             if frozen is not None:
                 return frozen
-            await asyncio.sleep(self._options.append_retry_delay_s)  # it is rolling, with nothing to send
+            await asyncio.sleep(self._options.append_retry_delay_s)  # the tail rolls, with nothing to send
 
     async def abort(self, error: NeveError | None = None) -> None:
-        """Release the lock without waiting: what is not acknowledged ends as AppendOutcomeUnknown."""
+        """Release the lock without waiting. Pending appends raise AppendOutcomeUnknown."""
         opened = self._opened
         if opened is not None:
             self._end(error or ShuttingDown(detail="the writer was closed"))
             await self._release(opened)
 
     def ensure_outcomes(self) -> None:
-        """Raise if the end of the writer left appends without an outcome: whoever submitted and did not look must not
-        take this for success."""
+        """Raise AppendOutcomeUnknown if the writer ended with pending appends.
+
+        A program that submitted records and ignored the futures must not take this for success.
+        """
         if self._unknown:
             raise self._unknown_outcome(f"of {self._unknown} appends: ")
 
@@ -291,7 +313,7 @@ class Writer:
         self._end(ShuttingDown(detail="the writer was closed"))
         self._opened = None
         try:
-            await opened.tail.closed()  # with a conflict to report this may take seconds, and be cancelled
+            await opened.tail.closed()  # reporting a conflict may take seconds, and may be cancelled
         finally:
             try:
                 if not opened.shared:
@@ -311,7 +333,7 @@ class Writer:
             return
         try:
             if isinstance(error, Exception):
-                await self.close()  # what was appended before the body failed is still worth waiting for
+                await self.close()  # appends made before the body failed are worth waiting for
             else:
                 await self.abort()
         except NeveError as second:
@@ -325,11 +347,11 @@ class Writer:
                 self._end(error)
 
     def on_end(self, error: NeveError) -> None:
-        """The tail says that this writer is over."""
+        """The tail reports that this writer has ended."""
         self._end(error)
 
     def _end(self, error: NeveError) -> None:
-        """Once: acknowledge nothing more, and tell all who wait."""
+        """Stop acknowledging and fail everything that is pending. Only the first call has an effect."""
         if self._error is not None:
             return
         self._error = error
@@ -351,7 +373,7 @@ class Writer:
         self.on_settled()
 
     def on_unknown(self, batches: list[Batch]) -> None:
-        """The tail says that these are on every replica, but that we may not say so any more: the writer is over."""
+        """The tail reports batches that are on every replica but came after the lock may have been lost."""
         for batch in batches:
             if batch.waiters is not None:
                 self._tell_unknown(batch.waiters)
@@ -363,17 +385,17 @@ class Writer:
             if not future.done():
                 self._unknown += 1
                 future.set_exception(self._unknown_outcome())
-                future.exception()  # `flush` tells it, too: a caller that dropped the future need not hear of it
+                future.exception()  # marks it as seen: `flush` raises too, so the caller may have dropped this future
 
     def _unknown_outcome(self, of: str = "") -> AppendOutcomeUnknown:
-        """With the end of the writer as its cause."""
+        """A new AppendOutcomeUnknown, caused by the end of the writer."""
         cause = self._over()
         error = AppendOutcomeUnknown(detail=f"{of}{cause}")
         error.__cause__ = cause
         return error
 
     def _over(self) -> NeveError:
-        """What an append gets that comes after the end: a copy, or tracebacks would mix."""
+        """A copy of the error that ended the writer: raising one object twice would mix the tracebacks."""
         assert self._error is not None
         return type(self._error)(**self._error.facts())  # type: ignore[arg-type]
 
@@ -393,7 +415,7 @@ class Writer:
             raise self._over()
 
     def _push(self, data: bytes, taken_bytes: int, *, hurry: bool = False) -> asyncio.Future[Position]:
-        """`taken_bytes` of room were taken for it."""
+        """Pass a record to the core. The caller took `taken_bytes` from the budget for it."""
         core = self._core
         future: asyncio.Future[Position] = self._loop.create_future()
         if len(data) <= core.payload_bytes_max:
@@ -401,7 +423,7 @@ class Writer:
         else:
             before_bytes = core.pushed_bytes
             wake = core.push_record(data, future)
-            self._share.take(core.pushed_bytes - before_bytes - taken_bytes)  # the headers of its further blocks
+            self._share.take(core.pushed_bytes - before_bytes - taken_bytes)  # the headers of the other blocks
         if wake:
             self._wake(hurry=hurry)
         return future
@@ -409,25 +431,25 @@ class Writer:
     def _push_many(
         self, payloads: list[bytes], size_bytes: int, *, hurry: bool = False
     ) -> asyncio.Future[Sequence[Position]]:
-        """Records of one block each; room was taken for them."""
+        """Pass records of one block each to the core. The caller took `size_bytes` from the budget for them."""
         future: asyncio.Future[Sequence[Position]] = self._loop.create_future()
         if self._core.push_many(cast("list[Buffer]", payloads), size_bytes, future):
             self._wake(hurry=hurry)
         return future
 
     def _too_large(self, size_bytes: int) -> TooLarge:
-        """No reader with options like ours would take it, nor anything behind it."""
+        """The error for a record that readers with the same options would refuse, so that they could not go past it."""
         return TooLarge(what="record", size_bytes=size_bytes, limit_bytes=self._options.record_bytes_max)
 
     def _overloaded(self) -> Overloaded:
-        return Overloaded(what="writer", detail=f"{self._share.used_bytes} bytes are appended and not acknowledged")
+        return Overloaded(what="writer", detail=f"{self._share.used_bytes} bytes are not yet acknowledged")
 
     def _wake(self, *, hurry: bool) -> None:
         assert self._opened is not None
         self._opened.tail.wake(hurry=hurry)
 
     def on_acknowledged(self, extent_id: int, batches: list[Batch]) -> None:
-        """The tail says that these are on every replica, and has checked the lock."""
+        """The tail reports batches that are on every replica; it has checked the lock."""
         for batch in batches:
             self._acknowledged_bytes += batch.size_bytes
             waiters = batch.waiters
@@ -447,7 +469,7 @@ class Writer:
         self.on_settled()
 
     def on_settled(self) -> None:
-        """Less is held than before: there is room, and flushes may be done."""
+        """The writer holds fewer bytes than before: return them to the budget and complete flushes."""
         settled_bytes = self._core.settled_bytes
         if settled_bytes > self._given_back_bytes:
             self._share.give_back(settled_bytes - self._given_back_bytes)
@@ -459,7 +481,7 @@ class Writer:
 
 
 def _as_bytes(payload: Buffer) -> bytes:
-    """A copy: what the caller may change must not change under us."""
+    """Copy the payload, so that the caller can change its buffer afterwards."""
     if not isinstance(payload, (bytearray, memoryview, bytes)):
-        raise TypeError(f"a payload is bytes, a bytearray or a memoryview, not {type(payload).__name__}")
+        raise TypeError(f"a payload must be bytes, a bytearray or a memoryview, not {type(payload).__name__}")
     return bytes(payload)

@@ -1,12 +1,12 @@
-"""Writers of several streams that have one lock: it is taken once, all have one token, and they end together.
+"""Writers of several streams that share a lock. The group takes the lock once; its writers end together.
 
     async with neve.writer_group([log_id, row_id, meta_id]) as group:
         log, row, meta = group.writers
         await log.append(b"hello")
 
-Invariants: one holding of the lock and one new token for all streams: whoever fences one of them fences all;
-            when one writer is over, by the loss of the lock or by trouble of its own, all are: `ended` says so at once;
-            the lock is released after the last writer has ended, never before.
+Invariants: the group holds the lock once and has one new token for all streams, so fencing one stream fences all;
+            when one writer ends, by losing the lock or by its own failure, all end, and `ended` is set at once;
+            the lock is released only after the last writer has ended.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from neve.proto.errors import InvalidArgument, NeveError, ShuttingDown
 
 log = logging.getLogger(__name__)
 
-# Takes the common lock for the group, and makes its writers under it; they are not open yet.
+# Takes the common lock for the group, and makes the group's writers, which are not open yet.
 MakeWriters = Callable[["WriterGroup"], Awaitable[tuple[Lock, list[Writer]]]]
 
 
 class WriterGroup:
-    """Made by `Client.writer_group`; open it with `async with`, or `await open()` and `await close()`."""
+    """Writers of streams with one lock. `Client.writer_group` makes it; `async with` (or `open`) opens it."""
 
     def __init__(
         self, stream_ids: Sequence[int], *, maker: MakeWriters, on_closed: Callable[[WriterGroup], None]
     ) -> None:
         self.stream_ids = tuple(stream_ids)
         self.writers: tuple[Writer, ...] = ()
-        self.ended = Latch()  # with the reason; set before anybody is told that an append came to nothing
+        self.ended = Latch()  # with the reason; set before any append of the group fails
         self._maker = maker
         self._on_closed = on_closed
         self._lock: Lock | None = None
         self._closed = False
 
     async def open(self) -> Self:
-        """Take the lock, fence older owners of all streams, and find where to go on in each."""
+        """Take the lock, fence older owners of all streams and find the end of each stream."""
         if self._lock is not None or self.ended.is_set():
-            raise InvalidArgument(what="writer_group", detail="it was opened before")
+            raise InvalidArgument(what="writer_group", detail="it was already opened")
         lock, writers = await self._maker(self)
         self._lock = lock
         self.writers = tuple(writers)
@@ -65,7 +65,7 @@ class WriterGroup:
 
     @property
     def lock(self) -> Lock:
-        """The holding of all streams; only of a group that was opened."""
+        """The common lock. Only an opened group has one."""
         assert self._lock is not None
         return self._lock
 
@@ -75,18 +75,18 @@ class WriterGroup:
 
     @property
     def owner(self) -> common_pb2.Owner:
-        """For calls to the manager on behalf of this group."""
+        """The owner to name in calls to the manager."""
         return common_pb2.Owner(lock=self.lock.name, token=self.lock.token)
 
     def ensure(self) -> None:
-        """Raise unless, by the lease's clock, the lock is ours and all writers go on. Never waits."""
+        """Raise unless the lock is still held, by the lease's clock, and every writer is open. Never waits."""
         self.lock.ensure()
         for writer in self.writers:
             if writer.error is not None:
                 raise type(writer.error)(**writer.error.facts())  # type: ignore[arg-type]
 
     def on_writer_ended(self, writer: Writer, error: NeveError) -> None:
-        """One of the writers says that it is over; the others end with it."""
+        """A writer of the group has ended: end the others."""
         if self.ended.is_set():
             return
         log.info("writer_group_ended stream_id=%d error=%s", writer.stream_id, error)
@@ -95,7 +95,7 @@ class WriterGroup:
             other.on_end(error)
 
     async def close(self) -> None:
-        """Wait for what is pending, then release the lock. Raises if something was not acknowledged."""
+        """Wait for pending appends, then release the lock. Raises if one of them was not acknowledged."""
         try:
             ends = await asyncio.gather(*(writer.drain() for writer in self.writers), return_exceptions=True)
         finally:
@@ -105,7 +105,7 @@ class WriterGroup:
                 raise end
 
     async def abort(self, error: NeveError | None = None) -> None:
-        """Release the lock without waiting: what is not acknowledged ends as AppendOutcomeUnknown."""
+        """Release the lock without waiting. Pending appends raise AppendOutcomeUnknown."""
         lock = self._lock
         if lock is None or self._closed:
             return

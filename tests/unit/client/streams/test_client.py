@@ -200,7 +200,7 @@ def test_a_client_that_is_not_open_says_so_and_changes_nothing() -> None:
             with pytest.raises(InvalidArgument, match="open already"):
                 await neve.open()
         for attempt in (neve.open, neve.create_stream, neve.writer(stream.id).open, lambda: neve.delete(stream.id)):
-            with pytest.raises(ShuttingDown, match="was closed"):
+            with pytest.raises(ShuttingDown, match="is closed"):
                 await attempt()
         assert list(rig.manager.streams) == [stream.id]
 
