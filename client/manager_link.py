@@ -1,8 +1,8 @@
-"""Calls to the stream or partition managers: finds the leader, follows NotLeader, and repeats what may be repeated.
+"""Calls to stream or partition managers: finds the leader, follows NotLeader, and retries what may be retried.
 
-Invariants: a mutation carries one call id however often it is sent, so it is executed once (rule 26);
-            every operation ends within its deadline; between rounds there is a pause with jitter;
-            an error that another attempt cannot heal is raised at once.
+Invariants: a mutation carries the same call id in all attempts, so it is executed once (protocol rule 26);
+            every operation ends within its deadline, with a jittered pause between rounds;
+            an error that a retry cannot heal is raised at once.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from neve.rpc.pool import ChannelPool
 log = logging.getLogger(__name__)
 
 MANAGERS_MAX = 32
-REPLY_BYTES_MAX = 4 << 20  # of one page of a list
+REPLY_BYTES_MAX = 4 << 20  # one page of a list
 
-# Another manager, or the same one in a moment, may answer; none of them says that the request is wrong. What a cluster
-# lacks (nodes, room, lengths) is told to the caller, who knows how long it is worth waiting for.
+# Another manager, or the same one a moment later, may succeed. Shortages of the cluster (nodes, room, lengths) are not
+# listed: the caller knows how long they are worth waiting for.
 _HEALED_BY_TRYING = (Cancelled, MaybeApplied, MetaUnavailable, NotLeader, VersionConflict)
 
 
 def may_heal(error: NeveError) -> bool:
-    """Whether the same request may succeed at another manager or a moment later."""
+    """Whether the same request may succeed at another manager or later."""
     return isinstance(error, _HEALED_BY_TRYING) or (isinstance(error, TransportError) and error.retriable)
 
 
 class ManagerLink:
-    """`managers`: wire addresses, at least one. Which of them leads is found out."""
+    """A connection to a group of managers, of which one leads. `managers`: one or more wire addresses."""
 
     def __init__(
         self,
@@ -60,30 +60,30 @@ class ManagerLink:
         kind: str = "stream manager",
     ) -> None:
         if not managers:
-            raise InvalidArgument(what="managers", detail="the address of at least one manager is needed")
+            raise InvalidArgument(what="managers", detail="expected the address of at least one manager")
         self._channels = channels
         self._managers = list(dict.fromkeys(managers))
         self._options = options
         self._rng = rng
-        self._kind = kind  # for people: who does not answer
-        self._leader = ""  # who leads, as far as we know
-        self._reader = ""  # who has answered our last read
+        self._kind = kind  # names the managers in errors
+        self._leader = ""  # address of the leader, as far as known
+        self._reader = ""  # address of the manager that answered the last read
         self.client_id = rng.getrandbits(64)
         self._call_ids = 0
-        self.revision_seen = 0  # of metadata: what we ask for later is not older
+        self.revision_seen = 0  # of metadata; later reads must not be older
 
     def next_call(self) -> common_pb2.CallId:
         self._call_ids += 1
         return common_pb2.CallId(client_id=self.client_id, call_id=self._call_ids)
 
     def learn(self, managers: Sequence[str], leader: str = "") -> None:
-        """Addresses that a manager has told: known ones stay."""
+        """Add addresses that a manager returned."""
         self._managers = list(dict.fromkeys([*self._managers, *filter(None, managers)]))[:MANAGERS_MAX]
         if leader:
             self._leader = leader
 
     def ask_another(self) -> None:
-        """Who answered our last read knew nothing new, and perhaps hears of nothing: the next one begins elsewhere."""
+        """Start the next read at another manager: the last one had no news, and may be cut off from the others."""
         if self._reader in self._managers:
             self._managers.remove(self._reader)
             self._managers.append(self._reader)
@@ -93,11 +93,11 @@ class ManagerLink:
         self.revision_seen = max(self.revision_seen, revision)
 
     async def ask(self, method: Method[Req, Rep], request: Req, *, timeout_s: float | None = None) -> Rep:
-        """A read that any manager answers."""
+        """Send a read that any manager can answer."""
         return await self._call(method, request, leader=False, leads=False, timeout_s=timeout_s)
 
     async def ask_leader(self, method: Method[Req, Rep], request: Req, *, timeout_s: float | None = None) -> Rep:
-        """A read that the leader answers best: followers know less, or later. While nobody is known to lead, any."""
+        """Send a read to the leader, which knows more than followers. If no leader is known, any manager answers."""
         if not self._leader:
             described = await self.ask(methods.STREAM_MANAGER_DESCRIBE_CLUSTER, sm.DescribeClusterRequest())
             self.learn(described.managers, described.leader.address)
@@ -111,7 +111,7 @@ class ManagerLink:
         timeout_s: float | None = None,
         attempt_timeout_s: float | None = None,
     ) -> Rep:
-        """A call for the leader. If the request has a call id and none is set, it gets one."""
+        """Send a call that only the leader executes. Sets a call id if the request has an unset field for one."""
         anything: Any = request
         if "call" in anything.DESCRIPTOR.fields_by_name and not anything.HasField("call"):
             anything.call.CopyFrom(self.next_call())
@@ -129,7 +129,7 @@ class ManagerLink:
         timeout_s: float | None,
         attempt_timeout_s: float | None = None,
     ) -> Rep:
-        """`leader`: ask the leader first. `leads`: nobody else answers this, so whoever does is the leader."""
+        """`leader`: try the leader first. `leads`: only the leader answers this, so the one that does is the leader."""
         loop = asyncio.get_running_loop()
         options = self._options
         timeout_s = options.call_timeout_s if timeout_s is None else timeout_s
@@ -178,7 +178,7 @@ class ManagerLink:
             self._reader = ""
 
     def _next_address(self, tried: dict[str, None], *, leader: bool) -> str | None:
-        """Who answered last, or leads; otherwise the next one that was not asked in this round."""
+        """Return the leader or the last to answer, then each other manager that was not tried in this round."""
         preferred = self._leader if leader else self._reader or self._leader
         if preferred and preferred not in tried:
             return preferred
@@ -188,5 +188,5 @@ class ManagerLink:
 def _no_manager(last: NeveError, managers: Sequence[str], kind: str) -> NeveError:
     if isinstance(last, ConnectFailed):
         reason = f": {last.detail}" if last.detail else ""
-        return ConnectFailed(address=", ".join(managers), detail=f"no {kind} answers there{reason}")
+        return ConnectFailed(address=", ".join(managers), detail=f"no {kind} answers at this address{reason}")
     return last

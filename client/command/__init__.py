@@ -1,1 +1,1 @@
-"""The command `stream-client`."""
+"""The `stream-client` command."""

@@ -1,4 +1,4 @@
-"""`python -m neve.client.command` is stream-client."""
+"""Runs stream-client: `python -m neve.client.command`."""
 
 from __future__ import annotations
 

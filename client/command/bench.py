@@ -1,10 +1,10 @@
-"""The engine of wbench and rbench: workers that call again and again, until time is up or the user has had enough.
+"""The engine of wbench and rbench: workers that repeat a call until the time is up or the user interrupts.
 
-Invariants: every call that was begun ends in the statistics, as a success, as an error, or as "Unfinished" when it did
-            not end within the grace time;
-            a worker that fails waits longer each time and gives up after `FAILURES_MAX` in a row; an error that says
-            that its writer is over ends it at once: a benchmark against a dead cluster ends;
-            interrupting asks the workers to stop and keeps the report.
+Invariants: every call that was begun is counted: as a success, as an error, or as "Unfinished" if it did not end within
+            the grace time;
+            a worker waits longer after each failure and gives up after FAILURES_MAX in a row, or at once after an error
+            that has ended its writer, so a benchmark of a dead cluster ends;
+            an interrupt asks the workers to stop and keeps the report.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FAILURES_MAX = 10
 DELAYS = Delays(0.05, 2.0)
 GRACE_S = 10.0  # for calls in flight when time is up
 LIVE_INTERVAL_S = 0.25
-YIELD_NS = 1_000_000  # a call that is answered from a cache never waits: others must get their turn all the same
+YIELD_NS = 1_000_000  # calls served from a cache never wait, so workers yield to others after this time
 UNFINISHED = "Unfinished"
 
-# After these the same writer or reader will never succeed again.
+# After one of these errors, the same writer or reader can never succeed again.
 FINAL = (
     errors.RequestError,
     errors.NotOwner,
@@ -39,24 +39,24 @@ FINAL = (
     errors.AppendOutcomeUnknown,
 )
 
-# One call: how many operations it had, and how many bytes.
+# One call: returns its number of operations and of bytes.
 Operation = Callable[[], Awaitable[tuple[int, int]]]
 
 
 class Sink(Protocol):
-    """Takes every sample as it comes: the file of --json."""
+    """Receives every sample as it is taken: the file of --json."""
 
     def add(self, sample: Sample) -> None: ...
 
 
 class Live(Protocol):
-    """Shows a run while it goes on."""
+    """Shows a run while it is running."""
 
     def update(self, recorder: Recorder, elapsed_s: float) -> None: ...
 
 
 class Bench:
-    """One run. `operations_each` is what a failed call is counted as."""
+    """One run. A failed call counts as `operations_each` operations."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class Bench:
         self._clock_ns = clock_ns
         self._start_ns = 0
         self.recorder = Recorder()
-        self.last_error: BaseException | None = None  # in full, for the report
-        self.interrupted = False  # somebody else set `stop`, before time was up
+        self.last_error: BaseException | None = None  # with its details, for the report
+        self.interrupted = False  # `stop` was set from outside before the time was up
 
     async def run(self, operations: Sequence[Operation]) -> Report:
-        """All of them side by side, each one call at a time."""
+        """Run one worker for each operation, each with one call at a time."""
         self._start_ns = self._clock_ns()
         workers = [asyncio.ensure_future(self._work(operation)) for operation in operations]
         everybody = asyncio.ensure_future(_all(workers))
@@ -156,14 +156,14 @@ class Bench:
 
 
 async def _all(tasks: Sequence[asyncio.Future[None]]) -> bool:
-    """Until all have ended; the error of the first one that failed."""
+    """Wait until all have ended; raises the error of the first that failed."""
     await asyncio.gather(*tasks)
     return True
 
 
 @asynccontextmanager
 async def stop_on_interrupt() -> AsyncIterator[asyncio.Event]:
-    """An event that the first Ctrl-C sets; the second one ends the process, by the default action."""
+    """An event that the first Ctrl-C sets. The second one ends the process, as by default."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -183,7 +183,7 @@ async def stop_on_interrupt() -> AsyncIterator[asyncio.Event]:
 
 
 async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T:
-    """What `work` returns; KeyboardInterrupt, with `work` cancelled, if the user stops it first."""
+    """Return the result of `work`, or cancel it and raise KeyboardInterrupt if the user interrupts first."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -1,8 +1,8 @@
-"""Ask before harm: for the orders that cannot be taken back, of stream-client and neve.
+"""Confirmation of destructive operations, for stream-client and neve.
 
-Invariants: such an order is given only after --yes, or after "yes" was typed at a terminal;
-            Ctrl-C at the question ends the command: whatever is typed after it, nothing is done;
-            a stream of the key-value store is harmed only after --force.
+Invariants: a destructive operation runs only with --yes, or after "yes" was typed at a terminal;
+            Ctrl-C at the question ends the command, whatever is typed after it;
+            a stream of the key-value store is changed only with --force.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="also a stream of the key-value store")
+    parser.add_argument("--force", action="store_true", help="allow streams of the key-value store")
 
 
 def refuse_partition(stream_id: int, labels: Mapping[str, str], args: argparse.Namespace) -> None:
-    """CommandFailed if the stream is one of a partition, and --force is not given."""
+    """Raise CommandFailed if the stream belongs to a partition and --force is not given."""
     if labels.get(KIND_LABEL) == PARTITION_KIND and not args.force:
         raise CommandFailed(
             f"stream {stream_id} belongs to a partition of the key-value store, and this would destroy its range of "
@@ -39,23 +39,26 @@ def refuse_partition(stream_id: int, labels: Mapping[str, str], args: argparse.N
 
 
 def confirm(question: str, args: argparse.Namespace) -> None:
-    """Returns if the user wants it; CommandFailed otherwise. To be called in a task; its loop waits, too."""
+    """Return if the user confirms, else raise CommandFailed. Called in a task, and blocks its loop too."""
     if args.yes:
         return
     if not sys.stdin.isatty():
-        raise CommandFailed(f"{question} This needs --yes where nobody can be asked.", USAGE)
+        raise CommandFailed(f"{question} Without a terminal, this needs --yes.", USAGE)
     with _interrupts_raise():
-        print(f"{question} Type yes to go on: ", end="", file=sys.stderr, flush=True)
+        print(f"{question} Type yes to continue: ", end="", file=sys.stderr, flush=True)
         answer = sys.stdin.readline()
     if answer.strip().lower() != "yes":
-        raise CommandFailed("nothing was done")
+        raise CommandFailed("nothing was changed")
 
 
 @contextlib.contextmanager
 def _interrupts_raise() -> Iterator[None]:
-    """The loop's own handler only cancels the task, which a task that waits for a keyboard does not notice: it would
-    go on to read, and begin what it was told to do."""
-    if threading.current_thread() is not threading.main_thread():  # no signal comes here
+    """Make Ctrl-C raise KeyboardInterrupt.
+
+    The loop's own handler only cancels the task. A task that waits for the keyboard does not notice that, and would
+    read on and run the operation.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

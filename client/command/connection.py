@@ -1,4 +1,4 @@
-"""A command of stream-client on a client: made from the command line, run on uvloop, closed at the end."""
+"""Runs a command of stream-client with a client made from the command line, on uvloop, and closes the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Command = Callable[[Client, argparse.Namespace], Coroutine[Any, Any, int]]
 
 
 def connect(args: argparse.Namespace) -> Client:
-    """`--timeout` bounds one request; what a writer or reader does behind the scenes has its own bounds."""
+    """Make the client. `--timeout` bounds one request; background work of writers and readers has its own limits."""
     client_options = ClientOptions(
         call_timeout_s=args.timeout,
         attempt_timeout_s=min(args.timeout, DEFAULT_OPTIONS.attempt_timeout_s),
@@ -36,7 +36,7 @@ def connect(args: argparse.Namespace) -> Client:
 def add_command(
     commands: Any, name: str, command: Command, *, help: str, description: str = "", json_too: bool = True
 ) -> argparse.ArgumentParser:
-    """A sub-command that needs a cluster."""
+    """Add a sub-command that needs a cluster."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,

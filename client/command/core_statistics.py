@@ -1,9 +1,9 @@
-"""How fast and how slow: a histogram of latencies, the interval that runs now, and the report at the end. Pure.
+"""Statistics of a benchmark: a histogram of latencies, the current interval, and the final report.
 
-Invariants: memory is bounded whatever is recorded: a histogram has a fixed number of buckets, and only the running and
-            the last interval are kept;
-            a quantile is never below the true one, and above it by less than 1/128 of it;
-            a failed operation counts as an error and never as a latency.
+Invariants: memory is bounded: a histogram has a fixed number of buckets, and only the current and the last interval are
+            kept;
+            a quantile is never below the true one, and less than 1/128 above it;
+            a failed operation counts as an error, never as a latency.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# 2^7 buckets for each power of two: a bucket is at most 1/128 of its value wide.
+# 2^7 buckets for each power of two, so the width of a bucket is at most 1/128 of its values.
 _BITS = 7
-_LINEAR = 2 << _BITS  # below this, every value has a bucket of its own
+_LINEAR = 2 << _BITS  # each value below this has its own bucket
 
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 NS = 1_000_000_000
 
 
 def bucket_of(value: int) -> int:
-    """The bucket of a value that is not negative."""
+    """Return the bucket of a non-negative value."""
     if value < _LINEAR:
         return value
     shift = value.bit_length() - _BITS - 1
@@ -29,7 +29,7 @@ def bucket_of(value: int) -> int:
 
 
 def bucket_top(bucket: int) -> int:
-    """The largest value of a bucket."""
+    """Return the largest value of a bucket."""
     if bucket < _LINEAR:
         return bucket
     shift = (bucket >> _BITS) - 1
@@ -37,7 +37,7 @@ def bucket_top(bucket: int) -> int:
 
 
 class Histogram:
-    """Counts of whole numbers (nanoseconds, here) by bucket."""
+    """Counts of integers, here nanoseconds, by bucket."""
 
     __slots__ = ("_counts", "count", "largest", "smallest", "total")
 
@@ -68,7 +68,7 @@ class Histogram:
         self.total += other.total
 
     def quantile(self, share: float) -> int:
-        """The smallest value that at least `share` of all are not above; 0 when nothing was recorded."""
+        """Return the smallest value with at least this share of all values at or below it; 0 if there are none."""
         rank = max(1, math.ceil(share * self.count))
         seen = 0
         for bucket in sorted(self._counts):
@@ -84,7 +84,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Interval:
-    """What happened in [start_s, start_s + length_s) of a run."""
+    """The samples in [start_s, start_s + length_s) of a run."""
 
     start_s: float
     length_s: float
@@ -104,7 +104,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One call: it ended at `at_s` of the run and carried `operations`. `error` is the name of what it raised."""
+    """One call with `operations`, which ended at `at_s` of the run. `error`: the name of its exception, or ""."""
 
     at_s: float
     latency_ns: int
@@ -115,13 +115,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run in numbers."""
+    """The figures of a whole run."""
 
     duration_s: float
     operations: int
     size_bytes: int
-    latency_ms: Mapping[str, float]  # by name: p50 …, mean, max; empty when nothing succeeded
-    errors: Mapping[str, int]  # operations that failed, by the name of the error
+    latency_ms: Mapping[str, float]  # by name: p50 …, mean, max; empty if nothing succeeded
+    errors: Mapping[str, int]  # failed operations, by name of the error
 
     @property
     def operations_per_s(self) -> float:
@@ -149,7 +149,7 @@ class Report:
 
 
 class Recorder:
-    """Collects samples whose `at_s` may come slightly out of order; a late one counts for the running interval."""
+    """Collects samples. They may come slightly out of order; a late one counts for the current interval."""
 
     def __init__(self, *, interval_s: float = 1.0) -> None:
         if interval_s <= 0:
@@ -160,7 +160,7 @@ class Recorder:
         self.operations = 0
         self.size_bytes = 0
         self.running = Interval(0.0, interval_s)
-        self.last: Interval | None = None  # the newest complete one
+        self.last: Interval | None = None  # the latest complete one
 
     def add(self, sample: Sample) -> None:
         self.advance(sample.at_s)
@@ -176,7 +176,7 @@ class Recorder:
         self._latency_ns.record(sample.latency_ns, sample.operations)
 
     def advance(self, now_s: float) -> None:
-        """Close the running interval if `now_s` is beyond it. One that nothing happened in counts, too."""
+        """Close the current interval if `now_s` is past its end. An interval without samples counts too."""
         end_s = self.running.start_s + self._interval_s
         if now_s < end_s:
             return
@@ -197,7 +197,7 @@ class Recorder:
 
 
 def latency_fields(latency_ns: Histogram) -> dict[str, float]:
-    """In milliseconds, by name; nothing for an empty histogram."""
+    """Return the latencies in milliseconds, by name; none for an empty histogram."""
     if latency_ns.count == 0:
         return {}
     values = {name: latency_ns.quantile(share) / 1e6 for name, share in QUANTILES.items()}

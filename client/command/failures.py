@@ -1,13 +1,13 @@
-"""From an exception to one sentence and an exit code, for stream-client and neve. Pure, but for `guarded`.
+"""Turns exceptions into one-sentence messages and exit codes, for stream-client and neve.
 
-    0    done
-    1    the cluster said no, or could not: unknown stream, too few nodes, no manager …
+    0    success
+    1    the cluster refused or failed: unknown stream, too few nodes, no manager …
     2    the command line is wrong
     130  interrupted (Ctrl-C)
-    141  whoever read the output had enough, as in `stream-client read … | head`
+    141  the reader of the output has closed it, as in `stream-client read … | head`
 
-Invariants: a user never sees a traceback for what a cluster, a network or a file can do; an exception that is none of
-            those is a bug, and is shown whole.
+Invariants: a user never sees a traceback for a failure of a cluster, a network or a file. Any other exception is a bug
+            and is shown with its traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DONE, FAILED, USAGE = 0, 1, 2
 
 
 class CommandFailed(Exception):
-    """The message is for the user, as it is; `code` is the exit code."""
+    """An error whose message is shown to the user as it is. `code` is the exit code."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -31,12 +31,12 @@ class CommandFailed(Exception):
 
 
 def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
-    """What to tell a user. `managers` are the addresses that were asked."""
+    """Return the message for an error. `managers` are the addresses that the command uses."""
     asked = ", ".join(managers)
     match error:
         case errors.Unauthenticated():
             hint = "give the right one with --token or NEVE_TOKEN"
-            return f"the cluster does not accept the token: {error.detail or 'it is not known there'}; {hint}"
+            return f"the cluster does not accept the token: {error.detail or 'it is unknown'}; {hint}"
         case errors.WrongCluster():
             text = f"the managers at {asked}" if asked else "the server"
             return f"{text} serve cluster {error.expected!r}, not {error.got!r}; name it with --cluster"
@@ -69,20 +69,20 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
         case errors.AppendOutcomeUnknown():
             detail = f" ({error.detail})" if error.detail else ""
             return (
-                f"it is not known whether the last records are in the stream{detail}; read its end before sending again"
+                f"it is unknown whether the last records are in the stream{detail}; read its end before sending again"
             )
         case errors.ReplicaDamaged():
             return (
-                f"extent {error.extent_id}, offset {error.offset}: {error.detail or 'the bytes there are damaged'}; "
+                f"extent {error.extent_id}, offset {error.offset}: {error.detail or 'the bytes are damaged'}; "
                 "`stream-client read --positions` prints where records begin"
             )
         case errors.OutOfRange():
             return f"extent {error.extent_id} ends at {error.readable}: there is nothing at {error.offset}"
         case errors.Unimplemented():
             text = f"the servers at {asked}" if asked else "the server"
-            return f"{text} did not know what was asked for ({error}); are they of the kind, and of the version?"
+            return f"{text} did not know the call ({error}); check the kind and the version of the servers"
         case errors.DeadlineExceeded():
-            return f"no answer in time: {error}"
+            return f"no reply in time: {error}"
         case errors.NeveError():
             return str(error)
         case TimeoutError():
@@ -94,18 +94,18 @@ def sentence(error: BaseException, *, managers: Sequence[str] = ()) -> str:
 
 
 def _connect_hint(detail: str) -> str:
-    """What a user may have to change when no connection comes about."""
+    """Return what the user may have to change if a connection fails."""
     if "CERTIFICATE_VERIFY_FAILED" in detail:
         return "its certificate is not signed by the authority in --ca, or is for another host"
     if "SSL" in detail:
-        return "it does not speak TLS as we do: are --ca, --cert and --key right, and needed?"
+        return "TLS could not be negotiated: check --ca, --cert and --key"
     if "closed" in detail or "Reset" in detail:
-        return "it hung up: if it speaks TLS, --ca is needed, and --cert and --key where it asks for a certificate"
+        return "it closed the connection: if it speaks TLS, --ca is needed, perhaps --cert and --key too"
     return "is the cluster up, and --managers right?"
 
 
 def guarded(program: str, run: Callable[[], int], *, managers: Sequence[str] = ()) -> int:
-    """Run a command: its exit code, or one sentence on stderr and the code of what went wrong."""
+    """Run a command and return its exit code. On failure, prints one sentence on stderr."""
     try:
         code = run()
         sys.stdout.flush()
@@ -125,9 +125,9 @@ def guarded(program: str, run: Callable[[], int], *, managers: Sequence[str] = (
 
 def _say(program: str, text: str, code: int) -> int:
     try:
-        sys.stdout.flush()  # what was printed before comes first
+        sys.stdout.flush()  # earlier output comes first
     except OSError:  # closed, or full
         drop_output()
-    with contextlib.suppress(OSError):  # stderr, too: then the exit code has to do
+    with contextlib.suppress(OSError):  # stderr may be closed too; the exit code remains
         print(f"{program}: {' '.join(text.split())}", file=sys.stderr)
     return code

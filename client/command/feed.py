@@ -1,9 +1,9 @@
-"""Records from a file or a pipe, read in a thread, for a loop that must not wait for a keyboard.
+"""A feed: records from a file or a pipe, read in a thread because the event loop must not block on a keyboard.
 
-Invariants: at most `bytes_max` of records, and one more, are held; the thread waits meanwhile;
-            an error of the reading is raised where the records are taken;
-            the thread is a daemon: one that waits for a keyboard does not keep the process from ending. It holds the
-            lock of the file it reads meanwhile: nobody else may close that file, and it must not be `sys.stdin`.
+Invariants: at most `bytes_max` of records and one more are held; then the thread waits;
+            a read error is raised where the records are consumed;
+            the thread is a daemon, so one that waits for a keyboard does not keep the process alive. While it reads, it
+            holds the lock of its file: no other thread may close that file, and it must not be `sys.stdin`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ BYTES_MAX = 16 << 20
 
 
 def standard_input() -> BinaryIO:
-    """For a feed. A file of our own: Python closes `sys.stdin` when it ends, and aborts if a thread still reads it."""
+    """Open standard input for a feed. Python closes `sys.stdin` at exit, and aborts if a thread still reads it."""
     return os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def closing(source: BinaryIO, cut: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:
-    """What `cut` makes of the source, for a feed, whose thread closes it: anybody else would wait for its read."""
+    """Cut the source into records. The feed's thread closes it: others would wait for its read."""
     with source:
         yield from cut(source)
 
 
 class Feed:
-    """Starts to read at once."""
+    """Reads records in a thread, from its creation on."""
 
     def __init__(self, payloads: Iterator[bytes], *, bytes_max: int = BYTES_MAX) -> None:
         self._payloads = payloads
@@ -52,27 +52,27 @@ class Feed:
                     while self._held_bytes >= self._bytes_max:
                         self._room.wait()
                     self._held.append(payload)
-                    self._held_bytes += len(payload) + 1  # empty records count, too
+                    self._held_bytes += len(payload) + 1  # so that empty records count too
                     first = len(self._held) == 1
                 if first and not self._wake():
                     return
-        except Exception as error:  # noqa: BLE001 - it is raised again where the records are taken
+        except Exception as error:  # noqa: BLE001 - raised again where the records are consumed
             self._error = error
         self._ended = True
         self._wake()
 
     def _wake(self) -> bool:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no consumer any more
             self._loop.call_soon_threadsafe(self._news.set)
             return True
         return False
 
     async def batches(self) -> AsyncIterator[list[bytes]]:
-        """All that has been read by now, again and again, until the end."""
+        """Iterate over lists of the records read so far, until the end."""
         while True:
             await self._news.wait()
             self._news.clear()
-            ended = self._ended  # before the records are taken: nothing comes after it
+            ended = self._ended  # read before taking the records: nothing comes after the end
             with self._room:
                 taken, self._held, self._held_bytes = self._held, [], 0
                 self._room.notify()

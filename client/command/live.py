@@ -1,6 +1,6 @@
-"""The live line of a benchmark, and its report, for people.
+"""The live line and the final report of a benchmark, for people.
 
-Invariants: the live line appears on a terminal only, on stderr; the report goes to stdout.
+Invariants: the live line appears only on a terminal, on stderr; the report goes to stdout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neve.client.command.tables import human_bytes
 
 
 def rates(interval: Interval) -> str:
-    """`12345 ops/s  12.6 MB/s  p99 1.21 ms`, of one interval."""
+    """Format an interval: `12345 ops/s  12.6 MB/s  p99 1.21 ms`."""
     text = f"{interval.operations_per_s:,.0f} ops/s  {interval.bytes_per_s / 1e6:,.1f} MB/s"
     if interval.latency_ns.count:
         text += f"  p50 {milliseconds(interval.latency_ns.quantile(0.5) / 1e6)}"
@@ -32,7 +32,7 @@ def milliseconds(value_ms: float) -> str:
 
 
 class LiveLine:
-    """A bar with the rates of the last second. A context; does nothing where there is no terminal."""
+    """A progress bar with the rates of the last second, as a context. Does nothing without a terminal."""
 
     def __init__(self, title: str, duration_s: float, err: TextIO | None = None) -> None:
         err = sys.stderr if err is None else err
@@ -64,7 +64,7 @@ class LiveLine:
 
 
 def report_lines(title: str, report: Report, *, last_error: str = "") -> list[str]:
-    """The report as a person reads it."""
+    """Return the report as lines for a person."""
     latency = report.latency_ms
     lines = [
         f"{title}: {report.operations:,} operations, {human_bytes(report.size_bytes)} in {report.duration_s:.2f} s",

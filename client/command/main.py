@@ -1,6 +1,6 @@
-"""The command stream-client: create, append, read, measure.
+"""The stream-client command: create, append, read, measure.
 
-Exit codes: 0 done; 1 the cluster said no, or could not; 2 wrong usage; 130 interrupted.
+Exit codes: 0 success; 1 the cluster refused or failed; 2 wrong usage; 130 interrupted.
 
 Invariants: an error is one sentence on stderr and an exit code, never a traceback.
 """
@@ -17,7 +17,7 @@ from neve.client.command.options import Parser
 from neve.rpc.command_line import parsed
 
 EPILOG = """\
-The cluster is found by --managers or $NEVE_MANAGERS. Exit codes: 0 done; 1 the cluster said no, or could not; 2 wrong
+The cluster is given by --managers or $NEVE_MANAGERS. Exit codes: 0 success; 1 the cluster refused or failed; 2 wrong
 usage; 130 interrupted. Examples:
 
   stream-client create events --replicas 3
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(parser(), argv)
-    # Whatever is worth a user's attention is in the answer or in the error; a log would only repeat it.
+    # The result or the error already has what a user needs to know; a log would only repeat it.
     level = logging.DEBUG if args.verbose else logging.CRITICAL
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     return guarded("stream-client", lambda: int(args.run(args)), managers=getattr(args, "managers", ()))

@@ -1,7 +1,6 @@
-"""What users type: sizes, durations, addresses, positions; and the options that every command has. Pure, but for a look
-at the files that are named.
+"""Parsers of what users type, such as sizes, durations, addresses and positions, and the options of every command.
 
-Invariants: what cannot be right is refused while the command line is parsed: exit code 2, and nothing was done.
+Invariants: an impossible value is refused while the command line is parsed, with exit code 2 and before any effect.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ PARTITION_MANAGERS_VARIABLE = "NEVE_PARTITION_MANAGERS"
 PARTITION_MANAGERS_DEFAULT = "127.0.0.1:3701"
 CLUSTER_VARIABLE = "NEVE_CLUSTER"
 CLUSTER_DEFAULT = "main"
-TOKEN_VARIABLE = "NEVE_TOKEN"  # rather than --token, which everybody on the machine can see
+TOKEN_VARIABLE = "NEVE_TOKEN"  # preferable to --token, which every user of the machine can see
 CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "NEVE_CA", "NEVE_CERT", "NEVE_KEY"
 ETCD_CA_VARIABLE, ETCD_CERT_VARIABLE, ETCD_KEY_VARIABLE = "NEVE_ETCD_CA", "NEVE_ETCD_CERT", "NEVE_ETCD_KEY"
-ETCD_USER_VARIABLE, ETCD_PASSWORD_VARIABLE = "NEVE_ETCD_USER", "NEVE_ETCD_PASSWORD"  # no option: all can see those
-TIMEOUT_S_DEFAULT = 15.0  # above a fail-over of the managers
+ETCD_USER_VARIABLE, ETCD_PASSWORD_VARIABLE = "NEVE_ETCD_USER", "NEVE_ETCD_PASSWORD"  # the password has no option
+TIMEOUT_S_DEFAULT = 15.0  # longer than a fail-over of the managers
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -40,14 +39,14 @@ _POSITION = re.compile(r"(\d+)(?::(\d+))?")
 
 ID_MAX = 2**64 - 1
 SIZE_BYTES_MAX = 2**63
-DURATION_S_MAX = 36_500 * 86_400.0  # a hundred years: timers and time stamps can have it
+DURATION_S_MAX = 36_500 * 86_400.0  # a hundred years, which timers and time stamps can represent
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes a FILE that may be left out also behind options, as in `append STREAM --whole FILE`."""
+    """Accepts an optional FILE after options too, as in `append STREAM --whole FILE`."""
 
     def _match_arguments_partial(self, actions: Sequence[argparse.Action], arg_strings_pattern: str) -> list[int]:
-        # Python before 3.12 takes "none" for it as soon as it sees an option: the pattern has an O for each to come.
+        # Python before 3.12 takes FILE as absent at the first option: the pattern has an O for each later option.
         counts = super()._match_arguments_partial(actions, arg_strings_pattern)
         while counts and counts[-1] == 0 and "O" in arg_strings_pattern:
             counts.pop()
@@ -55,25 +54,25 @@ class Parser(argparse.ArgumentParser):
 
 
 def size_bytes(text: str) -> int:
-    """`512`, `1k`, `64KiB`, `1.5 MiB`. Units are powers of 1024."""
+    """Parse `512`, `1k`, `64KiB` or `1.5 MiB`. Units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: try 512, 4KiB or 1MiB")
     size = float(match[1]) * _UNITS[match[2].lower()]
     if size > SIZE_BYTES_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is too large: nothing is larger than 2^63 bytes")
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: the limit is 2^63 bytes")
     return int(size)
 
 
 def positive_size_bytes(text: str) -> int:
     size = size_bytes(text)
     if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is too small: at least one byte is needed")
+        raise argparse.ArgumentTypeError(f"{text!r} is too small: expected at least one byte")
     return size
 
 
 def record_size_bytes(text: str) -> int:
-    """Of a record that one process is to make or to hold."""
+    """Parse the size of a record that one process makes or holds."""
     size = positive_size_bytes(text)
     if size > RECORD_BYTES_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is larger than a record can be: {RECORD_BYTES_MAX} bytes")
@@ -81,7 +80,7 @@ def record_size_bytes(text: str) -> int:
 
 
 def duration_s(text: str) -> float:
-    """`10`, `500ms`, `2m`, `1h`; above 0."""
+    """Parse `10`, `500ms`, `2m` or `1h`, above 0."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or match[2].lower() not in _DURATIONS or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0: try 10, 500ms or 2m")
@@ -92,7 +91,7 @@ def duration_s(text: str) -> float:
 
 
 def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
-    """A parser of numbers in [minimum, maximum]."""
+    """Return a parser of integers in [minimum, maximum]."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?\d+", text) or not minimum <= int(text) <= maximum:
@@ -103,10 +102,10 @@ def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """`host:port`, several with commas."""
+    """Parse `host:port`, several separated by commas."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
-        raise argparse.ArgumentTypeError("no address: try 127.0.0.1:3401, several with commas")
+        raise argparse.ArgumentTypeError("no address: try 127.0.0.1:3401, several separated by commas")
     for address in found:
         try:
             split_address(address)
@@ -116,7 +115,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def position(text: str) -> Position:
-    """`EXTENT` or `EXTENT:OFFSET`, as read and append print them."""
+    """Parse `EXTENT` or `EXTENT:OFFSET`, as read and append print them."""
     match = _POSITION.fullmatch(text.strip())
     if match is None or int(match[1]) > ID_MAX or int(match[2] or 0) > ID_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is not a position: try 12 or 12:4096 (extent:offset)")
@@ -124,7 +123,7 @@ def position(text: str) -> Position:
 
 
 def label(text: str) -> tuple[str, str]:
-    """`key=value`."""
+    """Parse `key=value`."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
@@ -132,16 +131,16 @@ def label(text: str) -> tuple[str, str]:
 
 
 def new_stream_name(text: str) -> str:
-    """Whoever gives a name wants one: an empty one is a variable of a script that is not set."""
+    """Parse a stream's name. An empty one is an error, most likely an unset variable of a script."""
     if not text:
-        raise argparse.ArgumentTypeError("a name must not be empty; leave it out for a stream without a name")
+        raise argparse.ArgumentTypeError("a name must not be empty; omit it for a stream without a name")
     return text
 
 
 def stream_id_or_name(text: str) -> int | str:
-    """Digits are an id; anything else is a name."""
+    """Parse digits as an id, and anything else as a name."""
     if not text:
-        raise argparse.ArgumentTypeError("an empty name is no stream")
+        raise argparse.ArgumentTypeError("an empty name is not a stream")
     if text.isascii() and text.isdecimal():
         if int(text) > ID_MAX:
             raise argparse.ArgumentTypeError(f"{text} is too large for an id")
@@ -150,7 +149,7 @@ def stream_id_or_name(text: str) -> int | str:
 
 
 def text_path(text: str) -> Path:
-    """A path that is to be written into files of text; elsewhere, any `Path` will do."""
+    """Parse a path that will be written into text files; elsewhere, any `Path` will do."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -161,8 +160,7 @@ def text_path(text: str) -> Path:
 def connection_options(
     environment: Mapping[str, str] = os.environ, *, of_partitions: bool = False
 ) -> argparse.ArgumentParser:
-    """A parent parser with the options of every command that talks to a cluster: to the stream managers, or to the
-    partition managers."""
+    """Return a parent parser with the options of commands that use the stream managers or the partition managers."""
     variable, default, who = (
         (PARTITION_MANAGERS_VARIABLE, PARTITION_MANAGERS_DEFAULT, "partition managers")
         if of_partitions
@@ -175,12 +173,12 @@ def connection_options(
         type=addresses,
         default=environment.get(variable) or default,
         metavar="HOST:PORT,…",
-        help=f"{who} to ask (default: ${variable}, or {default})",
+        help=f"addresses of the {who} (default: ${variable}, or {default})",
     )
     group.add_argument(
         "--cluster",
         default=environment.get(CLUSTER_VARIABLE) or CLUSTER_DEFAULT,
-        help=f"the name that the cluster must have (default: ${CLUSTER_VARIABLE}, or {CLUSTER_DEFAULT})",
+        help=f"the expected name of the cluster (default: ${CLUSTER_VARIABLE}, or {CLUSTER_DEFAULT})",
     )
     add_token(group, environment)
     _add_files(
@@ -197,19 +195,19 @@ def connection_options(
         type=duration_s,
         default=TIMEOUT_S_DEFAULT,
         metavar="SECONDS",
-        help=f"for one request, attempts included (default: {TIMEOUT_S_DEFAULT:g})",
+        help=f"timeout of one request with all attempts (default: {TIMEOUT_S_DEFAULT:g})",
     )
     return parser
 
 
 def add_token(parser: argparse._ActionsContainer, environment: Mapping[str, str] = os.environ) -> None:
     parser.add_argument(
-        "--token", default=environment.get(TOKEN_VARIABLE, ""), help=f"who we are (default: ${TOKEN_VARIABLE})"
+        "--token", default=environment.get(TOKEN_VARIABLE, ""), help=f"our access token (default: ${TOKEN_VARIABLE})"
     )
 
 
 def etcd_options(environment: Mapping[str, str] = os.environ) -> argparse.ArgumentParser:
-    """A parent parser for commands that write: locks are in etcd, which may want to know who we are."""
+    """Return a parent parser for commands that write. They take locks in etcd, which may require authentication."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("etcd, where writers have their locks; the managers tell its endpoints")
     _add_files(
@@ -225,7 +223,7 @@ def etcd_options(environment: Mapping[str, str] = os.environ) -> argparse.Argume
         "--etcd-user",
         default=environment.get(ETCD_USER_VARIABLE, ""),
         metavar="NAME",
-        help=f"our name (default: ${ETCD_USER_VARIABLE}); the password is ${ETCD_PASSWORD_VARIABLE}",
+        help=f"user of etcd (default: ${ETCD_USER_VARIABLE}); the password is ${ETCD_PASSWORD_VARIABLE}",
     )
     return parser
 
@@ -237,7 +235,7 @@ def _add_files(
         name = option.removeprefix("--").replace("-", "_")
         group.add_argument(
             option,
-            dest=name if name.startswith("etcd_") else f"tls_{name}",  # a command may have a KEY of another kind
+            dest=name if name.startswith("etcd_") else f"tls_{name}",  # a command may have another KEY argument
             type=Path,
             default=Path(environment[variable]) if environment.get(variable) else None,
             metavar="PEM",
@@ -246,7 +244,7 @@ def _add_files(
 
 
 def tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """What --ca, --cert and --key say; None without any of them. CommandFailed if they cannot be used."""
+    """Return the files of --ca, --cert and --key; None without them. Raises CommandFailed if they are unusable."""
     if args.tls_ca is None and args.tls_cert is None and args.tls_key is None:
         return None
     if args.tls_ca is None:
@@ -260,7 +258,7 @@ def tls_files(args: argparse.Namespace) -> TlsFiles | None:
 
 
 def etcd_access(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> EtcdAccess:
-    """What the options of `etcd_options` say. CommandFailed if they cannot be used."""
+    """Return what the options of `etcd_options` say. Raises CommandFailed if they are unusable."""
     if (args.etcd_cert is None) != (args.etcd_key is None):
         raise CommandFailed("--etcd-cert and --etcd-key go together", USAGE)
     if args.etcd_cert is not None and args.etcd_ca is None:
@@ -275,7 +273,7 @@ def etcd_access(args: argparse.Namespace, environment: Mapping[str, str] = os.en
 
 
 def _check_files(files: TlsFiles) -> None:
-    """Before anything is done: a wrong file is told by its name."""
+    """Check the files before the command starts, so that the error names the wrong file."""
     for path in files.paths():
         try:
             path.read_bytes()
@@ -285,4 +283,4 @@ def _check_files(files: TlsFiles) -> None:
         client_context(files)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         names = ", ".join(map(str, files.paths()))
-        raise CommandFailed(f"{names}: not certificates and a key that fit together: {error}", USAGE) from error
+        raise CommandFailed(f"{names}: not a certificate and key that belong together: {error}", USAGE) from error

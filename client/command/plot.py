@@ -1,7 +1,7 @@
-"""stream-client plot: throughput and latency over time, from files of samples, as a picture.
+"""stream-client plot: draws throughput and latency over time, from files of samples.
 
-Invariants: reads the files once, in one pass, and keeps one histogram for each interval: at most `INTERVALS_MAX`, which
-            become longer for a longer run.
+Invariants: reads each file in one pass and keeps one histogram for each interval: at most INTERVALS_MAX, which become
+            longer for a longer run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from neve.client.command.samples import BadSampleFile, SampleFile
 
 INTERVALS_MAX = 600
 INTERVAL_S_MIN = 0.1
-INTERVALS_WANTED = 120  # of a short run
+INTERVALS_WANTED = 120  # for a short run
 
 
 class Timeline:
-    """Intervals of equal length, made longer by joining neighbours when there would be too many."""
+    """Intervals of equal length. When there are too many, neighbours are joined."""
 
     def __init__(self, *, interval_s: float = INTERVAL_S_MIN, intervals_max: int = INTERVALS_MAX) -> None:
         self.interval_s = interval_s
@@ -45,7 +45,7 @@ class Timeline:
                 interval.latency_ns.record(sample.latency_ns, sample.operations)
 
     def intervals(self) -> list[Interval]:
-        """In order, those in which nothing happened included; joined to about as many as a picture can show."""
+        """Return the intervals in order, with empty ones, joined to about as many as a picture can show."""
         while self._intervals and max(self._intervals) >= 2 * INTERVALS_WANTED:
             self._join()
         count = max(self._intervals, default=-1) + 1
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         import matplotlib
     except ImportError as error:
         raise CommandFailed("plot needs matplotlib: pip install 'neve[plot]'") from error
-    matplotlib.use("Agg")  # no screen is needed
+    matplotlib.use("Agg")  # needs no screen
     runs = []
     for path in args.files:
         try:

@@ -1,8 +1,8 @@
-"""stream-client rbench: how fast can a stream be read?
+"""stream-client rbench: measures how fast a stream can be read.
 
-Invariants: every byte that counts was checked by the client, as for any reader;
-            sequential readers begin again at the start when they reach the end; random ones read one record at a time
-            at positions that were found, evenly, in one pass before.
+Invariants: the client has checked every byte that is counted, as for any reader;
+            sequential readers start again when they reach the end; random readers read single records, at positions
+            that one pass over the stream has sampled evenly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from neve.client.command.wbench import add_duration, measure
 from neve.client.streams.client import Client
 from neve.client.streams.types import Position, Record
 
-POSITIONS_MAX = 100_000  # of random reads: a sample, if the stream has more
-GROUP_RECORDS_MAX = 1_000  # of a sequential sample: one call of the network brings about as many small ones
+POSITIONS_MAX = 100_000  # of random reads; sampled if the stream has more records
+GROUP_RECORDS_MAX = 1_000  # records of a sequential sample; about as many small ones as one reply contains
 GROUP_BYTES_MAX = 1 << 20
 
 
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
         "rbench",
         run,
         help="measure reading",
-        description="Read a stream again and again for a while, and say how fast it was. A sequential sample is up to "
+        description="Read a stream repeatedly for a while and report the speed. A sequential sample is up to "
         f"{GROUP_RECORDS_MAX} records; a random one is one record.",
         json_too=False,
     )
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
         "--inflight", type=options.whole_number(1, 10_000), default=1, metavar="N", help="readers (default: 1)"
     )
     parser.add_argument("--random", action="store_true", help="single records at random positions")
-    parser.set_defaults(cache_bytes_max=0)  # what is to be measured is the cluster, not this process's memory
+    parser.set_defaults(cache_bytes_max=0)  # measures the cluster, not this process's cache
 
 
 async def run(client: Client, args: argparse.Namespace) -> int:
@@ -71,7 +71,7 @@ async def _first(client: Client, stream_id: int) -> None:
 
 
 async def _sample(client: Client, stream_id: int) -> list[Position]:
-    """Positions of records, each with the same chance (reservoir sampling)."""
+    """Return positions of records, each equally likely (reservoir sampling)."""
     rng = random.Random(0)
     kept: list[Position] = []
     number = 0
@@ -98,7 +98,7 @@ def _random_reads(client: Client, stream_id: int, positions: list[Position]) -> 
 
 
 class _Scan:
-    """One sequential reader, over and over."""
+    """One sequential reader, which starts again at the end."""
 
     def __init__(self, client: Client, stream_id: int) -> None:
         self._client = client

@@ -1,7 +1,7 @@
-"""Records in and out of files: cut input into records, show records. Pure, but for reading the file it is given.
+"""Conversion of records: cuts input into records, and formats records for output.
 
-Invariants: memory is bounded by the largest record: a file is never read whole, unless it is to be one record;
-            records of a file joined again are the file, but for the line ends that --lines takes away.
+Invariants: memory is bounded by the largest record: a file is read whole only if it is to be one record;
+            joined again, the records of a file equal the file, except for the line ends that --lines removes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import BinaryIO
 from neve.client.streams.types import Record
 
 FORMATS = ("text", "raw", "json", "hex")
-RECORD_BYTES_MAX = 1 << 30  # as a reader joins at most
+RECORD_BYTES_MAX = 1 << 30  # the most that a reader joins
 
 
 class RecordTooLarge(Exception):
-    """The message says where."""
+    """A record exceeds the limit. The message says where."""
 
 
 def cut_lines(file: BinaryIO, *, bytes_max: int = RECORD_BYTES_MAX) -> Iterator[bytes]:
-    """A record for each line, without its end; a last line without an end counts, too."""
+    """Return a record for each line, without its line end. The last line need not have one."""
     number = 0
     while line := file.readline(bytes_max + 1):
         number += 1
@@ -32,13 +32,13 @@ def cut_lines(file: BinaryIO, *, bytes_max: int = RECORD_BYTES_MAX) -> Iterator[
 
 
 def cut_pieces(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
-    """Records of `size_bytes`; the last one may be shorter."""
+    """Return records of `size_bytes`; the last one may be shorter."""
     while piece := _read_full(file, size_bytes):
         yield piece
 
 
 def cut_nothing(file: BinaryIO, *, bytes_max: int = RECORD_BYTES_MAX) -> Iterator[bytes]:
-    """All of it, as one record."""
+    """Return all input as one record."""
     content = _read_full(file, bytes_max + 1)
     if len(content) > bytes_max:
         raise RecordTooLarge(f"the input is larger than {bytes_max} bytes, which is the limit of a record")
@@ -46,7 +46,7 @@ def cut_nothing(file: BinaryIO, *, bytes_max: int = RECORD_BYTES_MAX) -> Iterato
 
 
 def _read_full(file: BinaryIO, size_bytes: int) -> bytes:
-    """A pipe gives less than was asked for: go on until it ends."""
+    """Read this many bytes, or up to the end: a single read of a pipe may return fewer."""
     parts: list[bytes] = []
     missing = size_bytes
     while missing and (part := file.read(min(missing, 1 << 20))):
@@ -56,7 +56,7 @@ def _read_full(file: BinaryIO, size_bytes: int) -> bytes:
 
 
 def encode(record: Record, form: str, *, with_position: bool) -> bytes:
-    """What read and tail print for a record."""
+    """Return what read and tail print for a record."""
     payload = bytes(record.payload)
     if form == "json":
         return json.dumps(record_value(record), ensure_ascii=False).encode() + b"\n"

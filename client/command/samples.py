@@ -1,12 +1,12 @@
-"""The file of samples that wbench and rbench write with --json, and plot reads: JSON, one value a line.
+"""Files of samples, as wbench and rbench write them with --json and plot reads them: one JSON value a line.
 
     {"neve_samples": 1, "kind": "wbench", "options": {…}}        the first line
-    [0.104233, 0.000871, 1, 1024]                                 ended at, took (both in seconds), operations, bytes
+    [0.104233, 0.000871, 1, 1024]                                 end and duration in seconds, operations, bytes
     [0.204911, 5.001201, 1, 1024, "ConnectionLost"]               one that failed
     {"report": {…}}                                                the last line, unless the run was killed
 
-Invariants: every sample of a run is in its file; only a buffer of the file's is in memory;
-            a file that was cut short reads up to its last whole line.
+Invariants: every sample of a run is in its file; memory holds only the file's buffer;
+            a truncated file can be read up to its last complete line.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _BUFFER_BYTES = 1 << 20
 
 
 class BadSampleFile(Exception):
-    """Not a file of samples, or one of a version that is not known here; the message names the file and the line."""
+    """Not a file of samples, or one of an unknown version. The message names the file and the line."""
 
 
 class SampleWriter:
-    """Writes one run. A context that closes the file."""
+    """Writes the samples of one run, as a context that closes the file."""
 
     def __init__(self, path: Path, *, kind: str, options: Mapping[str, Any]) -> None:
         self._file: TextIO = path.open("w", buffering=_BUFFER_BYTES)
         self._write({"neve_samples": FORMAT_VERSION, "kind": kind, "options": dict(options)})
 
     def add(self, sample: Sample) -> None:
-        # By hand: json.dumps takes four times as long, and this runs once for each call of a benchmark.
+        # Formatted by hand: json.dumps takes four times as long, and this runs for each call of a benchmark.
         line = f"[{sample.at_s:.6f}, {sample.latency_ns / NS:.9f}, {sample.operations}, {sample.size_bytes}"
         self._file.write(f"{line}, {json.dumps(sample.error)}]\n" if sample.error else f"{line}]\n")
 
@@ -57,7 +57,7 @@ class SampleWriter:
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """A file whose first line was read and is good."""
+    """A file of samples whose first line is valid."""
 
     path: Path
     kind: str
@@ -65,17 +65,17 @@ class SampleFile:
 
     @classmethod
     def open(cls, path: Path) -> SampleFile:
-        """OSError if it cannot be read, BadSampleFile if it is something else."""
+        """Open a file. Raises OSError if it cannot be read, and BadSampleFile if it has other content."""
         with path.open(errors="replace") as file:
             head = _value(file.readline())
         if not isinstance(head, dict) or "neve_samples" not in head:
             raise BadSampleFile(f"{path} is not a file of samples: write one with wbench --json FILE")
         if head["neve_samples"] != FORMAT_VERSION:
-            raise BadSampleFile(f"{path} has format {head['neve_samples']}, and {FORMAT_VERSION} is what is known here")
+            raise BadSampleFile(f"{path} has format {head['neve_samples']}; the known format is {FORMAT_VERSION}")
         return cls(path, str(head.get("kind", "")), head.get("options", {}))
 
     def samples(self) -> Iterator[Sample]:
-        """One after the other, so that a file of any size can be read."""
+        """Iterate over the samples, so that a file of any size can be read."""
         with self.path.open(errors="replace") as file:
             file.readline()
             for number, line in enumerate(file, start=2):

@@ -1,7 +1,7 @@
-"""stream-client create, list, info, truncate, seal, delete.
+"""stream-client create, list, info, truncate, seal and delete.
 
-Invariants: what cannot be taken back (truncate, seal, delete) asks first, or needs --yes; it is not done to a stream of
-            the key-value store without --force.
+Invariants: irreversible operations (truncate, seal, delete) ask for confirmation or need --yes. On a stream of the
+            key-value store they need --force.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from neve.client.streams.client import Client
 from neve.client.streams.types import Extent, Stream
 from neve.proto.placement import placement_help
 
-REPLICAS_MAX = 7  # as the managers have it: a number that cannot be is refused before anybody is asked
+REPLICAS_MAX = 7  # the managers' limit, checked before any call
 PAGE = 500
 COLUMNS = ("stream", "name", "extents", "replicas", "sync", "sealed", "created", "labels")
 
@@ -38,7 +38,7 @@ def add_parsers(commands: Any) -> None:
 
     listing = add_command(commands, "list", run_list, help="list the streams")
     listing.add_argument(
-        "--label", type=options.label, action="append", default=[], metavar="KEY=VALUE", help="only those with it"
+        "--label", type=options.label, action="append", default=[], metavar="KEY=VALUE", help="only streams with it"
     )
     info = add_command(commands, "info", run_info, help="show a stream and its extents")
     add_stream(info)
@@ -48,12 +48,12 @@ def add_parsers(commands: Any) -> None:
         "truncate",
         run_truncate,
         help="forget the beginning of a stream",
-        description="Forget the beginning of a stream: every extent that lies wholly before a position.",
+        description="Forget the beginning of a stream: every extent that is completely before a position.",
     )
     add_stream(truncate)
     truncate.add_argument("--before", type=options.position, required=True, metavar="EXTENT[:OFFSET]")
     _add_consent(truncate)
-    seal = add_command(commands, "seal", run_seal, help="end a stream: nothing can be appended any more")
+    seal = add_command(commands, "seal", run_seal, help="end a stream: it takes no more appends")
     add_stream(seal)
     _add_consent(seal)
     delete = add_command(commands, "delete", run_delete, help="delete a stream and its data")
@@ -71,7 +71,7 @@ def _add_consent(parser: argparse.ArgumentParser) -> None:
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
-    """What create and wbench have in common."""
+    """Add the options that create and wbench have in common."""
     parser.add_argument(
         "--replicas",
         type=options.whole_number(1, REPLICAS_MAX),
@@ -83,7 +83,7 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         "--sync",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="acknowledge what is on stable storage, or already what is in memory of all replicas",
+        help="acknowledge records on stable storage of all replicas, or already in their memory",
     )
 
 
@@ -136,7 +136,7 @@ async def run_info(client: Client, args: argparse.Namespace) -> int:
 
 
 async def _extents(client: Client, stream: Stream) -> list[Extent]:
-    """In the stream's order."""
+    """Return the extents in the stream's order."""
     found: dict[int, Extent] = {}
     for first in range(0, len(stream.extent_ids), PAGE):
         for info in await client.admin.describe_extents(stream.extent_ids[first : first + PAGE]):
@@ -147,7 +147,7 @@ async def _extents(client: Client, stream: Stream) -> list[Extent]:
 async def run_truncate(client: Client, args: argparse.Namespace) -> int:
     stream = await client.stream(args.stream)
     refuse_partition(stream.id, stream.labels, args)
-    confirm(f"Everything before extent {args.before.extent_id} will leave stream {stream.id} for ever.", args)
+    confirm(f"Everything before extent {args.before.extent_id} will be removed from stream {stream.id}.", args)
     await client.truncate(stream.id, before=args.before)
     return await _show_changed(client, args, stream.id, f"stream {stream.id} begins at extent {args.before.extent_id}")
 
@@ -155,7 +155,7 @@ async def run_truncate(client: Client, args: argparse.Namespace) -> int:
 async def run_seal(client: Client, args: argparse.Namespace) -> int:
     stream = await client.stream(args.stream)
     refuse_partition(stream.id, stream.labels, args)
-    confirm(f"Stream {stream.id} {stream.name!r} will be sealed: nothing can ever be appended to it again.", args)
+    confirm(f"Stream {stream.id} {stream.name!r} will be sealed: it will never take appends again.", args)
     await client.seal(stream.id)
     return await _show_changed(client, args, stream.id, f"stream {stream.id} is sealed")
 
@@ -181,7 +181,7 @@ async def _show_changed(client: Client, args: argparse.Namespace, stream_id: int
 
 
 def value(stream: Stream) -> dict[str, object]:
-    """A stream, for JSON."""
+    """Return a stream as JSON."""
     return {
         "stream_id": stream.id,
         "name": stream.name,
@@ -208,7 +208,7 @@ def extent_value(extent: Extent) -> dict[str, object]:
 
 
 def row(stream: Stream) -> list[str | int | bool]:
-    """A stream under COLUMNS, for tables."""
+    """Return a stream as a table row under COLUMNS."""
     return [
         stream.id,
         stream.name,

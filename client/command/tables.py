@@ -1,7 +1,7 @@
-"""Tables for people, JSON for scripts: the two ways in which a command shows what it found.
+"""Output of commands: tables for people, JSON for scripts.
 
-Invariants: a table that does not go to a terminal is as wide as its content and has no colours: nothing is cut;
-            JSON goes to stdout in one document, with the names and the units of the table's columns.
+Invariants: a table that is not printed on a terminal is as wide as its content and has no colours, so nothing is cut;
+            JSON goes to stdout as one document, with the names and units of the table's columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def print_table(
     title: str = "",
     nothing: str = "",
 ) -> None:
-    """Numbers stand to the right. `nothing` is what an empty table says instead."""
+    """Print a table with right-aligned numbers. An empty table prints `nothing` instead."""
     listed = [list(row) for row in rows]
     target = console(out)
     if not listed and nothing:
@@ -68,7 +68,7 @@ def print_json(value: object, *, out: TextIO | None = None) -> None:
 
 
 def human_bytes(size: float) -> str:
-    """`1.5 GiB`: for people only; JSON has the exact number."""
+    """Format a size as `1.5 GiB`, for people; JSON has the exact number."""
     for unit in _UNITS:
         if abs(size) < 1024 or unit == _UNITS[-1]:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,8 +1,8 @@
-"""stream-client append, read, tail.
+"""stream-client append, read and tail.
 
-Invariants: append says how much was acknowledged, also when it is interrupted or fails: what it counts is in the
-            stream, and what comes after that may be;
-            what waits to be acknowledged is bounded by the writer, and by `PENDING_MAX` records.
+Invariants: append reports how much was acknowledged, also if it is interrupted or fails: the records it counts are in
+            the stream, and later ones may be;
+            unacknowledged records are bounded by the writer and by PENDING_MAX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from neve.client.streams.writer import Writer
 from neve.proto.errors import Overloaded
 
 PENDING_MAX = 10_000
-INTERRUPTED_WAIT_S = 1.0  # for what is on its way at Ctrl-C; a second Ctrl-C does not wait
+INTERRUPTED_WAIT_S = 1.0  # for pending appends after Ctrl-C; a second Ctrl-C does not wait
 EXTENTS_TOLD = 5
 
 
@@ -38,7 +38,7 @@ def add_parsers(commands: Any) -> None:
         "append",
         run_append,
         help="append a file, or standard input",
-        description="Append a file, or standard input, to a stream: each line is a record, unless you say otherwise.",
+        description="Append a file, or standard input, to a stream. By default each line is a record.",
     )
     add_stream(append)
     append.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard input")
@@ -47,15 +47,15 @@ def add_parsers(commands: Any) -> None:
     cut.add_argument("--whole", action="store_true", help="all of the input is one record")
     cut.add_argument("--record-size", type=options.record_size_bytes, metavar="SIZE", help="records of this size")
     append.add_argument(
-        "--sync", action=argparse.BooleanOptionalAction, default=None, help="default: as the stream says"
+        "--sync", action=argparse.BooleanOptionalAction, default=None, help="default: the stream's policy"
     )
-    append.add_argument("--takeover", action="store_true", help="take the stream from whoever writes it now")
+    append.add_argument("--takeover", action="store_true", help="take over the stream from its present writer")
 
     read = add_command(commands, "read", run_read, help="print the records of a stream", json_too=False)
     add_stream(read)
     read.add_argument("--from", dest="start", type=options.position, metavar="EXTENT[:OFFSET]")
-    read.add_argument("--to", dest="end", type=options.position, metavar="EXTENT[:OFFSET]", help="not included")
-    read.add_argument("--count", type=options.whole_number(1, 10**18), metavar="N", help="at most so many")
+    read.add_argument("--to", dest="end", type=options.position, metavar="EXTENT[:OFFSET]", help="exclusive end")
+    read.add_argument("--count", type=options.whole_number(1, 10**18), metavar="N", help="at most N records")
     read.add_argument("--follow", action="store_true", help="wait for more at the end")
     _add_format(read)
 
@@ -64,14 +64,14 @@ def add_parsers(commands: Any) -> None:
     )
     add_stream(tail)
     tail.add_argument("-n", dest="last", type=options.whole_number(0, 1_000_000), default=10, metavar="N")
-    tail.add_argument("--no-follow", dest="follow", action="store_false", help="end at the end")
-    tail.add_argument("--count", type=options.whole_number(1, 10**18), metavar="N", help="stop after so many")
+    tail.add_argument("--no-follow", dest="follow", action="store_false", help="stop at the end")
+    tail.add_argument("--count", type=options.whole_number(1, 10**18), metavar="N", help="stop after N records")
     _add_format(tail)
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--format", choices=records.FORMATS, default="text", help="text: a line end behind each record (default)"
+        "--format", choices=records.FORMATS, default="text", help="text: a line end after each record (default)"
     )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="one line of JSON a record")
     parser.add_argument("--positions", action="store_true", help="a record's position before it")
@@ -81,7 +81,7 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 
 
 class _Appending:
-    """Records on their way; counts what is acknowledged, in order."""
+    """Pending appends of a command; counts the acknowledged ones, in order."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -110,12 +110,12 @@ class _Appending:
             await self._settle_one()
 
     async def wait(self, timeout_s: float) -> None:
-        """For what is on its way, but not longer."""
+        """Wait for the pending appends, up to the timeout."""
         if self._pending:
             await asyncio.wait([future for future, _ in self._pending], timeout=timeout_s)
 
     def settle_done(self) -> None:
-        """Count what is acknowledged by now, up to the first record that is not."""
+        """Count the acknowledged records, up to the first unacknowledged one."""
         while self._pending and _is_acknowledged(self._pending[0][0]):
             future, size_bytes = self._pending.popleft()
             self._count(future.result(), size_bytes)
@@ -158,16 +158,16 @@ async def run_append(client: Client, args: argparse.Namespace) -> int:
             stream = await client.stream(args.stream)
             async with client.writer(stream.id, sync=args.sync, takeover=args.takeover) as writer:
                 appending = _Appending(writer)
-                stack.pop_all()  # the thread of the feed has it now: a close would wait as long as it reads
+                stack.pop_all()  # the feed's thread owns the file now: closing it here would wait for its read
                 await _append_all(appending, Feed(closing(source, cut)))
     except records.RecordTooLarge as error:
         assert appending is not None  # it is what reads the records
         appending.settle_done()
-        raise CommandFailed(f"{error}; before it: {appending.text()}") from error
+        raise CommandFailed(f"{error}; before that: {appending.text()}") from error
     except BaseException:
         if appending is not None:
             appending.settle_done()
-            print(f"stream-client: before it ended: {appending.text()}", file=sys.stderr)
+            print(f"stream-client: before the end: {appending.text()}", file=sys.stderr)
         raise
     if args.json:
         print_json(appending.value())
@@ -183,7 +183,7 @@ async def _append_all(appending: _Appending, feed: Feed) -> None:
                 await appending.add(payload)
         await appending.finish()
     except asyncio.CancelledError:
-        await appending.wait(INTERRUPTED_WAIT_S)  # before the writer is aborted, which gives them up
+        await appending.wait(INTERRUPTED_WAIT_S)  # before the writer is aborted, which abandons them
         raise
 
 
@@ -203,7 +203,7 @@ async def run_read(client: Client, args: argparse.Namespace) -> int:
     if args.end is not None and not args.follow and args.end.extent_id not in stream.extent_ids:
         has = ", ".join(map(str, stream.extent_ids[-EXTENTS_TOLD:])) or "none"
         raise CommandFailed(
-            f"--to {args.end}: stream {args.stream} has no extent {args.end.extent_id}; its last: {has}"
+            f"--to {args.end}: stream {args.stream} has no extent {args.end.extent_id}; its last extents: {has}"
         )
     await _print_records(client, stream, args, start=args.start, end=args.end)
     return DONE
@@ -217,7 +217,7 @@ async def run_tail(client: Client, args: argparse.Namespace) -> int:
 
 
 async def last_records(client: Client, stream: Stream, count: int) -> Position | None:
-    """Where the last `count` records begin; the extents are read from the last one backwards until they are found."""
+    """Return where the last `count` records begin. Reads the extents backwards until there are enough."""
     found: deque[Position] = deque()
     end: Position | None = None
     at_end: Position | None = None
@@ -246,7 +246,7 @@ async def _print_records(
             out.write(records.encode(record, args.format, with_position=args.positions))
             printed += 1
             if args.follow:
-                out.flush()  # whoever follows wants to see it now
+                out.flush()  # a user who follows expects it now
             if args.count is not None and printed >= args.count:
                 break
     finally:

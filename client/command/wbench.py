@@ -1,8 +1,8 @@
-"""stream-client wbench: how fast can this cluster be written?
+"""stream-client wbench: measures how fast a cluster can be written to.
 
-Invariants: the streams that it makes carry the label bench=wbench and are deleted at the end, unless --keep;
-            --inflight calls are on their way for each stream, each of --batch records of --size bytes;
-            what it writes cannot be compressed.
+Invariants: the streams that it creates have the label bench=wbench and are deleted at the end, unless --keep is given;
+            each stream has --inflight pending calls, each with --batch records of --size bytes;
+            the written bytes cannot be compressed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from neve.proto.errors import NeveError
 from neve.rpc.entry import INTERRUPTED
 
 LABELS = {"bench": "wbench"}
-PAYLOADS = 8  # different ones, so that no two neighbours are equal
-PAYLOADS_BYTES_MAX = 256 << 20  # all of them; a single one may be larger
+PAYLOADS = 8  # different ones, so that no two consecutive records are equal
+PAYLOADS_BYTES_MAX = 256 << 20  # of all payloads; a single one may be larger
 
 
 def add_parser(commands: Any) -> None:
@@ -41,22 +41,22 @@ def add_parser(commands: Any) -> None:
         "wbench",
         run,
         help="measure writing",
-        description="Append to new streams for a while, and say how fast it was. Ctrl-C ends it early, with a report.",
+        description="Append to new streams for a while and report the speed. Ctrl-C ends the run early, with a report.",
         json_too=False,
     )
     add_duration(parser)
     parser.add_argument(
-        "--size", type=options.record_size_bytes, default=1024, metavar="SIZE", help="of a record (default: 1KiB)"
+        "--size", type=options.record_size_bytes, default=1024, metavar="SIZE", help="size of a record (default: 1KiB)"
     )
     parser.add_argument(
-        "--batch", type=options.whole_number(1, 100_000), default=1, metavar="N", help="records a call (default: 1)"
+        "--batch", type=options.whole_number(1, 100_000), default=1, metavar="N", help="records per call (default: 1)"
     )
     parser.add_argument(
         "--inflight",
         type=options.whole_number(1, 100_000),
         default=16,
         metavar="N",
-        help="calls on their way for each stream (default: 16)",
+        help="pending calls for each stream (default: 16)",
     )
     parser.add_argument("--streams", type=options.whole_number(1, 10_000), default=1, metavar="N")
     add_policy(parser)
@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_duration(parser: argparse.ArgumentParser) -> None:
-    """What wbench and rbench have in common."""
+    """Add the options that wbench and rbench have in common."""
     parser.add_argument("--duration", type=options.duration_s, default=10.0, metavar="SECONDS", help="(default: 10)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file, for plot")
 
@@ -84,7 +84,7 @@ async def run(client: Client, args: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def bench_streams(client: Client, args: argparse.Namespace, stop: asyncio.Event) -> AsyncIterator[list[Stream]]:
-    """New streams, deleted at the end: also after an interruption, as well as it goes."""
+    """Create streams, and delete them at the end; after an interrupt, as far as possible."""
     streams: list[Stream] = []
 
     async def create() -> None:
@@ -107,7 +107,7 @@ async def bench_streams(client: Client, args: argparse.Namespace, stop: asyncio.
             outcomes = await asyncio.gather(*(client.delete(stream.id) for stream in streams), return_exceptions=True)
             for stream, outcome in zip(streams, outcomes, strict=True):
                 if isinstance(outcome, NeveError):
-                    print(f"stream-client: stream {stream.id} is left behind: {sentence(outcome)}", file=sys.stderr)
+                    print(f"stream-client: stream {stream.id} was not deleted: {sentence(outcome)}", file=sys.stderr)
                 elif isinstance(outcome, BaseException):
                     raise outcome
 
@@ -125,13 +125,13 @@ async def _open(
 
 
 async def _close(writer: Writer) -> None:
-    """What failed is in the report already."""
+    """Close the writer. Its errors are in the report already."""
     with contextlib.suppress(NeveError):
         await writer.close()
 
 
 def payload_count(size_bytes: int, batch: int) -> int:
-    """No more than a call has use for, and than there may be memory for."""
+    """Return how many payloads to make: no more than a call needs and than memory allows."""
     return max(1, min(PAYLOADS, batch, PAYLOADS_BYTES_MAX // size_bytes))
 
 
@@ -163,7 +163,7 @@ async def measure(
     stop: asyncio.Event,
     operations_each: int = 1,
 ) -> int:
-    """Run, show and report; the exit code."""
+    """Run, show progress and report. Returns the exit code."""
     with contextlib.ExitStack() as stack:
         live = stack.enter_context(LiveLine(kind, args.duration))
         sink = None

@@ -1,1 +1,1 @@
-"""Objects for programs: the key-value client, its routing by the region map, and its synchronous twin."""
+"""The key-value client, its routing by the region map, and its synchronous twin."""

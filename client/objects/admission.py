@@ -1,8 +1,8 @@
-"""Room for operations, and the numbers of writes: who may begin, and who has to wait.
+"""Admission of operations: reserves their memory and gives writes their numbers.
 
-Invariants: memory is bounded by `buffer_bytes_max`, and the answers that servers keep for this client by
-            `WRITES_OPEN_MAX`: a write waits while the oldest one that is out is so far behind;
-            whoever was let in gives back exactly what it took, however it ends.
+Invariants: memory is bounded by `buffer_bytes_max`. The replies that servers keep for this client are bounded by
+            WRITES_OPEN_MAX: a new write waits while the oldest open write is that far behind;
+            an admitted operation gives back exactly what it took, however it ends.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from neve.client.streams.sending.budget import Budget
 from neve.proto import common_pb2
 from neve.proto.errors import DeadlineExceeded, ShuttingDown
 
-OPERATION_COST_BYTES = 512  # beside key and value: with `buffer_bytes_max` it bounds the number of operations
-WRITES_OPEN_MAX = 16_000  # from the oldest unanswered write to the newest: a partition keeps 16,384 answers
+OPERATION_COST_BYTES = 512  # added to key and value, so that `buffer_bytes_max` also bounds the number of operations
+WRITES_OPEN_MAX = 16_000  # from the oldest open write to the newest; a partition keeps 16,384 replies
 
 
 class Ticket(NamedTuple):
-    """What an operation took; `call_id` is 0 for reads."""
+    """What an admitted operation took. `call_id` is 0 for reads."""
 
     cost_bytes: int
     call_id: int
 
 
 class Admission:
+    """Admits the operations of one client."""
+
     def __init__(self, client_id: int, options: KeyValueOptions) -> None:
         self.client_id = client_id
         self.window = CallWindow()
         self._options = options
         self._share = Budget(options.buffer_bytes_max).share(options.buffer_bytes_max)
-        self._waiters: dict[asyncio.Future[None], None] = {}  # writes, for the window
+        self._waiters: dict[asyncio.Future[None], None] = {}  # writes that wait for the window to move
         self._closed = False
 
     def call(self, call_id: int) -> common_pb2.CallId:
+        """Return the call id of a write for a request."""
         return common_pb2.CallId(client_id=self.client_id, call_id=call_id, completed_below=self.window.completed_below)
 
     def try_enter(self, size_bytes: int, *, write: bool) -> Ticket | None:
-        """At once, if there is room."""
+        """Admit the operation if there is room now, else return None."""
         window = self.window
         if write and window.span >= WRITES_OPEN_MAX:
             return None
@@ -50,7 +53,7 @@ class Admission:
         return Ticket(cost_bytes, window.begin() if write else 0)
 
     async def enter(self, size_bytes: int, deadline_s: float, *, write: bool) -> Ticket:
-        """Wait for room. DeadlineExceeded if there is none in time: nothing was sent then."""
+        """Admit the operation when there is room. Raises DeadlineExceeded if there is none in time; nothing is sent."""
         cost_bytes = OPERATION_COST_BYTES + size_bytes
         begun_s = asyncio.get_running_loop().time()
         try:
@@ -64,7 +67,7 @@ class Admission:
                     raise
         except TimeoutError:
             timeout_ms = int((deadline_s - begun_s) * 1000)
-            detail = "nothing was sent: too many operations are under way"
+            detail = "nothing was sent: too many operations are in progress"
             raise DeadlineExceeded(method="wait for room", timeout_ms=timeout_ms, detail=detail) from None
         return Ticket(cost_bytes, self.window.begin() if write else 0)
 
@@ -79,7 +82,7 @@ class Admission:
             self._waiters.pop(room, None)
 
     def leave(self, ticket: Ticket) -> None:
-        """The operation has ended: it is never sent again."""
+        """The operation has ended and is never sent again: give back what it took."""
         self._share.give_back(ticket.cost_bytes)
         if ticket.call_id:
             self.window.end(ticket.call_id)

@@ -1,17 +1,16 @@
-"""The key-value client: objects under byte keys. One for a process, for any number of operations at a time.
+"""The key-value client: objects under byte keys. A process needs one, for any number of concurrent operations.
 
     async with KeyValueClient(["127.0.0.1:3701"]) as kv:
         info = await kv.put(b"greeting", b"hello")
         print((await kv.get(b"greeting")).value)
-        await kv.put(b"greeting", b"again", if_version=info.version)   # ConditionFailed if somebody was faster
+        await kv.put(b"greeting", b"again", if_version=info.version)   # ConditionFailed if it has changed since
         async for each in kv.scan(prefix=b"greet"):
             print(each.key, each.size_bytes)
 
-Invariants: an operation is executed once, however often it has to be sent; it ends within its time; one that ends with
-            an error whose `outcome_unknown` is set may have been executed, all others were not;
-            operations that are under way at the same time may be executed in any order: await one before the next
-            where their order matters;
-            memory is bounded: what finds no room waits.
+Invariants: an operation is executed once, however often it is sent, and ends within its timeout. An operation that
+            raises an error with `outcome_unknown` set may have been executed; with any other error it was not;
+            concurrent operations may be executed in any order: await one before the next where order matters;
+            memory is bounded: operations wait when the buffer is full.
 """
 
 from __future__ import annotations
@@ -68,8 +67,11 @@ from neve.rpc.wire.client import WireChannel
 
 
 class KeyValueClient:
-    """`managers` are wire addresses of partition managers; one that answers is enough. `channels` and `rng` are for
-    simulations."""
+    """A connection to the key-value store of one cluster.
+
+    `managers` are wire addresses of partition managers; one that replies is enough. `token` and `tls` authenticate the
+    client. `channels` and `rng` are for simulations.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class KeyValueClient:
         rng: random.Random | None = None,
     ) -> None:
         if isinstance(managers, str):
-            raise InvalidArgument(what="managers", detail="a list of addresses is needed, not one text")
+            raise InvalidArgument(what="managers", detail="expected a list of addresses, not a string")
         self.options = options
         self._rng = rng or random.SystemRandom()
         self._channels = channels or ChannelPool(
@@ -106,7 +108,7 @@ class KeyValueClient:
         self._closed = False
 
     async def open(self) -> Self:
-        """Reach a manager and learn the map. `async with` does it."""
+        """Connect to a manager and read the region map. `async with` calls this."""
         try:
             await self.regions.load(self.options.operation_timeout_s)
         except BaseException:
@@ -116,7 +118,7 @@ class KeyValueClient:
         return self
 
     async def close(self) -> None:
-        """Disconnect. What is under way ends with ShuttingDown, or Cancelled if it may have been executed."""
+        """Disconnect. Pending operations raise ShuttingDown, or Cancelled if they may have been executed."""
         if self._closed:
             return
         self._closed = True
@@ -146,9 +148,10 @@ class KeyValueClient:
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> Object:
-        """An object, or `length` bytes of it from `offset` on; NotFound if there is none.
+        """Return an object, or `length` bytes of it from `offset` on.
 
-        With `version`, ConditionFailed if the object has another one. A range is cut at the object's end.
+        Raises NotFound if there is none, and with `version` ConditionFailed if the object has another version. A range
+        that extends beyond the object's end is shortened.
         """
         key = checked_key(key)
         if version is None and (offset or length is not None):
@@ -170,7 +173,7 @@ class KeyValueClient:
     async def _get_large(
         self, key: bytes, timeout_s: float | None, *, offset: int = 0, length: int | None = None
     ) -> Object:
-        """In ranges; from the beginning again if the object changes meanwhile, within the time that there is."""
+        """Read the object in ranges. If it changes meanwhile, start again, until the timeout."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s(timeout_s)
         while True:
@@ -186,7 +189,7 @@ class KeyValueClient:
             return checked_object(stream.info, value) if whole else Object(stream.info, value)
 
     async def head(self, key: Buffer, *, timeout_s: float | None = None) -> ObjectInfo:
-        """What is known of an object; NotFound if there is none."""
+        """Return an object's metadata. Raises NotFound if there is none."""
         key = checked_key(key)
         try:
             result, _ = await self._perform(dispatch.HEAD, key, timeout_s=timeout_s)
@@ -204,10 +207,10 @@ class KeyValueClient:
         if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> ObjectInfo:
-        """Store an object, durably on all replicas when this returns. `value` must not change until then.
+        """Store an object. When this returns, it is durable on all replicas. `value` must not change until then.
 
-        `if_absent` and `if_version` are conditions: ConditionFailed, with the version that was found, if they are not
-        met. With `ttl_s` the object is gone after so many seconds.
+        `if_absent` and `if_version` are conditions. Raises ConditionFailed, with the version found, if one is not met.
+        With `ttl_s` the object expires after that many seconds.
         """
         key, value = checked_key(key), checked_value(value)
         expected = condition(if_absent=if_absent, if_version=if_version)
@@ -239,7 +242,7 @@ class KeyValueClient:
         return info_from(reply.message.info, key)
 
     async def delete(self, key: Buffer, *, if_version: int | None = None, timeout_s: float | None = None) -> bool:
-        """Delete an object; whether there was one. With `if_version`, ConditionFailed if it has another version."""
+        """Delete an object; returns whether it existed. With `if_version`, ConditionFailed for another version."""
         key = checked_key(key)
         result, _ = await self._perform(
             dispatch.DELETE, key, expected=condition(if_version=if_version), timeout_s=timeout_s
@@ -247,7 +250,10 @@ class KeyValueClient:
         return bool(result.existed)
 
     async def batch(self, operations: Sequence[Put | Delete], *, timeout_s: float | None = None) -> list[ObjectInfo]:
-        """All or nothing, within one partition: keys of several partitions are refused. One info for each operation."""
+        """Execute all operations or none; returns one info for each. All keys must be in one partition.
+
+        Raises InvalidArgument if the keys are in several partitions, and ConditionFailed if a condition is not met.
+        """
         if not 1 <= len(operations) <= BATCH_OPERATIONS_MAX:
             raise InvalidArgument(
                 what="operations", detail=f"{len(operations)}; a batch has 1 to {BATCH_OPERATIONS_MAX}"
@@ -314,10 +320,10 @@ class KeyValueClient:
         limit: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[ObjectInfo]:
-        """What is known of all objects with start <= key < end that begin with `prefix`, in the order of their keys.
+        """Iterate over the metadata of objects with start <= key < end that begin with `prefix`, in key order.
 
-        Complete, also while partitions split or move: each key that is there from the beginning to the end of the scan
-        comes once. `timeout_s` is for each page.
+        The scan is complete even if partitions split or move: each key that exists during the whole scan is returned
+        exactly once. `timeout_s` applies to each page.
         """
         scan = self._scan(prefix, start, end, limit, timeout_s, with_values=False)
         async with aclosing(scan.pages()) as pages:  # type: ignore[type-var]
@@ -334,7 +340,7 @@ class KeyValueClient:
         limit: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Object]:
-        """As `scan`, with the values."""
+        """Like `scan`, with the values."""
         scan = self._scan(prefix, start, end, limit, timeout_s, with_values=True)
         async with aclosing(scan.pages()) as pages:  # type: ignore[type-var]
             async for page in pages:
@@ -377,10 +383,10 @@ class KeyValueClient:
         if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> ObjectInfo:
-        """Store what an iterable (asynchronous or not) of bytes gives, of any size. `timeout_s` is for each part.
+        """Store the bytes of an iterable (asynchronous or not), of any size. `timeout_s` applies to each part.
 
-        The object appears when all of it is there. If its partition moves meanwhile, NotFound for the upload: begin
-        again from the source.
+        The object appears when all parts are stored. Raises NotFound for the upload if the partition moves meanwhile;
+        then start again from the beginning of the source.
         """
         key = checked_key(key)
         expected = condition(if_absent=if_absent, if_version=if_version)
@@ -388,7 +394,7 @@ class KeyValueClient:
         self._ready()
         async with aclosing(parts_of(chunks, self.options.part_bytes)) as parts:  # type: ignore[type-var]
             first = await anext(parts, b"")
-            if len(first) < self.options.part_bytes:  # all of it: a put like any other
+            if len(first) < self.options.part_bytes:  # all bytes fit: an ordinary put
                 return await self.put(
                     key, first, ttl_s=ttl_s, if_absent=if_absent, if_version=if_version, timeout_s=timeout_s
                 )
@@ -404,14 +410,14 @@ class KeyValueClient:
         timeout_s: float,
     ) -> ObjectInfo:
         upload = Upload(self._router, key, timeout_s=timeout_s)
-        # By a number out of all rows: it is not a write yet, and no later one waits for it.
+        # A random call id, outside the window of writes: the begin is no write, so no later write waits for it.
         begun_by = CallId(client_id=self._admission.client_id, call_id=self._rng.getrandbits(63) | 1)
         await upload.begin(begun_by, condition=expected, ttl_ms=ttl_ms)
         try:
             await upload.part(first)
             async for part in parts:
                 await upload.part(part)
-            # Numbered only now: the numbers of writes wait for the oldest one, and this one took its time.
+            # Numbered only now: the window moves with its oldest write, and the parts took a while.
             deadline_s = asyncio.get_running_loop().time() + timeout_s
             ticket = await self._admission.enter(0, deadline_s, write=True)
             try:
@@ -432,17 +438,18 @@ class KeyValueClient:
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> ObjectStream:
-        """An object of any size, as it comes: `async for chunk in await kv.get_stream(key)`.
+        """Return a stream of an object of any size: `async for chunk in await kv.get_stream(key)`.
 
-        All chunks are of one version: ConditionFailed, from the iteration, if the object changes meanwhile.
+        All chunks are of one version: the iteration raises ConditionFailed if the object changes meanwhile. Raises
+        NotFound if there is no object.
         """
         key = checked_key(key)
         if offset < 0:
             raise InvalidArgument(what="offset", detail=f"{offset} is below 0")
         if length is not None and length < 1:
-            raise InvalidArgument(what="length", detail=f"{length} is below 1; leave it out for all")
+            raise InvalidArgument(what="length", detail=f"{length} is below 1; omit it to read to the end")
         if version is not None and not 1 <= version <= VERSION_MAX:
-            raise InvalidArgument(what="version", detail=f"{version} is no version: those are above 0")
+            raise InvalidArgument(what="version", detail=f"{version} is not a version: expected a number above 0")
         self._ready()
         reader = RangeReader(self._router, key, timeout_s=self._timeout_s(timeout_s), options=self.options)
         try:
@@ -474,7 +481,7 @@ class KeyValueClient:
         ttl_ms: int = 0,
         timeout_s: float | None,
     ) -> dispatch.Answer:
-        """One small operation, by way of a frame."""
+        """Perform one small operation, in a frame with others."""
         dispatcher = self._ready()
         timeout_s = self._timeout_s(timeout_s)
         loop = asyncio.get_running_loop()

@@ -1,11 +1,11 @@
-"""Which server has a key, what an error means for an operation, and which write is which. Pure.
+"""Decisions of the key-value client: which server has a key, whether an error can heal, and how writes are numbered.
 
-    RegionMap    the regions of one version of the map: from a key to who serves it
-    ScanCursor   a walk over a key range that spans partitions, whatever happens to them meanwhile
-    CallWindow   numbers of writes, and up to which all of them have ended
+    RegionMap    the regions of one version of the map, with the server of each
+    ScanCursor   the progress of a scan across partitions, whatever happens to them meanwhile
+    CallWindow   the numbers of writes, and the number below which all have ended
 
-Invariants: a map covers every key once, or is refused (an empty one: nothing was set up yet);
-            a scan goes on behind the last key that it has given, so that no split or move makes it miss or repeat one;
+Invariants: a map covers every key once, or is refused; an empty one means that no partitions exist yet;
+            a scan continues after the last key returned, so a split or move makes it neither skip nor repeat a key;
             a number in a window is used once, and `completed_below` never passes one that may still be sent.
 """
 
@@ -34,7 +34,7 @@ from neve.proto.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The key range [start, end) and who serves it; an empty `end` has no bound, an empty address is nobody yet."""
+    """The key range [start, end) and its server. An empty `end` means no bound, an empty `address` no server yet."""
 
     partition_id: int
     start: bytes
@@ -47,7 +47,7 @@ class Region:
 
 
 class RegionMap:
-    """The regions of one version."""
+    """The regions of one version of the map."""
 
     __slots__ = ("_starts", "regions", "version")
 
@@ -65,7 +65,7 @@ class RegionMap:
         )
 
     def validate(self) -> None:
-        """ProtocolViolation if a key has no region, or two."""
+        """Raise ProtocolViolation if a key has no region or two."""
         expected = b""
         for number, region in enumerate(self.regions):
             if region.start != expected or (number and not expected):
@@ -74,34 +74,34 @@ class RegionMap:
                 )
             expected = region.end
         if self.regions and expected:
-            raise ProtocolViolation(detail=f"map {self.version}: no region has the keys from {expected!r} on")
+            raise ProtocolViolation(detail=f"map {self.version}: no region contains the keys from {expected!r} on")
 
     def find(self, key: bytes) -> Region | None:
-        """Who has this key; None while nothing was set up."""
+        """Return the region of this key; None if no partitions exist yet."""
         number = bisect_right(self._starts, key) - 1
         return self.regions[number] if number >= 0 else None
 
 
-# --- what an error means -------------------------------------------------------------------------------------
+# --- handling errors -----------------------------------------------------------------------------------------
 
-# The partition's own streams failed under it, its server lost its lease, or nobody could be reached: the same request,
-# with the same call id, may succeed at whoever serves the key in a moment.
+# The partition's streams failed, its server lost its lease, or it was unreachable: a moment later, the same request
+# with the same call id may succeed at the key's server.
 TIMEOUT_DOUBLINGS_MAX = 6
 _HEALED_ELSEWHERE = (OwnershipError, StreamError, ReplicaError, MetaError, Cancelled)
 
 
 def may_heal(error: NeveError) -> bool:
-    """Whether the same operation may succeed a moment later."""
+    """Whether the same operation may succeed later."""
     return isinstance(error, _HEALED_ELSEWHERE) or (isinstance(error, TransportError) and error.retriable)
 
 
-def asks_for_the_map(error: NeveError) -> bool:
-    """Whether somebody else may serve the key by now."""
+def may_have_moved(error: NeveError) -> bool:
+    """Whether another server may serve the key by now."""
     return not isinstance(error, Overloaded)
 
 
 def map_version_wanted(error: NeveError, version: int) -> int:
-    """The version of the map that the next attempt needs; 0: any, there may be nothing newer yet."""
+    """Return the map version that the next attempt needs; 0: any, since there may be no newer one."""
     if isinstance(error, WrongServer) and error.regions_version > version:
         return error.regions_version
     return 0
@@ -111,24 +111,27 @@ def map_version_wanted(error: NeveError, version: int) -> int:
 
 
 def attempt_timeout_s(first_s: float, timeouts: int) -> float:
-    """How long the next attempt may take, after so many that were too long: a server forgets the call of a caller that
-    has gone, so that whatever takes longer than the first would never be done."""
+    """Return the timeout of the next attempt, after this many that timed out.
+
+    It doubles, because a server drops the call of a caller that has given up: an operation that takes longer than a
+    constant timeout would never complete.
+    """
     return first_s * 2.0 ** min(timeouts, TIMEOUT_DOUBLINGS_MAX)
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key behind all that begin with `prefix`; empty: there is none."""
+    """Return the first key after all keys with this prefix; empty if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 def key_after(key: bytes) -> bytes:
-    """The smallest key above `key`."""
+    """Return the smallest key above `key`."""
     return key + b"\0"
 
 
 def smaller_end(one: bytes, other: bytes) -> bytes:
-    """The tighter of two exclusive bounds, where empty is none."""
+    """Return the smaller of two exclusive bounds, where empty means no bound."""
     if not one or not other:
         return one or other
     return min(one, other)
@@ -136,11 +139,11 @@ def smaller_end(one: bytes, other: bytes) -> bytes:
 
 @dataclass(slots=True)
 class ScanCursor:
-    """Where a scan is. `start` moves forward; `end` stays."""
+    """The progress of a scan. `start` moves forward; `end` stays."""
 
     start: bytes
     end: bytes  # empty: no bound
-    continuation: bytes = b""  # of `partition_id` alone
+    continuation: bytes = b""  # valid for `partition_id` only
     partition_id: int = 0
     done: bool = False
 
@@ -152,28 +155,28 @@ class ScanCursor:
         return cursor
 
     def end_within(self, region: Region) -> bytes:
-        """Up to where this region can answer."""
+        """Return the end of the part of the scan that this region contains."""
         return smaller_end(self.end, region.end)
 
     def continuation_for(self, region: Region) -> bytes:
-        """A continuation is of one partition's snapshot: another partition, even a half of it, begins anew."""
+        """Return the continuation for a region. It is of one partition's snapshot, so any other one starts without."""
         return self.continuation if region.partition_id == self.partition_id else b""
 
     def forget_snapshot(self) -> None:
-        """After trouble: go on by the key alone."""
+        """The server has dropped the snapshot: continue by key alone."""
         self.continuation = b""
 
     def advance(self, region: Region, asked_end: bytes, keys: Sequence[bytes], continuation: bytes) -> None:
-        """A page came for [start, asked_end): remember how far it went. Refuses a page that could break the promise."""
+        """Record a page for [start, asked_end). Raises ProtocolViolation for keys out of order or range."""
         last = self.start
         for number, key in enumerate(keys):
             if key < last or (number and key == last) or (asked_end and key >= asked_end):
-                raise ProtocolViolation(detail=f"a scan of [{self.start!r}, {asked_end!r}) gave the key {key!r}")
+                raise ProtocolViolation(detail=f"a scan of [{self.start!r}, {asked_end!r}) returned the key {key!r}")
             last = key
         if keys:
             self.start = key_after(keys[-1])
         self.partition_id, self.continuation = region.partition_id, continuation
-        if not continuation:  # complete up to what was asked for
+        if not continuation:  # the page is complete up to `asked_end`
             if not asked_end or asked_end == self.end:
                 self.done = True
             else:
@@ -186,7 +189,7 @@ class ScanCursor:
 
 
 class CallWindow:
-    """Numbers of writes: which are out, and below which all have ended."""
+    """The numbers of writes: which are open, and below which all have ended."""
 
     __slots__ = ("_ended", "_last", "completed_below")
 
@@ -197,7 +200,7 @@ class CallWindow:
 
     @property
     def span(self) -> int:
-        """From the oldest that is out to the newest: how many answers servers may have to keep."""
+        """The distance from the oldest open write to the newest, which bounds the replies that servers keep."""
         return self._last + 1 - self.completed_below
 
     def begin(self) -> int:
@@ -205,7 +208,7 @@ class CallWindow:
         return self._last
 
     def end(self, call_id: int) -> None:
-        """It was answered, or given up: it is never sent again."""
+        """The write was answered or given up, and is never sent again."""
         assert self.completed_below <= call_id <= self._last, call_id
         if call_id != self.completed_below:
             self._ended.add(call_id)

@@ -19,9 +19,9 @@ from typing import Any
 
 from neve.client.objects.core_routing import (
     RegionMap,
-    asks_for_the_map,
     attempt_timeout_s,
     map_version_wanted,
+    may_have_moved,
     may_heal,
 )
 from neve.client.objects.options import KeyValueOptions
@@ -378,7 +378,7 @@ class Dispatcher:
             kept.append(operation)
         if not kept:
             return
-        refresh = asks_for_the_map(error)
+        refresh = may_have_moved(error)
         pause_s = 0.0 if wanted and attempts == 1 else self.router.pause_s(attempts)
         if pause_s:
             self._loop.call_later(pause_s, self._resume, kept, refresh, wanted)

@@ -1,8 +1,8 @@
-"""The client's copy of the region map: asked for when it is needed, and again when a server says that it is old.
+"""The client's copy of the region map, which it refreshes when a server reports that it is out of date.
 
-Invariants: the map never goes back to an older version; one request for it is on its way at a time, for everybody;
-            pages of different versions are never put together;
-            a manager that has no news is left for another one: it may be cut off, and would tell the same for ever.
+Invariants: the map never goes back to an older version; only one request for it is in flight, for all operations;
+            pages of different versions are never combined;
+            after a manager without news, the next read goes to another one: the first may be cut off for good.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from neve.proto.errors import NeveError, VersionConflict
 
 log = logging.getLogger(__name__)
 
-PAGE = 10_000  # regions: far below what one reply may carry
+PAGE = 10_000  # regions; far fewer bytes than one reply may have
 ATTEMPTS_MAX = 10  # to read all pages of one version
 
 
 class RegionCache:
+    """The newest region map that this client has read."""
+
     def __init__(self, link: ManagerLink, *, timeout_s: float) -> None:
         self._link = link
         self._timeout_s = timeout_s
@@ -34,13 +36,13 @@ class RegionCache:
         return self._refreshing
 
     def refresh_soon(self, version_min: int = 0) -> asyncio.Task[None]:
-        """Begin to ask, unless somebody does already. The task ends without an error, whatever comes of it."""
+        """Start a refresh unless one is running. Its task ends without an error, even if the refresh fails."""
         if self._refreshing is None:
             self._refreshing = asyncio.ensure_future(self._refresh(version_min))
         return self._refreshing
 
     async def load(self, timeout_s: float) -> None:
-        """The first map; raises why there is none. The managers may just be starting: they have some time."""
+        """Read the first map, or raise why there is none. Retries until the timeout, as managers may be starting."""
         self._accept(await self._read(0, timeout_s))
 
     async def close(self) -> None:
@@ -56,7 +58,7 @@ class RegionCache:
                 self._link.ask_another()
             self._accept(found)
         except NeveError as error:
-            # Whoever waits tries with the map that there is, and asks again within its own deadline.
+            # Waiting operations continue with the old map, and refresh again within their own deadlines.
             log.info("region_map_not_refreshed version=%d error=%s", self.map.version, error)
         finally:
             self._refreshing = None
@@ -74,9 +76,9 @@ class RegionCache:
                 request = pm.ListRegionsRequest(version_min=version_min, after_key=after, limit=PAGE)
                 reply = await self._link.ask(methods.PARTITION_MANAGER_LIST_REGIONS, request, timeout_s=timeout_s)
                 if version and reply.version != version:
-                    break  # it changed between two pages
+                    break  # the map changed between two pages
                 version = reply.version
                 regions += reply.regions
                 if not reply.more:
                     return RegionMap.from_messages(version, regions)
-        raise VersionConflict(what="region map", detail="it changed while it was read, again and again")
+        raise VersionConflict(what="region map", detail=f"it changed during each of {ATTEMPTS_MAX} attempts to read it")

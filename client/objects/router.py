@@ -1,9 +1,9 @@
-"""One call to whoever serves a key, repeated until it is answered or its time is up.
+"""Calls to the server of a key, repeated until one is answered or the time is up.
 
-Invariants: every attempt of a write carries the same call id; an error that another attempt cannot heal is raised at
-            once; between attempts the map is refreshed if somebody else may serve the key by now, and there is a pause
-            with jitter, except for the first time that a server knows of a newer map;
-            once closed, nothing is sent any more.
+Invariants: every attempt of a write has the same call id; an error that a retry cannot heal is raised at once;
+            between attempts, the map is refreshed if another server may serve the key by now. A jittered pause
+            precedes each attempt, except the first one after a server has reported a newer map;
+            after `close`, nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from neve.client.objects.core_routing import (
     Region,
     RegionMap,
-    asks_for_the_map,
     attempt_timeout_s,
     map_version_wanted,
+    may_have_moved,
     may_heal,
 )
 from neve.client.objects.options import KeyValueOptions
@@ -31,7 +31,7 @@ from neve.rpc.service import Reply
 
 
 def no_server(key_map: RegionMap, region: Region | None) -> WrongServer:
-    """Nobody serves a key: nothing was set up, or its server died and the next one is not chosen yet."""
+    """The error for a key without a server: there are no partitions, or its server died and has no successor yet."""
     if region is None:
         return WrongServer(regions_version=key_map.version, detail="there are no partitions yet")
     detail = f"partition {region.partition_id} has no server at the moment"
@@ -39,21 +39,23 @@ def no_server(key_map: RegionMap, region: Region | None) -> WrongServer:
 
 
 def out_of_time(method: str, timeout_s: float, last: NeveError | None, *, maybe: bool) -> NeveError:
-    """What an operation ends with. While no attempt can have been executed, the last error says more."""
+    """The error of an operation that ran out of time: the last one, unless an attempt may have been executed."""
     if last is not None and not maybe:
-        return type(last)(**last.facts())  # type: ignore[arg-type]  # a copy: several may end with one error
+        return type(last)(**last.facts())  # type: ignore[arg-type]  # a copy: one error may end several operations
     detail = f"the last attempt: {last}" if last is not None else ""
     return DeadlineExceeded(method=method, timeout_ms=int(timeout_s * 1000), detail=detail)
 
 
 def closed(*, maybe: bool) -> NeveError:
-    """What an operation ends with whose client was closed under it."""
+    """The error of an operation that was pending when the client was closed."""
     if maybe:
-        return Cancelled(detail="this client was closed while it was under way")
+        return Cancelled(detail="this client was closed during the operation")
     return ShuttingDown(detail="this client was closed")
 
 
 class Router:
+    """Sends calls to the server of a key."""
+
     def __init__(
         self, channels: ChannelPool, cache: RegionCache, *, options: KeyValueOptions, rng: random.Random
     ) -> None:
@@ -79,7 +81,7 @@ class Router:
         attachment: Sequence[Buffer] = (),
         reply_bytes_max: int = 4096,
     ) -> Reply[Rep]:
-        """`make` gets the region and the map's version for each attempt."""
+        """Call the server of `key`. `make` builds the request of each attempt from the region and the map's version."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         attempts = timeouts = 0
@@ -106,7 +108,7 @@ class Router:
             except NeveError as error:
                 if not may_heal(error):
                     if maybe and isinstance(error, InvalidArgument):
-                        # A batch whose keys a split has parted, a call that was forgotten: it may still have been done.
+                        # A split parted a batch, or its call id was forgotten: it may have been executed before.
                         raise out_of_time(method.path, deadline_s - begun_s, error, maybe=True) from error
                     raise
                 last, maybe = error, maybe or error.outcome_unknown
@@ -115,7 +117,7 @@ class Router:
                 await self.heal(error, attempts, deadline_s)
 
     async def heal(self, error: NeveError, attempts: int, deadline_s: float) -> None:
-        """Wait, and learn a newer map if there may be one: before the next attempt."""
+        """Before the next attempt: pause, and refresh the map if there may be a newer one."""
         loop = asyncio.get_running_loop()
         wanted = map_version_wanted(error, self.cache.map.version)
         if not wanted or attempts > 1:
@@ -123,5 +125,5 @@ class Router:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     await self._closed.wait()
-        if asks_for_the_map(error) and not self._closed.is_set():
+        if may_have_moved(error) and not self._closed.is_set():
             await asyncio.wait([self.cache.refresh_soon(wanted)], timeout=max(0.0, deadline_s - loop.time()))

@@ -1,9 +1,9 @@
-"""Scans: all objects of a key range in the order of their keys, over all partitions that have some of it.
+"""Scans: the objects of a key range, in the order of their keys, across partitions.
 
-Invariants: each page says how far it went, and the next one begins behind it: a split, a move or a server's death in
-            between neither hides nor repeats a key that was there all the time (T51);
-            a page is asked for while the one before it is consumed, and no more than that ahead;
-            within one partition the pages are of one snapshot for as long as its server keeps it.
+Invariants: each page says how far it went, and the next one begins after that: a split, a move or a dead server in
+            between neither hides nor repeats a key that existed all the time (scenario T51);
+            one page is fetched while the one before it is consumed, no more;
+            the pages of one partition are of one snapshot, for as long as its server keeps that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from neve.proto import methods
 from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import NeveError, NotFound, ProtocolViolation
 
-REPLY_OVERHEAD_BYTES = 1 << 20  # of the descriptions in a page, beside its values
+REPLY_OVERHEAD_BYTES = 1 << 20  # the metadata of a page's objects, beside its values
 
 
 class Page(NamedTuple):
+    """One page of a scan. `objects` is empty for a scan without values."""
+
     objects: list[Object]
     infos: list[ObjectInfo]
 
 
 class Scan:
-    """One walk. `limit` is None for no bound."""
+    """One scan. `limit`: how many objects to return at most; None for no limit."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Scan:
         return self._cursor.done or self._left == 0
 
     async def _next(self) -> Page:
-        """The next page; within the time of one operation, whatever happens to servers meanwhile."""
+        """Fetch the next page within the timeout of one operation, retrying if servers fail."""
         cursor, options = self._cursor, self._options
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
@@ -100,7 +102,7 @@ class Scan:
             )
         except NeveError as error:
             if isinstance(error, NotFound) and cursor.continuation:
-                cursor.forget_snapshot()  # its server has dropped the snapshot: go on by the key
+                cursor.forget_snapshot()  # the server has dropped the snapshot: continue by key
                 return Page([], [])
             raise
         (region, end) = asked[0]
@@ -109,7 +111,7 @@ class Scan:
         cursor.advance(region, end, [info.key for info in infos], message.continuation)
         if self._left is not None:
             if len(infos) > self._left:
-                raise ProtocolViolation(detail=f"a scan for {limit} keys gave {len(infos)}")
+                raise ProtocolViolation(detail=f"a scan with limit {limit} returned {len(infos)} keys")
             self._left -= len(infos)
         if not self._with_values:
             return Page([], infos)
@@ -119,13 +121,13 @@ class Scan:
             if isinstance(each, Object):
                 objects.append(each)
                 continue
-            with contextlib.suppress(NotFound):  # it was deleted meanwhile
+            with contextlib.suppress(NotFound):  # it was deleted in the meantime
                 objects.append(await self._get_large(each.key, self._timeout_s))
         return Page(objects, infos)
 
 
 def _objects(infos: list[ObjectInfo], payload: memoryview, left_out: set[bytes]) -> list[Object | ObjectInfo]:
-    """In their order; of those whose value was left out, the info."""
+    """Return the objects of a page in order; the info alone where the value was left out."""
     objects: list[Object | ObjectInfo] = []
     at = 0
     for info in infos:

@@ -1,11 +1,11 @@
-"""The key-value client for programs without asyncio: the same methods, without await, from any thread.
+"""The key-value client for programs without asyncio: the same methods, called without `await`, from any thread.
 
     with SyncKeyValueClient(["127.0.0.1:3701"]) as kv:
         kv.put(b"greeting", b"hello")
         print(kv.get(b"greeting").value)
 
-Invariants: one loop in a thread of its own does all the work, as in streams/sync.py; operations of several threads
-            travel together; nothing here decides anything.
+Invariants: one event loop in a thread of its own does all the work, as in streams/sync.py; operations of several
+            threads share frames; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neve.rpc.tls import TlsFiles
 
 
 class SyncObjectStream:
-    """A streamed get: iterate over its chunks once, or `read` all of it."""
+    """A streamed get. Iterate over its chunks once, or call `read` for all bytes."""
 
     def __init__(self, thread: LoopThread, stream: ObjectStream) -> None:
         self._thread = thread
@@ -37,11 +37,12 @@ class SyncObjectStream:
         return self._thread.iterate(self._stream.__aiter__())
 
     def read(self) -> bytes:
+        """Return all bytes."""
         return b"".join(self)
 
 
 class SyncKeyValueClient(SyncTwin[KeyValueClient]):
-    """The twin of `KeyValueClient`. The arguments are the same."""
+    """The synchronous twin of `KeyValueClient`, with the same arguments and methods."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class SyncKeyValueClient(SyncTwin[KeyValueClient]):
         super().__init__(lambda: KeyValueClient(managers, cluster=cluster, token=token, tls=tls, options=options))
 
     def get(self, key: Buffer, **how: Any) -> Object:
-        """As `KeyValueClient.get`, and so for all below."""
+        """Like `KeyValueClient.get`; the methods below correspond to it in the same way."""
         return self._thread.run(self._client.get(key, **how))
 
     def head(self, key: Buffer, **how: Any) -> ObjectInfo:
@@ -71,16 +72,16 @@ class SyncKeyValueClient(SyncTwin[KeyValueClient]):
         return self._thread.run(self._client.batch(operations, **how))
 
     def scan(self, **how: Any) -> Iterator[ObjectInfo]:
-        """Close the iterator, or read it to its end."""
+        """Close the iterator or read it to its end."""
         return self._thread.iterate(self._client.scan(**how))
 
     def scan_objects(self, **how: Any) -> Iterator[Object]:
         return self._thread.iterate(self._client.scan_objects(**how))
 
     def put_stream(self, key: Buffer, chunks: Iterable[Buffer], **how: Any) -> ObjectInfo:
-        """The source is read in another thread, one piece at a time: it may block."""
+        """Like `KeyValueClient.put_stream`. Reads the source in another thread, one chunk a time, so it may block."""
         pieces = iter(chunks)
-        end: Any = object()  # not None: what is no piece is refused, and must not end the object early
+        end: Any = object()  # a unique sentinel: with None, a source that yields None would end the object early
 
         async def source() -> AsyncIterator[Buffer]:
             loop = asyncio.get_running_loop()

@@ -1,10 +1,10 @@
-"""Values that are larger than one call: uploads in parts, and reads of one version in ranges.
+"""Transfer of values larger than one call: uploads in parts, and reads of one version in ranges.
 
-Invariants: a streamed put appears as a whole or not at all; its parts go one after the other, and one part and what the
-            source gives next are all that is in memory;
-            the ranges of a streamed get are of one version: if the object changes meanwhile, the reader gets
-            ConditionFailed and never a mix;
-            what was begun and not completed is aborted, or forgotten by its server.
+Invariants: a streamed put appears as a whole or not at all. Its parts are sent one after another, so memory holds one
+            part and the next chunk of the source;
+            the ranges of a streamed get are of one version: if the object changes, the reader gets ConditionFailed,
+            never a mix of versions;
+            an upload that is not completed is aborted, or expires at its server.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ABORT_TIMEOUT_S = 5.0
 
 
 async def parts_of(chunks: Chunks, part_bytes: int) -> AsyncIterator[bytes]:
-    """The same bytes in pieces of `part_bytes`; the last one may be shorter. Nothing for no bytes."""
+    """Split the bytes into parts of `part_bytes`; the last may be shorter. No bytes make no part."""
     held = bytearray()
     async for chunk in _asynchronous(chunks):
         if not isinstance(chunk, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(what="chunks", detail=f"they are bytes, not {type(chunk).__name__}")
+            raise InvalidArgument(what="chunks", detail=f"a chunk must be bytes, not {type(chunk).__name__}")
         view = memoryview(chunk).cast("B")
         while view:
             taken = view[: part_bytes - len(held)]
@@ -55,7 +55,7 @@ async def _asynchronous(chunks: Chunks) -> AsyncIterator[Buffer]:
             yield chunk
     else:
         if isinstance(chunks, (bytes, bytearray, memoryview, str)):
-            raise InvalidArgument(what="chunks", detail="an iterable of bytes is needed, not one value: use put")
+            raise InvalidArgument(what="chunks", detail="expected an iterable of bytes; for a single value use put")
         for chunk in chunks:
             yield chunk
 
@@ -75,7 +75,7 @@ class Upload:
         return asyncio.get_running_loop().time() + self._timeout_s
 
     async def begin(self, call: common_pb2.CallId, *, condition: ps.Condition | None, ttl_ms: int) -> None:
-        """`call` is the same in all attempts: a server has room for so many uploads, and keeps them for long."""
+        """Begin the upload. `call` is the same in all attempts, as a server keeps few uploads, for long."""
 
         def request(region: Region, version: int) -> ps.BeginUploadRequest:
             return ps.BeginUploadRequest(
@@ -92,6 +92,8 @@ class Upload:
         self._upload_id = reply.message.upload_id
 
     async def part(self, payload: bytes) -> None:
+        """Send the next part."""
+
         def request(region: Region, version: int) -> ps.UploadPartRequest:
             return ps.UploadPartRequest(upload_id=self._upload_id, key=self._key, offset=self._end)
 
@@ -109,7 +111,7 @@ class Upload:
         self._crc = crc32c(payload, self._crc)
 
     async def complete(self, call: Callable[[], common_pb2.CallId]) -> ObjectInfo:
-        """`call` has the same number in all attempts: the object is made once."""
+        """Make the object. `call` returns the same number in all attempts, so that it is made once."""
 
         def request(region: Region, version: int) -> ps.CompleteUploadRequest:
             return ps.CompleteUploadRequest(
@@ -125,7 +127,7 @@ class Upload:
         return info_from(reply.message.info, self._key)
 
     async def abort(self) -> None:
-        """As well as it goes: a server forgets an upload that nobody goes on with."""
+        """Try to abort the upload. If that fails, it expires at its server."""
 
         def request(region: Region, version: int) -> ps.AbortUploadRequest:
             return ps.AbortUploadRequest(upload_id=self._upload_id, key=self._key)
@@ -139,9 +141,9 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStream:
-    """A streamed get: what is known of the object, and its bytes as they come. Iterate once.
+    """A streamed get: an object's metadata and its bytes as they arrive. Iterate once.
 
-    `offset` and `length` are what the chunks will be: of the whole object, or of the range that was asked for.
+    `offset` and `length` are the range of all chunks together: the whole object, or the requested range.
     """
 
     info: ObjectInfo
@@ -160,7 +162,7 @@ class ObjectStream:
                     yield chunk
 
     async def read(self) -> bytes:
-        """All of it, in memory."""
+        """Return all bytes, in memory."""
         return b"".join([chunk async for chunk in self])
 
 
@@ -174,7 +176,7 @@ class RangeReader:
         self._options = options
 
     async def range(self, offset: int, length: int, version: int) -> tuple[ObjectInfo, memoryview]:
-        """As much of the range as one answer carries; `length` 0 is to the end, `version` 0 the newest."""
+        """Read as much of the range as one reply can carry. `length` 0: to the end; `version` 0: the newest."""
 
         def request(region: Region, map_version: int) -> ps.GetRequest:
             return ps.GetRequest(
@@ -197,11 +199,11 @@ class RangeReader:
         wanted = max(0, info.size_bytes - offset)
         wanted = min(wanted, length) if length else wanted
         if len(reply.attachment) > wanted or (wanted and not reply.attachment):
-            raise ProtocolViolation(detail=f"{len(reply.attachment)} bytes came where {wanted} were asked for")
+            raise ProtocolViolation(detail=f"the reply has {len(reply.attachment)} bytes of {wanted} requested")
         return info, reply.attachment
 
     async def open(self, *, offset: int, length: int | None, version: int) -> ObjectStream:
-        """The first part, and how to get the rest."""
+        """Read the first part, and return the stream of all parts."""
         options = self._options
         first_bytes = options.first_part_bytes if length is None else min(length, options.first_part_bytes)
         info, first = await self.range(offset, first_bytes, version)
@@ -210,7 +212,7 @@ class RangeReader:
         return ObjectStream(info, offset, length, bytes(first), lambda start, end: self._rest(start, end, info.version))
 
     async def _rest(self, start: int, end: int, version: int) -> AsyncIterator[bytes]:
-        """[start, end) in parts, the next one on its way while one is consumed."""
+        """Iterate over [start, end) in parts, fetching one while the one before it is consumed."""
         at = start
         ahead = self._ahead(at, end, version)
         try:

@@ -1,6 +1,6 @@
-"""The values that users of the key-value client see, and the bounds of keys and values.
+"""The values that users of the key-value client see, and the limits of keys and values.
 
-Invariants: all are immutable; a key or a value that no server would take is refused here, naming what is wrong.
+Invariants: all of them are immutable; a key or value that no server would accept is refused here, with the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from neve.proto.crc import Buffer, crc32c
 from neve.proto.errors import InvalidArgument, ProtocolViolation, TooLarge
 
 KEY_BYTES_MAX = 4096
-VALUE_BYTES_MAX = 32 << 20  # at once; put_stream takes more
+VALUE_BYTES_MAX = 32 << 20  # of one put; put_stream accepts more
 BATCH_OPERATIONS_MAX = 10_000
 TTL_MS_MAX = 2**53
 VERSION_MAX = 2**64 - 1
@@ -20,7 +20,7 @@ _SHOWN_CHARS_MAX = 120
 
 
 class ObjectInfo(NamedTuple):
-    """What is known of an object. `version` grows with every change of its key: what conditions compare."""
+    """An object's metadata. `version` grows with every change of its key; conditions compare it."""
 
     key: bytes
     version: int
@@ -30,18 +30,18 @@ class ObjectInfo(NamedTuple):
     crc32c: int  # of the whole value
 
 
-new_info = tuple.__new__  # (ObjectInfo, (key, …)): a third of the cost of ObjectInfo(...), for every put
+new_info = tuple.__new__  # new_info(ObjectInfo, (key, …)) costs a third of ObjectInfo(...); called for every put
 
 
 class Object(NamedTuple):
-    """An object, or the part of it that was asked for."""
+    """An object, or the requested part of it."""
 
     info: ObjectInfo
     value: bytes
 
 
 class Put(NamedTuple):
-    """One operation of a batch."""
+    """A put in a batch."""
 
     key: bytes
     value: Buffer
@@ -51,7 +51,7 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """One operation of a batch."""
+    """A delete in a batch."""
 
     key: bytes
     if_version: int | None = None
@@ -64,7 +64,7 @@ def info_from(message: ps.ObjectInfo, key: bytes) -> ObjectInfo:
 
 
 def show_key(key: bytes) -> str:
-    """A key for people: text as it is, anything else as Python would write it."""
+    """Format a key for people: printable text as it is, anything else as a Python literal."""
     try:
         text = key.decode()
         shown = text if text.isprintable() else repr(key)
@@ -74,10 +74,10 @@ def show_key(key: bytes) -> str:
 
 
 def checked_key(key: Buffer) -> bytes:
-    """The key as bytes; InvalidArgument or TooLarge for what is none."""
+    """Return the key as bytes. Raises InvalidArgument or TooLarge if it is not a valid key."""
     if type(key) is not bytes:
         if not isinstance(key, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(what="key", detail=f"a key is bytes, not {type(key).__name__}; try key.encode()")
+            raise InvalidArgument(what="key", detail=f"a key must be bytes, not {type(key).__name__}; use key.encode()")
         key = bytes(key)
     if not key:
         raise InvalidArgument(what="key", detail="it is empty; a key has 1 to 4096 bytes")
@@ -87,21 +87,21 @@ def checked_key(key: Buffer) -> bytes:
 
 
 def checked_value(value: Buffer) -> Buffer:
-    """A row of bytes of at most 32 MiB."""
+    """Return the value. Raises InvalidArgument if it is not plain bytes, and TooLarge above 32 MiB."""
     if type(value) is not bytes:
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(what="value", detail=f"a value is bytes, not {type(value).__name__}")
+            raise InvalidArgument(what="value", detail=f"a value must be bytes, not {type(value).__name__}")
         if isinstance(value, memoryview) and (value.ndim != 1 or value.format != "B" or not value.contiguous):
-            raise InvalidArgument(what="value", detail="a view must be contiguous, of single bytes")
+            raise InvalidArgument(what="value", detail="a memoryview must be contiguous, of single bytes")
     if len(value) > VALUE_BYTES_MAX:
         raise TooLarge(
-            what="value", size_bytes=len(value), limit_bytes=VALUE_BYTES_MAX, detail="put_stream takes larger ones"
+            what="value", size_bytes=len(value), limit_bytes=VALUE_BYTES_MAX, detail="use put_stream for larger values"
         )
     return value
 
 
 def checked_object(info: ObjectInfo, value: bytes) -> Object:
-    """ProtocolViolation if the bytes are not those that were put: the checksum was made where they came from."""
+    """Return the object. Raises ProtocolViolation if its bytes do not match the checksum made by the writing client."""
     if crc32c(value) != info.crc32c:
         detail = f"the value of {show_key(info.key)} does not have the checksum that it was put with"
         raise ProtocolViolation(detail=detail)
@@ -109,20 +109,20 @@ def checked_object(info: ObjectInfo, value: bytes) -> Object:
 
 
 def checked_ttl_ms(ttl_s: float | None) -> int:
-    """In milliseconds; 0: for ever."""
+    """Return the time to live in milliseconds; 0: unlimited."""
     if ttl_s is None:
         return 0
     if not 0 < ttl_s <= TTL_MS_MAX / 1000:
-        raise InvalidArgument(what="ttl_s", detail=f"{ttl_s} is not above 0; leave it out for ever")
+        raise InvalidArgument(what="ttl_s", detail=f"{ttl_s} is not above 0; omit it for an unlimited time")
     return max(1, round(ttl_s * 1000))
 
 
 def condition(*, if_absent: bool = False, if_version: int | None = None) -> ps.Condition | None:
-    """What the caller expects to find; None: anything."""
+    """Return the condition of a write; None: unconditional."""
     if if_version is None:
         return ps.Condition(absent=True) if if_absent else None
     if if_absent:
-        raise InvalidArgument(what="if_version", detail="together with if_absent it cannot be met")
+        raise InvalidArgument(what="if_version", detail="it cannot be met together with if_absent")
     if not 1 <= if_version <= VERSION_MAX:
-        raise InvalidArgument(what="if_version", detail=f"{if_version} is no version: those are above 0")
+        raise InvalidArgument(what="if_version", detail=f"{if_version} is not a version: expected a number above 0")
     return ps.Condition(version=if_version)

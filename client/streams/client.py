@@ -114,7 +114,7 @@ class Client:
         Raises WrongCluster if it belongs to another one, and InvalidArgument if the client is open already.
         """
         if self._closed:
-            raise self._not_open()
+            raise self._not_open_error()
         if self._opened:
             raise InvalidArgument(what="client", detail="it is already open")
         loop = asyncio.get_running_loop()
@@ -165,9 +165,9 @@ class Client:
     def _check_open(self) -> None:
         """Raise before sending a request: a manager could carry it out, and this client could not return the reply."""
         if not self._opened or self._closed:
-            raise self._not_open()
+            raise self._not_open_error()
 
-    def _not_open(self) -> ShuttingDown:
+    def _not_open_error(self) -> ShuttingDown:
         if self._closed:
             return ShuttingDown(detail="this client is closed; create a new one")
         return ShuttingDown(detail="this client is not open; use `async with` or await open()")
@@ -200,7 +200,7 @@ class Client:
         request = sm.CreateStreamRequest(name=name, policy=policy.message(), labels=dict(labels or {}), lock=lock)
         reply = await self._link.order(methods.STREAM_MANAGER_CREATE_STREAM, request)
         self._catalog.note(reply.tail)
-        return self._noted(reply.stream)
+        return self._stream_of(reply.stream)
 
     async def stream(self, id_or_name: int | str) -> Stream:
         """Return the stream with this id or name. Raises NotFound if there is none."""
@@ -222,7 +222,7 @@ class Client:
         self._check_open()
         owner = owner or await self._owner_of(stream_id)
         request = sm.TruncateStreamRequest(stream_id=stream_id, owner=owner, before_extent_id=before.extent_id)
-        return self._noted((await self._link.order(methods.STREAM_MANAGER_TRUNCATE_STREAM, request)).stream)
+        return self._stream_of((await self._link.order(methods.STREAM_MANAGER_TRUNCATE_STREAM, request)).stream)
 
     async def punch(
         self, stream_id: int, extent_ids: Iterable[int], *, owner: common_pb2.Owner | None = None
@@ -231,7 +231,7 @@ class Client:
         self._check_open()
         owner = owner or await self._owner_of(stream_id)
         request = sm.PunchHolesRequest(stream_id=stream_id, owner=owner, extent_ids=list(extent_ids))
-        return self._noted((await self._link.order(methods.STREAM_MANAGER_PUNCH_HOLES, request)).stream)
+        return self._stream_of((await self._link.order(methods.STREAM_MANAGER_PUNCH_HOLES, request)).stream)
 
     async def seal(self, stream_id: int) -> Stream:
         """Seal the stream: it takes no more appends. Flushes and ends this client's writer of the stream first."""
@@ -251,7 +251,7 @@ class Client:
 
     async def _seal(self, request: sm.SealStreamRequest) -> Stream:
         timeout_s = self.options.roll_timeout_s
-        return self._noted(
+        return self._stream_of(
             (await self._link.order(methods.STREAM_MANAGER_SEAL_STREAM, request, timeout_s=timeout_s)).stream
         )
 
@@ -492,6 +492,6 @@ class Client:
                 self._lease = await meta.grant_lease(self.options.lease_ttl_s)
             return self._lease
 
-    def _noted(self, info: sm.StreamInfo) -> Stream:
+    def _stream_of(self, info: sm.StreamInfo) -> Stream:
         self._link.note_revision(info.mod_revision)
         return Stream.of(info)

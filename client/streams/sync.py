@@ -168,7 +168,7 @@ class SyncWriter:
         async def begin() -> None:
             await writer.ready(len(payload))
             pending = writer.submit(payload)
-            pending.add_done_callback(lambda future: _hand_over(future, done))
+            pending.add_done_callback(lambda future: _copy_outcome(future, done))
 
         self._thread.run(begin())
         return done
@@ -204,7 +204,7 @@ class SyncWriter:
             self._thread.run(self._writer.__aexit__(kind, error, None))
 
 
-def _hand_over(future: asyncio.Future[Position], done: concurrent.futures.Future[Position]) -> None:
+def _copy_outcome(future: asyncio.Future[Position], done: concurrent.futures.Future[Position]) -> None:
     if future.cancelled():
         done.cancel()
     elif (error := future.exception()) is not None:
@@ -232,13 +232,13 @@ class SyncAdmin:
         return call
 
 
-class _Original(Protocol):
+class _AsyncClient(Protocol):
     async def open(self) -> Any: ...
 
     async def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=_Original)
+C = TypeVar("C", bound=_AsyncClient)
 
 
 class SyncTwin(Generic[C]):

@@ -29,7 +29,9 @@ from neve.proto.errors import AppendOutcomeUnknown, InvalidArgument, NeveError, 
 
 log = logging.getLogger(__name__)
 
-CLOSE_TELL_TIMEOUT_S = 1.0  # a closing writer tries this long to publish `committed` to readers; nothing depends on it
+CLOSE_PUBLISH_TIMEOUT_S = (
+    1.0  # a closing writer tries this long to publish `committed` to readers; nothing depends on it
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Writer:
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # with the settled bytes they wait for, ascending
         self._records = 0
         self._acknowledged_bytes = 0
-        self._given_back_bytes = 0  # returned to the budget since the writer was opened
+        self._returned_bytes = 0  # returned to the budget since the writer was opened
         self._unknown = 0  # appends that raised AppendOutcomeUnknown
 
     async def open(self) -> Self:
@@ -156,7 +158,7 @@ class Writer:
         """
         data = payload if type(payload) is bytes else _as_bytes(payload)
         if self._error is not None:
-            raise self._over()
+            raise self._end_error()
         size_bytes = len(data) + HEADER_BYTES
         if size_bytes > self._record_bytes_max:
             raise self._too_large(len(data))
@@ -177,7 +179,7 @@ class Writer:
         so it must not change afterwards.
         """
         if self._error is not None:
-            raise self._over()
+            raise self._end_error()
         if {*map(type, payloads)} - {bytes}:
             raise InvalidArgument(what="payloads", detail="every payload must be bytes")
         sizes = list(map(len, payloads))
@@ -202,7 +204,7 @@ class Writer:
         """
         core = self._core
         if self._error is not None:
-            raise self._over()
+            raise self._end_error()
         if core.held_bytes:
             future: asyncio.Future[None] = self._loop.create_future()
             self._flushes.append((core.pushed_bytes, future))
@@ -213,8 +215,8 @@ class Writer:
         if confirming:
             await asyncio.wait(confirming)
         if self._error is not None:
-            raise self._over()
-        self._opened.tail.tell()
+            raise self._end_error()
+        self._opened.tail.publish_committed()
 
     def tell_again(self) -> None:
         """Notify all replicas of the tail again how far readers may go.
@@ -222,7 +224,7 @@ class Writer:
         A node that restarts forgets it, and an idle writer, which sends that node nothing, does not notice.
         """
         if self._opened is not None and self._error is None:
-            self._opened.tail.tell_again()
+            self._opened.tail.republish_committed()
 
     @property
     def stats(self) -> WriterStats:
@@ -275,7 +277,7 @@ class Writer:
         if self._error is None:
             await self.flush()
             assert self._opened is not None
-            await self._opened.tail.tell_all(CLOSE_TELL_TIMEOUT_S)
+            await self._opened.tail.republish_and_wait(CLOSE_PUBLISH_TIMEOUT_S)
 
     async def freeze(self) -> tuple[int, int]:
         """Wait for pending appends and stop acknowledging, before a request to seal the stream.
@@ -364,23 +366,23 @@ class Writer:
             "writer_ended stream_id=%d unknown=%d error=%s",
             *(self.stream_id, len(waiters), error),
         )
-        self._tell_unknown(waiters)
+        self._fail_as_unknown(waiters)
         for _, future in self._flushes:
             if not future.done():
                 future.set_exception(self._unknown_outcome())
         self._flushes.clear()
-        self._share.end(self._over())
+        self._share.end(self._end_error())
         self.on_settled()
 
     def on_unknown(self, batches: list[Batch]) -> None:
         """The tail reports batches that are on every replica but came after the lock may have been lost."""
         for batch in batches:
             if batch.waiters is not None:
-                self._tell_unknown(batch.waiters)
+                self._fail_as_unknown(batch.waiters)
             elif batch.ticket is not None:
-                self._tell_unknown([batch.ticket.waiter])
+                self._fail_as_unknown([batch.ticket.waiter])
 
-    def _tell_unknown(self, waiters: Iterable[asyncio.Future[object]]) -> None:
+    def _fail_as_unknown(self, waiters: Iterable[asyncio.Future[object]]) -> None:
         for future in waiters:
             if not future.done():
                 self._unknown += 1
@@ -389,12 +391,12 @@ class Writer:
 
     def _unknown_outcome(self, of: str = "") -> AppendOutcomeUnknown:
         """A new AppendOutcomeUnknown, caused by the end of the writer."""
-        cause = self._over()
+        cause = self._end_error()
         error = AppendOutcomeUnknown(detail=f"{of}{cause}")
         error.__cause__ = cause
         return error
 
-    def _over(self) -> NeveError:
+    def _end_error(self) -> NeveError:
         """A copy of the error that ended the writer: raising one object twice would mix the tracebacks."""
         assert self._error is not None
         return type(self._error)(**self._error.facts())  # type: ignore[arg-type]
@@ -412,7 +414,7 @@ class Writer:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise self._over()
+            raise self._end_error()
 
     def _push(self, data: bytes, taken_bytes: int, *, hurry: bool = False) -> asyncio.Future[Position]:
         """Pass a record to the core. The caller took `taken_bytes` from the budget for it."""
@@ -471,9 +473,9 @@ class Writer:
     def on_settled(self) -> None:
         """The writer holds fewer bytes than before: return them to the budget and complete flushes."""
         settled_bytes = self._core.settled_bytes
-        if settled_bytes > self._given_back_bytes:
-            self._share.give_back(settled_bytes - self._given_back_bytes)
-            self._given_back_bytes = settled_bytes
+        if settled_bytes > self._returned_bytes:
+            self._share.give_back(settled_bytes - self._returned_bytes)
+            self._returned_bytes = settled_bytes
         while self._flushes and self._flushes[0][0] <= settled_bytes:
             future = self._flushes.pop(0)[1]
             if not future.done():

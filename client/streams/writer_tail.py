@@ -1,10 +1,10 @@
-"""The tail of a stream as its writer works on it: lanes to its replicas, and the way into the next extent.
+"""The open tail extent of a writer: one lane for each replica, and the roll into the next extent.
 
-Invariants: the request to seal names E, and from its sending on nothing of that extent is acknowledged but by the reply
-            (rule 16); what the reply leaves out goes into the successor;
-            nothing is sent to a prepared extent before it is linked (rule 8);
-            before anything is acknowledged the lock is checked by the lease's clock (rule 2);
-            a writer that rolls again and again without an acknowledged byte ends: the trouble is not a node's.
+Invariants: the request to seal names the acknowledged end E. Once it is sent, only its reply acknowledges bytes of that
+            extent (protocol rule 16); what the sealed extent does not contain goes into its successor;
+            nothing is sent to a prepared extent before it is linked (protocol rule 8);
+            every acknowledgement is preceded by a check of the lock against the lease's clock (protocol rule 2);
+            a writer ends after ROLLS_MAX rolls without an acknowledged byte, because then no node is at fault.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from neve.client.streams.core.batch import Batch
 from neve.client.streams.core.writer import Tail, Verdict, WriterCore
 from neve.client.streams.options import ClientOptions
 from neve.client.streams.reading.replica_history import NodeHistory
-from neve.client.streams.sending.append_frame import InStep
+from neve.client.streams.sending.append_frame import SharedSegment
 from neve.client.streams.sending.node_sender import NodeSenders
-from neve.client.streams.sending.replica_lane import Lane
+from neve.client.streams.sending.replica_lane import ReplicaLane
 from neve.client.streams.sending.segment_codec import PlaceEncoder
 from neve.meta.core_retry import Backoff, Delays
 from neve.meta.lock import Lock
@@ -43,18 +43,18 @@ from neve.proto.errors import (
 log = logging.getLogger(__name__)
 
 REPORT_TIMEOUT_S = 5.0
-ROLLS_MAX = 8  # in a row without an acknowledged byte: then the trouble is not a node's
-PREPARE_AT = 0.8  # of an extent's limit: from here the next extent is prepared
-COMMITTED_AGAIN_S = 10.0  # an idle writer repeats how far readers may go: a node that restarted has forgotten it
+ROLLS_MAX = 8  # consecutive rolls without an acknowledged byte
+PREPARE_AT = 0.8  # fraction of an extent's limit at which the next extent is prepared
+REPUBLISH_COMMITTED_S = 10.0  # an idle writer republishes `committed`, because a node that restarted has forgotten it
 
-# Until these heal, a stream cannot go on; its writer waits for them as long as it waits for an extent.
+# The stream cannot continue until these heal. The writer waits for that as long as it waits for an extent.
 _WORTH_WAITING = (NotEnoughNodes, SealUnavailable)
 
 OnAcknowledged = Callable[[int, list[Batch]], None]
 
 
 class WriterTail:
-    """Made by `Writer.open`, for one holding of the lock. Calls back `on_acknowledged` and, once, `on_end`."""
+    """The tail of one opened writer. It calls `on_acknowledged` for acknowledged batches and, once, `on_end`."""
 
     def __init__(
         self,
@@ -86,19 +86,19 @@ class WriterTail:
         self._on_unknown = on_unknown
         self._on_settled = on_settled
         self._on_end = on_end
-        self._lanes: list[Lane] = []
+        self._lanes: list[ReplicaLane] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._rolling = False
-        self._rolls_in_vain = 0
+        self._rolls_without_progress = 0
         self._prepared: sm.ExtentInfo | None = None
         self._prepare_above = 0
         self._preparing: asyncio.Task[None] | None = None
         self._armed = False  # `on_turn_over` or `on_idle` will be called
         self._pushed_when_armed = 0
-        self._pushed_when_told = -1  # what had been appended when `committed` was last told alone
-        self._again = 0  # the bucket of the time to tell it again; 0: none
-        self._told: asyncio.Future[None] | None = None
-        self._report: asyncio.Task[None] | None = None  # of a conflict: it goes on though the writer has ended
+        self._pushed_when_published = -1  # appended bytes when `committed` was last published on its own
+        self._republish_bucket = 0  # timer bucket of the next republication; 0: none
+        self._publishing: asyncio.Future[None] | None = None
+        self._report: asyncio.Task[None] | None = None  # of a conflict; it continues after the writer has ended
         self._closed = False
         self._resends = 0
         self.rolls = 0
@@ -115,11 +115,11 @@ class WriterTail:
         return self._resends + sum(lane.resends for lane in self._lanes)
 
     async def open(self) -> None:
-        """Have the manager raise our token on all replicas, and go on where they end (rules 14, 15)."""
+        """Have the manager raise our token on all replicas, and continue at their end (protocol rules 14 and 15)."""
         request = sm.CheckCommitLengthRequest(stream_id=self._stream_id, owner=self.owner)
         reply = await self._link.order(methods.STREAM_MANAGER_CHECK_COMMIT_LENGTH, request)
         self._link.note_revision(reply.stream.mod_revision)
-        self._lock.ensure()  # the lease may have ended meanwhile (T18)
+        self._lock.ensure()  # the lease may have ended during the call (scenario T18)
         self._use(reply.tail, reply.length)
 
     def _use(self, info: sm.ExtentInfo, length: int) -> None:
@@ -127,15 +127,15 @@ class WriterTail:
         limit_bytes = info.extent_bytes_max
         node_ids = tuple(each.replica.node_id for each in info.replicas)
         if not node_ids or limit_bytes <= HEADER_BYTES:
-            raise Internal(detail=f"extent {info.extent_id} as the manager tells it cannot be written: {info}")
+            raise Internal(detail=f"the manager described extent {info.extent_id}, which cannot be written: {info}")
         self._core.payload_bytes_max = min(options.block_payload_bytes_max, limit_bytes - HEADER_BYTES)
         self._core.open(Tail(info.extent_id, limit_bytes, node_ids), length)
         self._prepare_above = int(limit_bytes * PREPARE_AT)
         self._prepared = self._preparing = None
         places = PlaceEncoder()
-        in_step: list[InStep] = []
+        shared_segments: list[SharedSegment] = []
         self._lanes = [
-            Lane(
+            ReplicaLane(
                 self,
                 self._core,
                 self._senders.to(each.address),
@@ -147,9 +147,9 @@ class WriterTail:
                     no_sync=self._no_sync,
                 ),
                 places,
-                in_step,
+                shared_segments,
                 replica=number,
-                told=0,
+                published=0,
                 options=options,
                 rng=self._rng,
             )
@@ -157,28 +157,29 @@ class WriterTail:
         ]
         self.wake()
         if length:
-            self._arm_tell()  # a node that restarted has forgotten how far readers may go
+            self._arm_idle_timer()  # a node that restarted has forgotten `committed`
 
     def wake(self, *, hurry: bool = False) -> None:
-        """There is something to send. `hurry`: its caller awaits it, and is about to do nothing else."""
+        """There is something to send. `hurry`: its caller awaits the append and will send nothing else before."""
         if not self._rolling:
             self._senders.wake(self._lanes, hurry=hurry)
 
     def close(self) -> None:
-        """Nothing is sent or acknowledged any more."""
+        """Stop sending and acknowledging."""
         self._closed = True
-        self._forget_again()
+        self._cancel_republication()
         for lane in self._lanes:
             lane.close()
         for task in [*self._tasks, *self.confirming.values()]:
             task.cancel()
-        self.on_told()
+        self.on_published()
 
     async def closed(self) -> None:
+        """Wait for the tasks that `close` has cancelled, and for a report of a conflict."""
         reports = [self._report] if self._report is not None else []
         await asyncio.gather(*self._tasks, *self.confirming.values(), *reports, return_exceptions=True)
 
-    # --- what lanes tell -------------------------------------------------------------------------------------
+    # --- events of the lanes ---------------------------------------------------------------------------------
 
     def on_acknowledged(self, batches: list[Batch]) -> None:
         core = self._core
@@ -186,7 +187,7 @@ class WriterTail:
             assert core.tail is not None
             if not self._acknowledge(core.tail.extent_id, batches):
                 return
-            self._rolls_in_vain = 0
+            self._rolls_without_progress = 0
             if core.end > self._prepare_above:
                 self._prepare_above = core.tail.limit_bytes
                 self._preparing = self._spawn(self._prepare())
@@ -197,19 +198,19 @@ class WriterTail:
             self._begin_roll()
 
     def _acknowledge(self, extent_id: int, batches: list[Batch]) -> bool:
-        """Whether they could be acknowledged: not if we may have lost the lock (rule 2)."""
+        """Acknowledge the batches. False if the lock may have been lost (protocol rule 2): then the writer ends."""
         try:
             self._lock.ensure()
         except NeveError as error:
             self._on_end(error)
-            self._on_unknown(batches)  # the core does not have them any more
+            self._on_unknown(batches)  # the core has already dropped them
             return False
         self._on_acknowledged(extent_id, batches)
         return True
 
-    def on_trouble(self, lane: Lane, verdict: Verdict, error: NeveError) -> None:
+    def on_replica_failed(self, lane: ReplicaLane, verdict: Verdict, error: NeveError) -> None:
         if verdict is Verdict.STOP:
-            if isinstance(error, Conflict):  # rule 7: an alarm, for a person to look at
+            if isinstance(error, Conflict):  # protocol rule 7: an alarm that a person must look at
                 log.error(
                     "append_conflict stream_id=%d extent_id=%d node_id=%d offset=%d",
                     *(self._stream_id, error.extent_id, lane.node_id, error.offset),
@@ -223,14 +224,16 @@ class WriterTail:
         )
         if verdict is Verdict.REPLACE:
             self._history.failed(lane.node_id)
-        if self._rolls_in_vain >= ROLLS_MAX:
+        if self._rolls_without_progress >= ROLLS_MAX:
             self._on_end(error)
             return
         self._begin_roll()
 
-    def _report_conflict(self, lane: Lane, error: Conflict) -> None:
-        """So that the manager seals the extent and compares its replicas, whoever owns the stream next. The node tells
-        it, too, when it is asked: nothing is lost if this does not arrive."""
+    def _report_conflict(self, lane: ReplicaLane, error: Conflict) -> None:
+        """Ask the manager to seal the extent and compare its replicas, whoever owns the stream next.
+
+        If this report is lost, the node still reports the conflict when a manager asks it.
+        """
         bad = sm.BadReplica(
             extent_id=error.extent_id,
             replica=common_pb2.Replica(node_id=lane.node_id),
@@ -249,78 +252,80 @@ class WriterTail:
         except NeveError as error:
             log.warning("conflict_not_reported extent_id=%d error=%s", bad.extent_id, error)
 
-    # --- committed, told alone -------------------------------------------------------------------------------
+    # --- publishing `committed` on its own -------------------------------------------------------------------
 
-    def _arm_tell(self) -> None:
+    def _arm_idle_timer(self) -> None:
         self._armed = True
         self._pushed_when_armed = self._core.pushed_bytes
         when_idle = self._senders.when_idle
         when_idle.add(self, when_idle.now_s() + self._options.committed_idle_s)
 
     def on_turn_over(self) -> None:
-        """Whoever appends one record after the other has appended the next one."""
+        """Callers that append one record after another have appended their next one by now."""
         if self._core.held_bytes:
             self._armed = False
         else:
-            self._arm_tell()
+            self._arm_idle_timer()
 
     def on_idle(self) -> None:
-        """Some time has passed since we were idle."""
+        """`committed_idle_s` has passed since the timer was armed."""
         self._armed = False
         if self._core.held_bytes:
-            return  # still busy: when it is acknowledged, we come back
+            return  # busy: acknowledging these bytes arms the timer again
         if self._core.pushed_bytes != self._pushed_when_armed:
-            self._arm_tell()  # not idle for long enough
-        else:  # after a turn of the loop: a long one may have acknowledged what its caller has not yet heard of
-            self._loop.call_soon(self._tell_if_idle)
+            self._arm_idle_timer()  # not idle for long enough
+        else:  # one turn later: this turn may have acknowledged an append whose caller has not run yet
+            self._loop.call_soon(self._publish_if_idle)
 
-    def _tell_if_idle(self) -> None:
+    def _publish_if_idle(self) -> None:
         pushed_bytes = self._core.pushed_bytes
         if pushed_bytes != self._pushed_when_armed or self._closed or self._rolling:
             return
-        if pushed_bytes == self._pushed_when_told:
-            self.tell_again()  # nothing came meanwhile that would have found out what has restarted
+        if pushed_bytes == self._pushed_when_published:
+            self.republish_committed()  # nothing was sent since, so a restarted node has gone unnoticed
         else:
-            self._pushed_when_told = pushed_bytes
-            self.tell()
-        self._forget_again()
+            self._pushed_when_published = pushed_bytes
+            self.publish_committed()
+        self._cancel_republication()
         when_idle = self._senders.when_idle
-        # At full seconds: those of all writers are few timers, and nobody waits for one.
-        self._again = when_idle.add(self, float(int(when_idle.now_s() + COMMITTED_AGAIN_S) + 1))
+        # Rounded up to full seconds, so that all writers share few timers; the exact time does not matter.
+        self._republish_bucket = when_idle.add(self, float(int(when_idle.now_s() + REPUBLISH_COMMITTED_S) + 1))
 
-    def _forget_again(self) -> None:
-        if self._again:
-            self._senders.when_idle.remove(self, self._again)
-            self._again = 0
+    def _cancel_republication(self) -> None:
+        if self._republish_bucket:
+            self._senders.when_idle.remove(self, self._republish_bucket)
+            self._republish_bucket = 0
 
-    def tell(self) -> None:
+    def publish_committed(self) -> None:
         for lane in self._lanes:
-            lane.tell()
+            lane.publish_committed()
 
-    def tell_again(self) -> None:
+    def republish_committed(self) -> None:
         for lane in self._lanes:
-            lane.tell_again()
+            lane.republish_committed()
 
-    async def tell_all(self, timeout_s: float) -> None:
-        """Tell `committed`, also to those who have heard it, and wait until every replica has heard it, or the time is
-        over: nothing rests on it."""
-        self._told = self._loop.create_future()
-        self.tell_again()
-        self.on_told()
-        await asyncio.wait([self._told], timeout=timeout_s)
-        self._told = None
+    async def republish_and_wait(self, timeout_s: float) -> None:
+        """Publish `committed` to every replica again, and wait until all have it or the time is up.
 
-    def on_told(self) -> None:
-        told = self._told
-        if told is not None and not told.done():
+        Nothing depends on it.
+        """
+        self._publishing = self._loop.create_future()
+        self.republish_committed()
+        self.on_published()
+        await asyncio.wait([self._publishing], timeout=timeout_s)
+        self._publishing = None
+
+    def on_published(self) -> None:
+        published = self._publishing
+        if published is not None and not published.done():
             committed = self._core.committed
-            if self._closed or self._rolling or all(lane.told >= committed for lane in self._lanes):
-                told.set_result(None)
+            if self._closed or self._rolling or all(lane.published >= committed for lane in self._lanes):
+                published.set_result(None)
 
     # --- the next extent -------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
-        """Have the next extent made ahead. If that fails, the roll makes one."""
+        """Have the manager prepare the next extent. If that fails, the roll allocates one."""
         tail = self._core.tail
         try:
             reply = await self._link.order(
@@ -337,35 +342,38 @@ class WriterTail:
         if self._rolling or self._closed:
             return
         self._rolling = True
-        self._rolls_in_vain += 1
+        self._rolls_without_progress += 1
         for lane in self._lanes:
             lane.close()
             self._resends += lane.resends
         self._lanes = []
-        self.on_told()
+        self.on_published()
         self._spawn(self._roll(self._core.begin_seal()))
 
     def freeze(self) -> tuple[int, int] | None:
-        """Somebody else asks for the seal: the extent, and E for the request. From now on nothing is acknowledged but
-        by its reply (rule 16). None while the tail is being sealed for another reason."""
+        """Stop acknowledging, for a seal that the client requests. Returns the extent and its acknowledged end E.
+
+        From now on, only the reply to the seal acknowledges bytes (protocol rule 16). Returns None if the tail is
+        already being sealed for another reason.
+        """
         if self._rolling or self._closed:
             return None
         self._rolling = True
         for lane in self._lanes:
             lane.close()
-        self.on_told()
+        self.on_published()
         assert self._core.tail is not None
         return self._core.tail.extent_id, self._core.begin_seal()
 
-    def _spread(self) -> float:
+    def _jitter(self) -> float:
         return self._rng.uniform(0.5, 1.0)
 
     async def _roll(self, acknowledged_end: int) -> None:
         try:
-            if self._rolls_in_vain > 1:
+            if self._rolls_without_progress > 1:
                 delays = Delays(self._options.append_retry_delay_s, self._options.roll_timeout_s)
-                await asyncio.sleep(delays.after(self._rolls_in_vain, factor=self._spread()))
-            if self._preparing is not None:  # the manager does one thing for a stream at a time, anyway
+                await asyncio.sleep(delays.after(self._rolls_without_progress, factor=self._jitter()))
+            if self._preparing is not None:  # the manager handles one call of a stream at a time anyway
                 await asyncio.wait([self._preparing], timeout=self._options.append_timeout_s)
             reply = await self._alloc(acknowledged_end)
             self._link.note_revision(reply.stream.mod_revision)
@@ -384,23 +392,23 @@ class WriterTail:
                 self._spawn_confirm(settlement.extent_id)
                 self._on_settled()
             if not reply.HasField("tail"):
-                raise StreamSealed(stream_id=self._stream_id)  # by an operator: what fitted in is acknowledged
+                raise StreamSealed(stream_id=self._stream_id)  # an operator sealed it; what it contains is acknowledged
             if reply.tail.seal.length:
-                # Nobody but us may write there, and we have not: blocks of ours would be taken for those (rule 16).
+                # Only we may write there and we have not: its blocks would be taken for ours (protocol rule 16).
                 tail = reply.tail
-                raise Internal(detail=f"extent {tail.extent_id} is to be appended to, and sealed at {tail.seal.length}")
+                raise Internal(detail=f"the new tail, extent {tail.extent_id}, is already sealed at {tail.seal.length}")
             self._rolling = False
             self._use(reply.tail, 0)
         except NeveError as error:
             self._on_end(error)
 
     async def _alloc(self, acknowledged_end: int) -> sm.StreamAllocExtentReply:
-        """Until the manager has sealed the tail and linked the next extent; it may be asked again (rule 16)."""
+        """Have the manager seal the tail and link the next extent. Repeating the request is safe (protocol rule 16)."""
         options = self._options
         tail = self._core.tail
         assert tail is not None
         deadline_s = self._loop.time() + options.roll_timeout_s
-        backoff = Backoff(options.retry_delays, self._spread)
+        backoff = Backoff(options.retry_delays, self._jitter)
         avoid = self._history.failed_lately()
         request = sm.StreamAllocExtentRequest(
             call=self._link.next_call(),
@@ -418,8 +426,8 @@ class WriterTail:
                 return await self._link.order(methods.STREAM_MANAGER_STREAM_ALLOC_EXTENT, request, timeout_s=left_s)
             except NeveError as error:
                 if request.prepared_extent_id and isinstance(error, RequestError):
-                    request.prepared_extent_id = 0  # it may be too old to be linked (rule 24)
-                    request.call.CopyFrom(self._link.next_call())  # a call id stands for one request
+                    request.prepared_extent_id = 0  # it may be too old to be linked (protocol rule 24)
+                    request.call.CopyFrom(self._link.next_call())  # a call id stands for exactly one request
                     continue
                 if not isinstance(error, _WORTH_WAITING):
                     raise
@@ -441,11 +449,13 @@ class WriterTail:
         task.add_done_callback(lambda _: self.confirming.pop(extent_id, None))
 
     async def _confirm(self, extent_id: int) -> None:
-        """Wait until every replica has confirmed the seal; that may take as long as a recovery, but ends with us, or
-        when nobody recovers anything any more."""
+        """Wait until every replica has confirmed the seal, then acknowledge what waited for that.
+
+        This may take as long as a recovery. It ends when the writer ends, or after `confirm_timeout_s`.
+        """
         deadline_s = self._loop.time() + self._options.confirm_timeout_s
         request = sm.WaitConfirmedRequest(extent_id=extent_id, owner=self.owner, stream_id=self._stream_id)
-        backoff = Backoff(self._options.retry_delays, self._spread)
+        backoff = Backoff(self._options.retry_delays, self._jitter)
         while True:
             try:
                 await self._link.order(methods.STREAM_MANAGER_WAIT_CONFIRMED, request)

@@ -129,12 +129,12 @@ def test_what_is_missing_is_said_in_one_sentence(secured: Secured) -> None:
     secured.run(STREAM_CLIENT, "create", "other", "--replicas", "1", *both)
     assert "it speaks TLS, --ca is needed" in secured.refused("list", *secured.etcd())
     assert "--cert and --key where it asks" in secured.refused("list", "--ca", str(secured.authority.ca), password="")
-    assert "want TLS" in secured.refused("append", "other", *secured.wire(), password="")
+    assert "require TLS" in secured.refused("append", "other", *secured.wire(), password="")
     wrong = secured.refused("append", "other", *both, password="wrong")
     assert "etcd refuses the user 'neve'" in wrong
     assert "wrong" not in wrong.replace("wrong password", "")
     nameless = secured.etcd()[:-2]
-    assert "etcd refuses a client without a name" in secured.refused(
+    assert "etcd refuses a client without a user" in secured.refused(
         "append", "other", *secured.wire(), *nameless, password=""
     )
 

@@ -1,1 +1,1 @@
-"""What a writer and a reader of a stream decide, without I/O."""
+"""Decisions of a stream's writer and reader, without I/O."""

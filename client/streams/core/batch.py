@@ -1,12 +1,12 @@
-"""Blocks on their way into an extent: runs that wait to be framed, batches of framed blocks, tickets of who waits.
+"""Blocks on their way into an extent: runs of payloads, batches of framed blocks, and tickets of multi-block appends.
 
-    Run    payloads in the order of their appends, at most one frame's worth       → framed when a sender has room
-    Batch  the same as blocks, with a place in the tail extent once it has one     → kept until all replicas have it
-    Ticket one wait for several blocks: a list of records, or one record of several blocks
+    PayloadRun  payloads in the order of their appends, at most one frame's worth → framed when a sender has room
+    Batch       the same as blocks, placed in the tail extent once it has room    → kept until all replicas have it
+    Ticket      one append of several blocks: a list of records, or one record of several blocks
 
-Invariants: a batch's bytes never change: a block is the same in whatever extent it ends up (its CRC covers no offset);
-            a batch is cut at block boundaries only;
-            who waits (`waiters`, `Ticket.waiter`) is not known here: any object will do.
+Invariants: a batch's bytes never change: a block is the same in any extent, because its CRC covers no offset;
+            a batch is split at block boundaries only;
+            waiters (`waiters`, `Ticket.waiter`) are opaque objects here.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Waiter = Any
 
 
 class Ticket:
-    """Waits for `blocks_left` blocks. `pieces` tells where they are, in no particular order."""
+    """An append of several blocks. `pieces` has the places of the acknowledged ones, in no particular order."""
 
     __slots__ = ("blocks", "blocks_left", "is_record", "pieces", "waiter")
 
     def __init__(self, waiter: Waiter, blocks: int, *, is_record: bool) -> None:
         self.waiter = waiter
         self.blocks = self.blocks_left = blocks
-        self.is_record = is_record  # all blocks make one record, instead of one each
+        self.is_record = is_record  # the blocks make one record, not one each
         self.pieces: list[PlacedBlocks] = []
 
     def note(self, piece: PlacedBlocks) -> bool:
-        """These are acknowledged; True when all are."""
+        """Note acknowledged blocks. Returns True when all blocks are acknowledged."""
         self.pieces.append(piece)
         self.blocks_left -= len(piece.block_sizes)
         assert self.blocks_left >= 0, self.blocks_left
         return self.blocks_left == 0
 
 
-class Run:
-    """Payloads of one block type that wait for their place."""
+class PayloadRun:
+    """Payloads of one block type that have no place in an extent yet."""
 
     __slots__ = ("block_type", "first_index", "payloads", "size_bytes", "ticket", "waiters")
 
@@ -57,15 +57,16 @@ class Run:
         block_type: int = BlockType.FULL,
     ) -> None:
         self.payloads = payloads
-        self.size_bytes = size_bytes  # with the blocks' headers
-        self.waiters = waiters  # one a payload, or none and a ticket
+        self.size_bytes = size_bytes  # with block headers
+        self.waiters = waiters  # one for each payload, or None if there is a ticket
         self.ticket = ticket
-        self.first_index = first_index  # of the first payload, among the ticket's
+        self.first_index = first_index  # the first payload's place among the ticket's blocks
         self.block_type = block_type
 
     def encode(self) -> Batch:
+        """Frame the payloads as blocks."""
         payloads = self.payloads
-        if len(payloads) == 1 and self.size_bytes <= JOIN_BYTES_MAX:  # as `encode_blocks` would, by fewer calls
+        if len(payloads) == 1 and self.size_bytes <= JOIN_BYTES_MAX:  # same result as `encode_blocks`, in fewer calls
             block = encode_block(payloads[0], self.block_type)
             assert len(block) == self.size_bytes, (len(block), self.size_bytes)
             return Batch([block], [self.size_bytes], self.size_bytes, self.waiters, self.ticket, self.first_index)
@@ -75,7 +76,7 @@ class Run:
 
 
 class Batch:
-    """Framed blocks. `offset` counts once the batch is placed."""
+    """Framed blocks. `offset` is -1 until the batch is placed in an extent."""
 
     __slots__ = ("_crc32c", "block_sizes", "buffers", "first_index", "offset", "size_bytes", "ticket", "waiters")
 
@@ -99,7 +100,7 @@ class Batch:
 
     @property
     def crc32c(self) -> int:
-        """Of the bytes: computed once, however many replicas they go to."""
+        """CRC32C of the bytes, computed once for all replicas."""
         if self._crc32c < 0:
             self._crc32c = crc32c_of_blocks(self.buffers, self.block_sizes)
         return self._crc32c
@@ -109,7 +110,7 @@ class Batch:
         return self.offset + self.size_bytes
 
     def blocks_within(self, size_bytes: int) -> int:
-        """How many of the first blocks fit into so many bytes."""
+        """Return how many of the first blocks fit into this many bytes."""
         count = 0
         for end in accumulate(self.block_sizes):
             if end > size_bytes:
@@ -118,7 +119,7 @@ class Batch:
         return count
 
     def split(self, blocks: int) -> tuple[Batch, Batch]:
-        """The first so many blocks, and the others. The bytes are shared, not copied."""
+        """Return the first `blocks` blocks and the others as two batches, which share the bytes."""
         assert 0 < blocks < len(self.block_sizes), (blocks, len(self.block_sizes))
         head_bytes = sum(self.block_sizes[:blocks])
         head = Batch(
@@ -145,20 +146,23 @@ class Batch:
         return PlacedBlocks(self.first_index, extent_id, self.offset, self.block_sizes)
 
 
-def cut_runs(payloads: list[Buffer], size_bytes: int, ticket: Ticket, *, run_bytes_max: int) -> Iterator[Run]:
-    """The payloads, `size_bytes` with their headers, in runs of about one size, each about as large as is allowed."""
+def cut_runs(payloads: list[Buffer], size_bytes: int, ticket: Ticket, *, run_bytes_max: int) -> Iterator[PayloadRun]:
+    """Split the payloads into runs of similar size, each at most about `run_bytes_max` with headers.
+
+    `size_bytes` is the size of all payloads with their headers.
+    """
     parts = -(-size_bytes // run_bytes_max)
     if parts == 1:
-        yield Run(payloads, size_bytes, ticket=ticket)
+        yield PayloadRun(payloads, size_bytes, ticket=ticket)
         return
-    run_bytes_max = size_bytes // parts  # a small rest would make a frame of its own
+    run_bytes_max = size_bytes // parts  # equal parts: a small remainder would make a frame of its own
     first, run_bytes = 0, 0
     for index, payload in enumerate(payloads):
         if run_bytes >= run_bytes_max:
-            yield Run(payloads[first:index], run_bytes, ticket=ticket, first_index=first)
+            yield PayloadRun(payloads[first:index], run_bytes, ticket=ticket, first_index=first)
             first, run_bytes = index, 0
         run_bytes += len(payload) + HEADER_BYTES
-    yield Run(payloads[first:], run_bytes, ticket=ticket, first_index=first)
+    yield PayloadRun(payloads[first:], run_bytes, ticket=ticket, first_index=first)
 
 
 def _slice(buffers: Sequence[Buffer], start: int, end: int) -> Iterator[Buffer]:

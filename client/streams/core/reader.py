@@ -1,8 +1,8 @@
-"""What a reader decides without I/O: are these blocks sound, which replica first, where does the next record begin.
+"""Decisions of a reader: checks blocks, assembles records, and orders the replicas to ask.
 
-Invariants: a payload whose CRC does not fit never leaves `parse_blocks`;
-            a record is given when its LAST block is there, and never twice; one that nobody finished is passed over;
-            the order of replicas is a matter of speed alone: any of them gives the same bytes (rule 21).
+Invariants: `parse_blocks` returns no payload whose CRC does not match;
+            a record is returned when its LAST block has been read, and only once; an unfinished record is skipped;
+            the order of replicas affects only speed: all of them have the same bytes (protocol rule 21).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _WORD = struct.Struct("<I")
 _TYPE_SHIFT = 24
 _TYPE_MIN, _TYPE_MAX = min(BlockType), max(BlockType)
 
-# Blocks up to this size are copied out of the answer one by one, larger ones are views of it.
+# Blocks up to this size are copied out of the reply one by one; larger ones are views of it.
 COPY_BYTES_MAX = 16 << 10
 
 
 class Block(NamedTuple):
-    """A block that was checked."""
+    """A block whose CRC matched."""
 
     offset: int
     end: int
@@ -40,14 +40,14 @@ class Block(NamedTuple):
 
 
 def parse_blocks(data: Buffer, offset: int) -> tuple[list[Block], Problem | None]:
-    """All blocks of `data`, which begins at `offset` of its extent, up to the first that is not sound."""
+    """Return the blocks of `data`, which begins at `offset` of its extent, up to the first bad one, and its problem."""
     view = memoryview(data)
     end = len(view)
     array: npt.NDArray[np.uint8] | None = None  # for large blocks: google-crc32c takes no memoryview
     extend, unpack = google_crc32c.extend, _HEADER.unpack_from
     found: list[Block] = []
     at, word_before, word_crc = 0, -1, 0
-    new_block = tuple.__new__  # a third of the cost of Block(...)
+    new_block = tuple.__new__  # costs a third of Block(...)
     while end - at >= HEADER_BYTES:
         crc, word = unpack(view, at)
         payload_at = at + HEADER_BYTES
@@ -55,7 +55,7 @@ def parse_blocks(data: Buffer, offset: int) -> tuple[list[Block], Problem | None
         block_type = word >> _TYPE_SHIFT
         if block_end > end or not _TYPE_MIN <= block_type <= _TYPE_MAX:
             break
-        if word != word_before:  # blocks of one size come in rows
+        if word != word_before:  # consecutive blocks often have one size
             word_before, word_crc = word, extend(0, _WORD.pack(word))
         payload: bytes | memoryview
         if block_end - payload_at <= COPY_BYTES_MAX:
@@ -78,17 +78,17 @@ def parse_blocks(data: Buffer, offset: int) -> tuple[list[Block], Problem | None
 
 
 class RecordAssembler:
-    """Makes records of the blocks of a stream, in their order, over the ends of extents."""
+    """Assembles records from the blocks of a stream, in order, across extents."""
 
     def __init__(self, *, record_bytes_max: int) -> None:
         self._record_bytes_max = record_bytes_max
         self._parts: list[bytes | memoryview] = []
         self._size_bytes = 0
         self._begun = Position(0, 0)
-        self.skipped = 0  # blocks of records without a beginning, or without an end
+        self.skipped = 0  # blocks of records whose beginning or end is missing
 
     def push(self, extent_id: int, block: Block, *, copy: bool) -> Record | None:
-        """The record that this block completes."""
+        """Add a block. Returns the record that it completes, if any."""
         position = Position(extent_id, block.offset)
         if block.type == BlockType.FULL:
             self._drop()
@@ -98,9 +98,9 @@ class RecordAssembler:
             self._drop()
             self._begun = position
         elif not self._parts:
-            self.skipped += 1  # its beginning was cut off, or its writer died and another one went on
+            self.skipped += 1  # its beginning was truncated, or its writer died and another one continued
             return None
-        self._parts.append(bytes(block.payload))  # a view would pin a whole answer for as long as the record grows
+        self._parts.append(bytes(block.payload))  # a view would keep the whole reply alive until the record is complete
         self._size_bytes += len(block.payload)
         if self._size_bytes > self._record_bytes_max:
             size_bytes, self._size_bytes = self._size_bytes, 0
@@ -114,9 +114,9 @@ class RecordAssembler:
         return record
 
     def push_all(self, extent_id: int, blocks: Sequence[Block], *, copy: bool) -> list[Record]:
-        """The records that these blocks complete."""
+        """Add blocks. Returns the records that they complete."""
         records: list[Record] = []
-        full, new = int(BlockType.FULL), tuple.__new__  # a third of the cost of Record(...)
+        full, new = int(BlockType.FULL), tuple.__new__  # costs a third of Record(...)
         for block in blocks:
             offset, end, block_type, payload = block
             if block_type == full and not self._parts:
@@ -129,11 +129,11 @@ class RecordAssembler:
         return records
 
     def begin_anew(self) -> None:
-        """What comes now was not written behind what came so far: an extent in between was taken out of the stream."""
+        """Drop an unfinished record: an extent was punched out, so the next block does not continue it."""
         self._drop()
 
     def _drop(self) -> None:
-        """A record that nobody finished: its writer died."""
+        """Drop the unfinished record of a writer that died."""
         if self._parts:
             self.skipped += len(self._parts)
             self._parts.clear()
@@ -141,22 +141,25 @@ class RecordAssembler:
 
 
 def start_of(extent_ids: Sequence[int], start: Position | None, *, stream_id: int) -> int:
-    """The index of the extent where a read begins; NotFound, naming the first position there is, if it is gone."""
+    """Return the index of the extent where a read begins.
+
+    Raises NotFound, naming the stream's first position, if the extent is not in the stream.
+    """
     if start is None:
         return 0
     try:
         return list(extent_ids).index(start.extent_id)
     except ValueError:
         first = f"it begins at {Position(extent_ids[0], 0)}" if extent_ids else "it is empty"
-        detail = f"stream {stream_id} has no such extent, or not any more: {first}"
+        detail = f"stream {stream_id} has no such extent, or no longer: {first}"
         raise NotFound(kind="position", name=str(start), detail=detail) from None
 
 
-# --- which replica -------------------------------------------------------------------------------------------
+# --- the order of replicas -----------------------------------------------------------------------------------
 
 
 class Quantile:
-    """Follows a quantile of a sequence in one number: up a little when a value is above it, down when below."""
+    """Tracks a quantile of a sequence in one number, which rises after larger values and falls after smaller ones."""
 
     __slots__ = ("_down", "_up", "value")
 
@@ -169,31 +172,31 @@ class Quantile:
         self.value *= self._up if value > self.value else self._down
 
 
-class NodeRecord:
-    """What was seen of one node as a reader's source."""
+class NodeStats:
+    """What a reader has observed of one node."""
 
     __slots__ = ("failed_s", "failures", "latency_s")
 
     def __init__(self) -> None:
-        self.latency_s = 0.0  # smoothed; 0: not known
+        self.latency_s = 0.0  # smoothed; 0: unknown
         self.failures = 0.0  # halved with every `FAILURE_HALF_LIFE_S`
         self.failed_s = 0.0
 
 
 FAILURE_HALF_LIFE_S = 10.0
-LATENCY_SHARE = 0.1  # of a new value in the smoothed one
+LATENCY_SHARE = 0.1  # weight of a new value in the smoothed latency
 NODES_MAX = 10_000
 ORDER_HOLDS_S = 0.1
 
-Size = Literal["small", "large"]  # of a read: how long they take differs too much for one figure
+Size = Literal["small", "large"]  # of a read: the latencies of the two differ too much for one estimate
 
 
 class SourceHistory:
-    """Failures and latencies of nodes, by address, for the order in which a reader asks them."""
+    """Failures and latencies of nodes, by address, which order the replicas of a read."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, NodeRecord] = {}
-        self._orders: dict[int, tuple[float, Extent, list[Replica]]] = {}  # by extent id, with when it was made
+        self._nodes: dict[str, NodeStats] = {}
+        self._orders: dict[int, tuple[float, Extent, list[Replica]]] = {}  # by extent id, with the time of sorting
         self.tail_s: dict[Size, Quantile] = {
             "small": Quantile(0.95, first=0.05),
             "large": Quantile(0.95, first=0.05),
@@ -211,7 +214,7 @@ class SourceHistory:
         self._orders.clear()
 
     def order(self, extent: Extent, now_s: float) -> list[Replica]:
-        """The replicas to ask, the best first. It holds for a moment: to sort them costs as much as a small read."""
+        """Return the replicas to ask, best first. Cached for a moment, since sorting costs as much as a small read."""
         known = self._orders.get(extent.id)
         if known is not None and known[1] is extent and 0 <= now_s - known[0] < ORDER_HOLDS_S:
             return known[2]
@@ -222,7 +225,7 @@ class SourceHistory:
         return order
 
     def _sorted(self, extent: Extent, now_s: float) -> list[Replica]:
-        """Of equal ones another extent gets another first one."""
+        """Sort the replicas. Equal ones rotate with the extent id, to spread the load."""
         usable = [replica for replica in extent.replicas if replica.address]
         if extent.sealed and any(replica.confirmed for replica in usable):
             usable = [replica for replica in usable if replica.confirmed]
@@ -234,20 +237,20 @@ class SourceHistory:
         node = self._nodes.get(address)
         if node is None:
             return (0, 0)
-        # In steps of four: what differs less is noise, and going to and fro spoils the nodes' own read-ahead.
+        # Rounded to powers of four: smaller differences are noise, and switching defeats the nodes' own read-ahead.
         speed = round(math.log(node.latency_s, 4)) if node.latency_s > 0 else -20
         return (round(_decayed(node, now_s)), max(speed, -5))
 
-    def _node(self, address: str) -> NodeRecord:
+    def _node(self, address: str) -> NodeStats:
         node = self._nodes.get(address)
         if node is None:
             if len(self._nodes) >= NODES_MAX:
                 del self._nodes[next(iter(self._nodes))]
-            node = self._nodes[address] = NodeRecord()
+            node = self._nodes[address] = NodeStats()
         return node
 
 
-def _decayed(node: NodeRecord, now_s: float) -> float:
+def _decayed(node: NodeStats, now_s: float) -> float:
     if not node.failures:
         return 0.0
     return float(node.failures * 0.5 ** ((now_s - node.failed_s) / FAILURE_HALF_LIFE_S))

@@ -1,15 +1,16 @@
-"""What a stream's one writer knows of its tail: what is framed where, who has it, and what a seal's reply settles.
+"""The state of a writer's tail: which block is where, which replica has it, and what the reply to a seal settles.
 
     push ─→ queue ─→ take: placed at the tail's end, sent ─→ on_answer of every replica ─→ acknowledged
                      take_for_all                        ─→ on_all_answered
                                                      └──→ on_failure ─→ resend, retry, replace the extent, or stop
     begin_seal ─→ nothing is acknowledged ─→ settle: acknowledged, acknowledged when confirmed, back to the queue
 
-Invariants: a block that was placed stays at its offset until the extent is sealed, whatever its caller does (rule 6);
-            acknowledged is what every replica of the tail has answered for (rule 5), and between `begin_seal` and
-            `settle` nothing but what the reply says (rule 16);
-            answers may overtake each other: an end means everything below it, so the highest counts;
-            no block is in two places, none is lost: what L leaves out goes into the successor, in its order (G6).
+Invariants: a placed block stays at its offset until the extent is sealed, even if its caller cancels (protocol rule 6);
+            a block is acknowledged when every replica of the tail has answered for it (protocol rule 5); between
+            `begin_seal` and `settle`, only the reply to the seal acknowledges blocks (protocol rule 16);
+            answers may overtake each other: an end covers everything below it, so the highest counts;
+            no block is lost or in two places: what the sealed extent does not contain goes into its successor, in
+            order (guarantee G6).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from neve.client.streams.core.batch import Batch, Run, Ticket, Waiter, cut_runs
+from neve.client.streams.core.batch import Batch, PayloadRun, Ticket, Waiter, cut_runs
 from neve.proto.blocks import HEADER_BYTES, split_record
 from neve.proto.crc import Buffer
 from neve.proto.errors import (
@@ -42,7 +43,7 @@ from neve.proto.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The open extent, as the manager told it."""
+    """The open extent, as the manager described it."""
 
     extent_id: int
     limit_bytes: int
@@ -50,33 +51,33 @@ class Tail:
 
 
 class Taken(NamedTuple):
-    """Consecutive batches: a segment to be sent to a replica, or to all of them."""
+    """Consecutive batches that form a segment, for one replica or for all of them."""
 
     first_number: int
     epoch: int
     offset: int
     end: int
     batches: list[Batch]
-    more: bool  # there is something to send behind it
+    more: bool  # there is more to send after it
 
 
-_new_taken = tuple.__new__  # a third of the cost of Taken(…)
+_new_taken = tuple.__new__  # costs a third of Taken(…)
 
 
 class Verdict(enum.Enum):
-    """What to do about a replica that refused a segment, or did not answer."""
+    """How to handle a replica that refused a segment or did not answer."""
 
-    RESEND = enum.auto()  # at once: it said from where
+    RESEND = enum.auto()  # immediately, from the length that it reported
     RETRY = enum.auto()  # after a pause
-    REPLACE = enum.auto()  # the node is of no use: seal the extent and go on elsewhere
-    SEALED = enum.auto()  # somebody has begun to seal it: ask how that ended
-    STOP = enum.auto()  # the writer is over
-    NONE = enum.auto()  # an echo of what was dealt with
+    REPLACE = enum.auto()  # the node does not work: seal the extent and continue in another one
+    SEALED = enum.auto()  # another process has begun to seal the extent: find out how that ended
+    STOP = enum.auto()  # the writer has ended
+    NONE = enum.auto()  # a late result of a failure that was already handled
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What the reply to a seal means. `confirm` is acknowledged when every replica has confirmed the seal."""
+    """The outcome of a seal. The batches in `confirm` are acknowledged when every replica has confirmed the seal."""
 
     extent_id: int
     acknowledged: list[Batch]
@@ -85,20 +86,22 @@ class Settlement:
 
 
 class _ReplicaState:
+    """Progress of sending to one replica of the tail."""
+
     __slots__ = ("epoch", "failures", "next_number", "resend_from")
 
     def __init__(self, next_number: int) -> None:
-        self.next_number = next_number  # of the batch to send next
-        self.epoch = 0  # counts how often we went back
-        self.resend_from = next_number  # where we went back to, the last time
-        self.failures = 0  # in a row, without progress
+        self.next_number = next_number  # the batch to send next
+        self.epoch = 0  # counts how often sending went back to an earlier batch
+        self.resend_from = next_number  # the batch that sending last went back to
+        self.failures = 0  # consecutive, without progress
 
 
 _RETRY = (Cancelled, ConnectFailed, ConnectionLost, DeadlineExceeded, Overloaded, ShuttingDown)
 
 
 def judge(error: NeveError) -> Verdict:
-    """What an error says of the replica, attempts apart."""
+    """Return the verdict for an error, before attempts are counted."""
     if isinstance(error, Gap):
         return Verdict.RESEND
     if isinstance(error, (Conflict, LockedByOther)):
@@ -109,33 +112,36 @@ def judge(error: NeveError) -> Verdict:
 
 
 class WriterCore:
-    """`run_bytes_max`: about one frame; `payload_bytes_max`: larger records go in several blocks."""
+    """A writer's appends: queued, placed in the tail, acknowledged.
+
+    `run_bytes_max` is about one frame. Records larger than `payload_bytes_max` take several blocks.
+    """
 
     def __init__(self, *, run_bytes_max: int, payload_bytes_max: int, attempts_max: int) -> None:
         self.run_bytes_max = run_bytes_max
-        self.small_bytes_max = run_bytes_max // 4  # better a frame that is fuller by so much than a small one behind it
+        self.small_bytes_max = run_bytes_max // 4  # a frame may exceed its size by this, to avoid a small one after it
         self.payload_bytes_max = payload_bytes_max
         self._attempts_max = attempts_max
         self.tail: Tail | None = None
-        self.end = 0  # of what is placed in the tail
-        self.committed = 0  # acknowledged by all of the tail's replicas
-        self.full = False  # the next block does not fit: the tail is to be sealed once all of it is acknowledged
+        self.end = 0  # of the placed blocks
+        self.committed = 0  # acknowledged by all replicas of the tail
+        self.full = False  # the next block does not fit: seal the tail once all of it is acknowledged
         self.sealing = False
-        self.pushed_bytes = 0  # all that was ever appended,
-        self.settled_bytes = 0  # and of it what is acknowledged, or sealed and waits to be confirmed
-        self._queue: deque[Run | Batch] = deque()  # without a place
-        self._run: Run | None = None  # the last one of the queue, if single payloads may still join it
+        self.pushed_bytes = 0  # all appended bytes
+        self.settled_bytes = 0  # of these, acknowledged, or sealed and waiting to be confirmed
+        self._queue: deque[PayloadRun | Batch] = deque()  # without a place
+        self._run: PayloadRun | None = None  # the last one of the queue, if single payloads may still join it
         self._placed: deque[Batch] = deque()  # in the tail, not acknowledged
-        self._first_number = 0  # of the first placed batch; numbers go on over all extents
+        self._first_number = 0  # of the first placed batch; numbers continue across extents
         self._replicas: list[_ReplicaState] = []
-        self._acked_ends: list[int] = []  # of each of them: what it has answered for, by itself
-        self._all_acked_end = 0  # what all of them have answered for, in step: at least so much has each
+        self._acked_ends: list[int] = []  # for each replica: the end that it has answered for individually
+        self._all_acked_end = 0  # the end that all replicas have answered for together; a lower bound for each
         self._confirming: dict[int, list[Batch]] = {}
 
     # --- appends ---------------------------------------------------------------------------------------------
 
     def push(self, payload: Buffer, waiter: Waiter) -> bool:
-        """A record of one block. True if nothing waited for a place before: whoever sends may be asleep."""
+        """Append a record of one block. Returns True if the queue was empty, so that the sender must be woken."""
         size_bytes = len(payload) + HEADER_BYTES
         self.pushed_bytes += size_bytes
         run = self._run
@@ -144,12 +150,12 @@ class WriterCore:
             run.waiters.append(waiter)  # type: ignore[union-attr]  # the open run has them
             run.size_bytes += size_bytes
             return False
-        self._run = run = Run([payload], size_bytes, waiters=[waiter])
+        self._run = run = PayloadRun([payload], size_bytes, waiters=[waiter])
         self._queue.append(run)
         return len(self._queue) == 1
 
     def push_many(self, payloads: list[Buffer], size_bytes: int, waiter: Waiter) -> bool:
-        """Records of one block each, acknowledged together; `size_bytes` with the headers. The list is kept."""
+        """Append records of one block each, acknowledged together. `size_bytes` includes headers. Keeps the list."""
         self._run = None
         was_empty = not self._queue
         ticket = Ticket(waiter, len(payloads), is_record=False)
@@ -158,31 +164,33 @@ class WriterCore:
         return was_empty
 
     def push_record(self, record: Buffer, waiter: Waiter) -> bool:
-        """A record of several blocks."""
+        """Append a record of several blocks."""
         self._run = None
         was_empty = not self._queue
         parts = split_record(record, payload_bytes_max=self.payload_bytes_max)
         ticket = Ticket(waiter, len(parts), is_record=True)
         for index, (block_type, payload) in enumerate(parts):
             size_bytes = len(payload) + HEADER_BYTES
-            self._queue.append(Run([payload], size_bytes, ticket=ticket, first_index=index, block_type=block_type))
+            self._queue.append(
+                PayloadRun([payload], size_bytes, ticket=ticket, first_index=index, block_type=block_type)
+            )
             self.pushed_bytes += size_bytes
         return was_empty
 
     @property
     def held_bytes(self) -> int:
-        """Appended, and neither acknowledged nor sealed."""
+        """Bytes that are appended, and neither acknowledged nor sealed."""
         return self.pushed_bytes - self.settled_bytes
 
     @property
     def is_drained(self) -> bool:
-        """All that is placed in the tail is acknowledged."""
+        """Whether everything that is placed in the tail is acknowledged."""
         return not self._placed
 
     # --- sending ---------------------------------------------------------------------------------------------
 
     def open(self, tail: Tail, length: int) -> None:
-        """Go on in this extent, of which every replica has `length` bytes."""
+        """Continue in this extent, of which every replica has `length` bytes."""
         assert not self._placed, "the last tail is not settled"
         self.tail = tail
         self.end = self.committed = length
@@ -192,7 +200,7 @@ class WriterCore:
         self._all_acked_end = length
 
     def has_more(self, replica: int) -> bool:
-        """Whether there is something that this replica was not sent yet."""
+        """Whether there is something to send to this replica."""
         if self.sealing:
             return False
         if self._next_number(replica) < self._first_number + len(self._placed):
@@ -200,7 +208,7 @@ class WriterCore:
         return bool(self._queue) and not self.full
 
     def take(self, replica: int, bytes_max: int, *, at_least_one: bool = True) -> Taken | None:
-        """The next batches for this replica, of about so many bytes in all; the first one may be larger if asked."""
+        """Return the next batches for this replica, about `bytes_max` in all. The first may be larger if allowed."""
         if self.sealing:
             return None
         state, placed = self._replicas[replica], self._placed
@@ -226,8 +234,11 @@ class WriterCore:
         return Taken(first_number, state.epoch, offset, offset + size_bytes, batches, more)
 
     def take_for_all(self) -> Taken | None:
-        """What `take` would give to each replica, if that is one and the same small batch, and all there is: so it is
-        when each append is awaited. None: ask for each of them."""
+        """Return the same segment that `take` would return for each replica, or None if they differ.
+
+        This works if one small batch is all there is to send, as when a caller awaits each append. After None, call
+        `take` for each replica.
+        """
         queue = self._queue
         if len(queue) != 1 or queue[0].size_bytes > self.small_bytes_max or self.sealing:
             return None
@@ -245,7 +256,7 @@ class WriterCore:
         return _new_taken(Taken, (number, 0, offset, offset + batch.size_bytes, [batch], False))
 
     def _next_number(self, replica: int) -> int:
-        """Of the batch to send next. After going back, what was answered meanwhile is passed over."""
+        """Return the number of the batch to send next. After going back, skips batches answered in the meantime."""
         state, acked_end = self._replicas[replica], self._acked_ends[replica]
         if not state.epoch:
             return state.next_number
@@ -255,12 +266,12 @@ class WriterCore:
         return number
 
     def _place(self) -> Batch | None:
-        """Give the next batch of the queue its place; None when there is none, or no room."""
+        """Place the next batch of the queue at the tail's end. None if the queue is empty or the tail is full."""
         if not self._queue or self.full:
             return None
         assert self.tail is not None
         item = self._queue[0]
-        if isinstance(item, Run):
+        if isinstance(item, PayloadRun):
             if item is self._run:
                 self._run = None
             batch = self._queue[0] = item.encode()
@@ -283,7 +294,7 @@ class WriterCore:
     # --- answers ---------------------------------------------------------------------------------------------
 
     def on_answer(self, replica: int, taken: Taken) -> list[Batch]:
-        """The replica has everything up to the segment's end. Returns what is acknowledged by that."""
+        """The replica has everything up to the segment's end. Returns the batches that are now acknowledged."""
         acked_ends, end = self._acked_ends, taken.end
         if end <= acked_ends[replica] or end <= self._all_acked_end:
             return []
@@ -293,8 +304,10 @@ class WriterCore:
         return self._acknowledge(committed) if committed > self.committed and not self.sealing else []
 
     def on_all_answered(self, taken: Taken) -> list[Batch]:
-        """Every replica has everything up to the end of what `take_for_all` gave: as `on_answer` for each of them. No
-        failures are forgotten by that, since there are none: whoever has failed gets nothing in step with others."""
+        """Every replica has everything up to the end of a segment of `take_for_all`: like `on_answer` for each.
+
+        Failure counts need no reset: a replica that has failed gets no such segments.
+        """
         end = taken.end
         if end <= self._all_acked_end:
             return []
@@ -313,8 +326,11 @@ class WriterCore:
         return acknowledged
 
     def on_failure(self, replica: int, taken: Taken, error: NeveError, *, length: int | None = None) -> Verdict:
-        """The replica refused the segment, or nobody knows. `length`: what it says it has, after a Gap. Answers that
-        wait for others to be told by `on_all_answered` must be told by `on_answer` before."""
+        """The replica refused the segment, or its outcome is unknown. Returns how to handle the replica.
+
+        `length` is the replica's length, which it reports with a Gap. Answers held back for `on_all_answered` must be
+        passed to `on_answer` first.
+        """
         state = self._replicas[replica]
         verdict = judge(error)
         if self.sealing and verdict is not Verdict.STOP:
@@ -322,14 +338,14 @@ class WriterCore:
         if verdict not in (Verdict.RESEND, Verdict.RETRY):
             return verdict
         if taken.epoch != state.epoch and taken.first_number >= state.resend_from:
-            return Verdict.NONE  # it is sent again already, or will be
+            return Verdict.NONE  # sent again already, or about to be
         state.failures += 1
         if state.failures >= self._attempts_max:
             return Verdict.REPLACE
         back_to = max(taken.first_number, self._first_number)
         if verdict is Verdict.RESEND:
             if length is None or length < max(self._acked_ends[replica], self._all_acked_end):
-                return Verdict.REPLACE  # it has lost what it had answered for: its word is worth nothing
+                return Verdict.REPLACE  # it has lost bytes that it had answered for, so it cannot be trusted
             back_to = self._number_at(length)
         state.next_number = min(state.next_number, back_to)
         state.resend_from = state.next_number
@@ -337,11 +353,11 @@ class WriterCore:
         return verdict
 
     def failures(self, replica: int) -> int:
-        """How often in a row, without progress."""
+        """Return the number of consecutive failures without progress."""
         return self._replicas[replica].failures
 
     def _number_at(self, offset: int) -> int:
-        """The batch in which this offset lies; the next one if it is the end."""
+        """Return the number of the batch that contains this offset; at the end, the next number."""
         for index, batch in enumerate(self._placed):
             if offset < batch.end:
                 return self._first_number + index
@@ -350,13 +366,13 @@ class WriterCore:
     # --- the end of an extent --------------------------------------------------------------------------------
 
     def begin_seal(self) -> int:
-        """E for the request. From now on nothing is acknowledged or sent in this extent (rule 16)."""
+        """Stop sending and acknowledging in this extent (protocol rule 16). Returns E for the request to seal."""
         assert self.tail is not None
         self.sealing = True
         return self.committed
 
     def settle(self, *, sealed_length: int, all_took_part: bool) -> Settlement:
-        """The extent is sealed at this length. `open` follows, with the successor."""
+        """The extent is sealed at this length. The caller then calls `open` with the successor."""
         assert self.sealing
         assert self.tail is not None
         if sealed_length < self.committed:
@@ -364,7 +380,7 @@ class WriterCore:
                 extent_id=self.tail.extent_id,
                 sealed_length=sealed_length,
                 acknowledged=self.committed,
-                detail="without sync, by a loss of power at all replicas; with sync this is a bug",
+                detail="without sync, all replicas lost power; with sync this is a bug",
             )
         inside: list[Batch] = []
         outside: list[Batch] = []
@@ -379,9 +395,7 @@ class WriterCore:
             outside.append(batch)
         end = inside[-1].end if inside else self.committed
         if end != sealed_length:
-            detail = (
-                f"extent {self.tail.extent_id} sealed at {sealed_length}: no block of ours ends there, but at {end}"
-            )
+            detail = f"extent {self.tail.extent_id} is sealed at {sealed_length}; no block ends there but at {end}"
             raise Internal(detail=detail)
         self._first_number += len(self._placed)
         self._placed.clear()
@@ -393,17 +407,17 @@ class WriterCore:
         if all_took_part or not inside:
             return Settlement(self.tail.extent_id, inside, [], resent_bytes)
         for batch in inside:
-            batch.buffers = ()  # never sent again: who waits for it is all that is kept
+            batch.buffers = ()  # never sent again, so only its waiters are kept
         self._confirming[self.tail.extent_id] = inside
         return Settlement(self.tail.extent_id, [], inside, resent_bytes)
 
     def on_confirmed(self, extent_id: int) -> list[Batch]:
-        """Every replica has confirmed the seal: what waited for that is acknowledged."""
+        """Every replica has confirmed the seal. Returns the batches that waited for that, now acknowledged."""
         return self._confirming.pop(extent_id, [])
 
     def abandon(self) -> list[Waiter]:
-        """The writer is over: all who wait, each once, in order (rule 2)."""
-        items: list[Run | Batch] = [batch for batches in self._confirming.values() for batch in batches]
+        """The writer has ended. Returns all waiters, each once, in order (protocol rule 2)."""
+        items: list[PayloadRun | Batch] = [batch for batches in self._confirming.values() for batch in batches]
         items += self._placed
         items += self._queue
         self._confirming.clear()

@@ -1,1 +1,1 @@
-"""Reading a stream: extent by extent, ahead of the caller, from whichever replica replies well."""
+"""Reading a stream: extent by extent, ahead of the consumer, from the replica that replies best."""

@@ -1,8 +1,8 @@
-"""Blocks that were read one by one, kept for the next time.
+"""A cache of blocks that were read one by one.
 
-Invariants: bounded in bytes, the least recently used go first; what is kept was checked, and never changes: bytes below
-            `committed` stay as they are (G4).
-Note:       A read of many goes past it: it would only drive out what is asked for again.
+Invariants: bounded in bytes, evicting the least recently used; blocks are checked and never change, because bytes below
+            `committed` stay as they are (guarantee G4).
+Note:       Sequential reads bypass it: they would only evict blocks that are read again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections import OrderedDict
 
 from neve.client.streams.core.reader import Block
 
-ENTRY_BYTES = 200  # what an entry costs beside its payload, about
+ENTRY_BYTES = 200  # approximate overhead of an entry beside its payload
 
 
 class BlockCache:
+    """Checked blocks by extent and offset."""
+
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
@@ -32,7 +34,7 @@ class BlockCache:
         return block
 
     def put(self, extent_id: int, block: Block) -> None:
-        """A payload that is a view is copied: it would keep a whole answer alive."""
+        """Cache a block. Copies its payload, since a view would keep a whole reply alive."""
         size_bytes = len(block.payload) + ENTRY_BYTES
         key = (extent_id, block.offset)
         if size_bytes > self._bytes_max // 8 or key in self._blocks:

@@ -1,9 +1,9 @@
-"""Reads one extent: the blocks of one answer are checked while the next ones are on their way.
+"""The reader of one extent: checks the blocks of a reply while the next replies are on their way.
 
-Invariants: bytes whose CRC does not fit are never given out: they are read elsewhere, and the replica is reported, once
-            it is certain that a block begins there;
-            at most three answers are held: the one that is being given out and two that are being fetched;
-            what fails is tried again, at other replicas and with fresh metadata, until a deadline without progress.
+Invariants: bytes whose CRC does not match are never returned. They are read from another replica, and the bad one is
+            reported once it is certain that a block begins there;
+            at most three replies are held: the one being consumed and two being fetched;
+            a failed read is retried, at other replicas and with fresh metadata, until a deadline without progress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from neve.client.streams.catalog import Catalog
 from neve.client.streams.core.reader import Block, SourceHistory, parse_blocks
 from neve.client.streams.options import ClientOptions
 from neve.client.streams.reading.block_cache import BlockCache
-from neve.client.streams.reading.read_ahead import Ahead, Fetch
+from neve.client.streams.reading.read_ahead import Fetch, ReadAhead
 from neve.client.streams.reading.read_race import REPLY_BYTES, SLOW_BUCKETS_PER_S, Race, ReadPlan, Won, with_headers
 from neve.client.streams.types import Extent, Position, Replica
 from neve.meta.core_retry import Backoff
@@ -33,36 +33,36 @@ from neve.rpc.wire.deadlines import Deadlines
 
 log = logging.getLogger(__name__)
 
-FOLLOW_SLACK_S = 2.0  # beyond the time that a node was asked to wait
-POINT_READ_BYTES = 32 << 10  # one block is asked for, and comes whole if it is larger
-REPORTS_MAX = 1_000  # bad replicas that a client remembers to have reported
+FOLLOW_SLACK_S = 2.0  # added to the time for which a node is asked to wait
+POINT_READ_BYTES = 32 << 10  # requested for a single block; a node sends a larger block whole
+REPORTS_MAX = 1_000  # bad replicas that a client remembers as reported
 REPORT_TASKS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Checked blocks, one behind the other. `sealed`: the extent ends at `end`, for ever."""
+    """Checked, consecutive blocks. `sealed`: the extent ends at `end` for good."""
 
     blocks: list[Block]
     end: int
     sealed: bool = False
 
 
-class _Trouble:
-    """How long nothing has come, and how long to wait before the next attempt."""
+class _Retries:
+    """Retries of a read: the pause before the next attempt, and a deadline counted from the last progress."""
 
     def __init__(self, options: ClientOptions, rng: random.Random) -> None:
         self._options = options
         self._backoff = Backoff(options.retry_delays, lambda: rng.uniform(0.5, 1.0))
         self._loop = asyncio.get_running_loop()
-        self.over()
+        self.note_progress()
 
-    def over(self) -> None:
+    def note_progress(self) -> None:
         self._since_s = self._loop.time()
         self._backoff.reset()
 
     async def pause(self, error: NeveError) -> None:
-        """Before another attempt; raises the error when there was nothing but trouble for too long."""
+        """Wait before another attempt. Raises `error` if there has been no progress for `read_deadline_s`."""
         delay_s = self._backoff.next_s()
         if self._loop.time() - self._since_s + delay_s > self._options.read_deadline_s:
             raise error
@@ -70,7 +70,7 @@ class _Trouble:
 
 
 class ExtentReader:
-    """For all reads of one client."""
+    """Reads extents, for all readers of one client."""
 
     def __init__(
         self, channels: ChannelPool, link: ManagerLink, catalog: Catalog, *, options: ClientOptions, rng: random.Random
@@ -94,24 +94,27 @@ class ExtentReader:
             task.cancel()
         await asyncio.gather(*self._reports, return_exceptions=True)
 
-    # --- from an offset on -----------------------------------------------------------------------------------
+    # --- many blocks -----------------------------------------------------------------------------------------
 
     async def chunks(
         self, extent_id: int, offset: int, *, follow: bool, stop: int | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """All blocks from `offset` on. The last chunk has none and says whether the extent is sealed; with `follow`
-        it is, since more is waited for until then. `stop`: the caller will want no block that begins there or behind,
-        and such blocks are not asked for ahead."""
+        """Iterate over all blocks from `offset` on.
+
+        The last chunk has no blocks and says whether the extent is sealed; with `follow` it always is, because the
+        reader waits for more until then. `stop`: the caller needs no block that begins at or after this offset, so none
+        is fetched ahead.
+        """
         extent = await self._catalog.extent(extent_id)
-        trouble = _Trouble(self._options, self._rng)
-        bad: dict[Replica, Problem] = {}  # whose bytes at `offset` were wrong
+        retries = _Retries(self._options, self._rng)
+        bad: dict[Replica, Problem] = {}  # replicas with bad bytes at `offset`
         begun_at = offset
-        certain = offset == 0  # that a block begins at `offset`
-        ahead = Ahead()
+        certain = offset == 0  # whether a block begins at `offset`
+        ahead = ReadAhead()
 
         def ask_ahead(reply: pb.ReadBlockReply) -> None:
-            """From where this answer ends, unless that is the end of all."""
-            for begin in ahead.wanted(reply):
+            """Fetch what follows this reply, up to the known end."""
+            for begin in ahead.next_offsets(reply):
                 if (extent.length is None or begin < extent.length) and (stop is None or begin < stop):
                     size_bytes = _up_to(stop, begin, self._options.read_bytes)
                     ahead.put(self._fetch(extent, begin, size_bytes, avoid=()))
@@ -128,23 +131,23 @@ class ExtentReader:
                     won = await fetch.wait(ask_ahead)
                     _check_answer(won, offset)
                 except RequestError:
-                    raise  # the offset is none of a block
+                    raise  # no block begins at this offset
                 except NeveError as error:
                     ahead.drop()
                     if extent.length is not None or not isinstance(error, OutOfRange):
-                        extent = await self._after(error, extent, trouble, bad)
+                        extent = await self._after(error, extent, retries, bad)
                         continue
-                    won = None  # every node has forgotten how far readers may go: nothing more now
+                    won = None  # every node has forgotten `committed`: nothing more can be read now
                 if won is None or not won.reply.blocks:
                     ahead.drop()
                     if won is not None and won.reply.sealed:
                         yield Chunk([], offset, sealed=True)
                         return
-                    if extent.length is not None:  # sealed, says metadata, and no replica has it yet
+                    if extent.length is not None:  # metadata says sealed, but no replica has sealed it yet
                         waiting = OutOfRange(
                             extent_id=extent_id, offset=offset, readable=won.reply.readable if won else 0
                         )
-                        extent = await self._after(waiting, extent, trouble, bad)
+                        extent = await self._after(waiting, extent, retries, bad)
                         continue
                     if not follow:
                         yield Chunk([], offset)
@@ -158,19 +161,19 @@ class ExtentReader:
                 under_way = len(ahead)
                 ask_ahead(won.reply)
                 if ahead and not under_way:
-                    await asyncio.sleep(0)  # it leaves now, and not after the checking
+                    await asyncio.sleep(0)  # sends the request now, instead of after checking the blocks
                 blocks, problem = parse_blocks(won.payload, offset)
                 if blocks:
-                    for replica, wrong in bad.items():  # a block does begin there: they were wrong
+                    for replica, wrong in bad.items():  # a block does begin here, so these replicas are bad
                         self._report(extent_id, replica, wrong)
                     bad = {}
                     certain = True
                     yield Chunk(blocks, blocks[-1].end)
-                    ahead.given_out()
+                    ahead.note_delivered()
                     offset = blocks[-1].end
-                    trouble.over()
+                    retries.note_progress()
                 if problem is not None:
-                    ahead.drop()  # where it begins was told by a replica that is not to be trusted
+                    ahead.drop()  # it begins where a bad replica said that this reply ends
                     bad[won.replica] = problem
                     self._history.failed(won.replica.address, self._loop.time())
                     if certain:
@@ -196,15 +199,15 @@ class ExtentReader:
             detail = f"{len(avoid)} replicas have no sound block there"
             fetch.future.set_exception(ReplicaDamaged(extent_id=extent.id, offset=offset, detail=detail))
             return fetch
-        heard = fetch.heard if not max_blocks else None  # nothing follows a single block
+        on_head = fetch.set_head if not max_blocks else None  # nothing follows a single block
         plan = self._plan(extent, size_bytes, max_blocks)
         fetch.future = Race(
-            self._channels, replicas, plan, offset, self._history, self._slow, self._options, heard
+            self._channels, replicas, plan, offset, self._history, self._slow, self._options, on_head
         ).future
         return fetch
 
     def _plan(self, extent: Extent, size_bytes: int, max_blocks: int) -> ReadPlan:
-        """The last one again, if it fits: a reader asks for as much of the same extent, again and again."""
+        """Return the plan of a read. The last one is reused if it fits: reads of an extent mostly have one size."""
         plan = self._last_plan
         max_bytes = size_bytes if max_blocks else with_headers(size_bytes)
         if plan is None or plan.extent is not extent or plan.max_bytes != max_bytes or plan.max_blocks != max_blocks:
@@ -214,15 +217,15 @@ class ExtentReader:
             )
         return plan
 
-    async def _after(self, error: NeveError, extent: Extent, trouble: _Trouble, bad: dict[Replica, Problem]) -> Extent:
-        """Nobody had it: pause, and see what metadata says now. What was bad may be repaired meanwhile."""
+    async def _after(self, error: NeveError, extent: Extent, retries: _Retries, bad: dict[Replica, Problem]) -> Extent:
+        """No replica could serve the read: pause and fetch fresh metadata. Bad replicas may be repaired by then."""
         log.info("read_failed extent_id=%d error=%s", extent.id, error)
-        await trouble.pause(error)
+        await retries.pause(error)
         bad.clear()
         return await self._catalog.extent(extent.id, refresh=True)
 
     async def _poll(self, extent: Extent, offset: int) -> Fetch | None:
-        """Wait at one replica until there is more, or for some time. None: look at the metadata."""
+        """Wait at one replica until there is more, for a limited time. None: the caller fetches fresh metadata."""
         options = self._options
         for replica in self._history.order(extent, self._loop.time()):
             request = pb.ReadBlockRequest(
@@ -242,7 +245,7 @@ class ExtentReader:
                     reply_bytes_max=options.read_first_bytes + REPLY_BYTES,
                 )
             except OutOfRange:
-                continue  # it has restarted, and was not told yet how far readers may go
+                continue  # the node has restarted and does not know `committed` yet
             except NeveError as error:
                 log.info("follow_failed extent_id=%d address=%s error=%s", extent.id, replica.address, error)
                 self._history.failed(replica.address, self._loop.time())
@@ -259,7 +262,7 @@ class ExtentReader:
     # --- one block -------------------------------------------------------------------------------------------
 
     async def block(self, position: Position) -> Block | None:
-        """The block at this position, from the cache or in one read; None if that needs a closer look."""
+        """Return the block at this position, from the cache or with one read. None if that read fails."""
         extent_id, offset = position
         if (known := self.cache.get(extent_id, offset)) is not None:
             return known
@@ -280,7 +283,7 @@ class ExtentReader:
     # --- bad replicas ----------------------------------------------------------------------------------------
 
     def _report(self, extent_id: int, replica: Replica, problem: Problem) -> None:
-        """Tell the manager, behind the reader and once; scrubbing finds it, too, if this gets lost."""
+        """Report a bad replica to the manager, in the background and once. Scrubbing finds it if the report is lost."""
         key = (extent_id, replica.node_id)
         log.warning(
             "bad_replica extent_id=%d node_id=%d offset=%d reason=%s",
@@ -311,20 +314,23 @@ class ExtentReader:
 
 
 def _up_to(stop: int | None, offset: int, size_bytes: int) -> int:
-    """What to ask for from there on. A block that goes over `stop` comes with the next answer, whole."""
+    """Return how much to request at `offset`. A block that extends beyond `stop` comes whole, with the next reply."""
     return size_bytes if stop is None or stop <= offset else min(size_bytes, stop - offset)
 
 
 def _check_answer(won: Won, offset: int) -> None:
     if won.reply.end - offset != len(won.payload):
-        detail = f"{len(won.payload)} bytes came for [{offset}, {won.reply.end})"
+        detail = f"the reply has {len(won.payload)} bytes for [{offset}, {won.reply.end})"
         raise ProtocolViolation(detail=detail)
 
 
 def _ensure_inside(extent: Extent, length: int, offset: int, begun_at: int) -> None:
-    """Of a sealed extent. What was read while it was open was there: its reader has asked for nothing wrong."""
+    """Check an offset against the length of a sealed extent.
+
+    Raises AcknowledgedLost if this reader has read beyond that length while the extent was open, else OutOfRange.
+    """
     if offset > length and offset > begun_at:
-        detail = "it was read before: without sync it went with the power of all replicas; with sync this is a bug"
+        detail = "it was read before; without sync all replicas lost power, with sync this is a bug"
         raise AcknowledgedLost(extent_id=extent.id, sealed_length=length, acknowledged=offset, detail=detail)
     if offset > length:
         raise OutOfRange(extent_id=extent.id, offset=offset, readable=length)

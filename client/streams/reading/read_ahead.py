@@ -1,13 +1,13 @@
-"""What a reader has asked for and not yet given out: answers of one extent, one behind the other.
+"""Read-ahead: the fetches of one extent that follow the reply being consumed.
 
-A node that has answered must not wait for the reader to ask again, and a reader that has checked an answer must not
-wait for the node. So two answers are asked for ahead: where they begin is told by the heads of those before them, a
-sealed extent's node saying also where the next answer will end. Measured on two cores, 2 MiB a time from a sealed
-gibibyte: 3.5 GB/s with each asked for when the one before was there, 3.7 when that began to come, 4.2 with two ahead.
+A node should not idle until the reader asks again, and a reader should not idle until the node replies, so two replies
+are fetched ahead. The head of a reply says where it ends, and for a sealed extent also where the next one will end.
+Measured on two cores with 2 MiB replies from a sealed GiB: 3.5 GB/s if each fetch starts when the previous reply is
+complete, 3.7 when its head arrives, 4.2 with two ahead.
 
-Invariants: at most AHEAD_MAX fetches are ahead of the one that is awaited or given out, and one alone until a first
-            answer was given out: who reads a little shall not be sent a lot;
-            a fetch is used only where the answer before it has ended: what was told of that is a hint.
+Invariants: at most AHEAD_MAX fetches are ahead of the one awaited or consumed, and only one until the first reply was
+            delivered, so that a short read does not fetch much;
+            a fetch is used only if the previous reply ends where it begins: the announced ends are hints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AHEAD_MAX = 2
 
 
 class Fetch:
-    """An answer that was asked for. Whoever awaits it may hear where it ends before it is here."""
+    """One requested reply. Its consumer can be notified of the reply's end before all of it has arrived."""
 
     __slots__ = ("future", "head", "offset", "on_head")
 
@@ -33,14 +33,16 @@ class Fetch:
         self.head: pb.ReadBlockReply | None = None
         self.on_head: Callable[[pb.ReadBlockReply], None] | None = None
 
-    def heard(self, reply: pb.ReadBlockReply) -> None:
+    def set_head(self, reply: pb.ReadBlockReply) -> None:
         self.head = reply
         if self.on_head is not None:
             self.on_head(reply)
 
     async def wait(self, on_head: Callable[[pb.ReadBlockReply], None]) -> Won:
-        """`on_head` is called at most once, now or while this waits, and never afterwards: nothing more is fetched
-        while nobody waits."""
+        """Wait for the reply. Calls `on_head` at most once, now or while waiting.
+
+        It is never called afterwards: nothing more is fetched while the consumer is not waiting.
+        """
         if self.head is not None:
             on_head(self.head)
         else:
@@ -52,11 +54,11 @@ class Fetch:
 
     def drop(self) -> None:
         if not self.future.cancel() and not self.future.cancelled():
-            self.future.exception()  # seen: nobody else will look at it
+            self.future.exception()  # mark it as retrieved: there is no consumer any more
 
 
-class Ahead:
-    """What follows the answer that is awaited, or given out."""
+class ReadAhead:
+    """The fetches after the reply that is awaited or consumed."""
 
     __slots__ = ("_fetches", "_room")
 
@@ -72,25 +74,25 @@ class Ahead:
         self._fetches.append(fetch)
 
     def take(self, offset: int) -> Fetch | None:
-        """The fetch of what begins there, if it was asked for."""
-        self._keep(offset)
+        """Return the fetch that begins at `offset`, if there is one."""
+        self._drop_unless_at(offset)
         return self._fetches.popleft() if self._fetches else None
 
-    def wanted(self, reply: pb.ReadBlockReply) -> list[int]:
-        """Where to ask, now that this answer is known to end where it says."""
-        self._keep(reply.end)
+    def next_offsets(self, reply: pb.ReadBlockReply) -> list[int]:
+        """Return the offsets to fetch, given the end of this reply."""
+        self._drop_unless_at(reply.end)
         begins = (reply.end, reply.next_end) if reply.next_end > reply.end else (reply.end,)
         return [begin for begin in begins[len(self._fetches) : self._room] if begin < reply.readable]
 
-    def given_out(self) -> None:
-        """An answer was: this is no short read."""
+    def note_delivered(self) -> None:
+        """A reply was delivered to the consumer, so this is not a short read."""
         self._room = AHEAD_MAX
 
     def drop(self) -> None:
         while self._fetches:
             self._fetches.pop().drop()
 
-    def _keep(self, offset: int) -> None:
-        """What does not begin there is of no use: another replica has answered in between, and ended elsewhere."""
+    def _drop_unless_at(self, offset: int) -> None:
+        """Drop all fetches unless the first begins at `offset`: another replica's reply may have ended elsewhere."""
         if self._fetches and self._fetches[0].offset != offset:
             self.drop()

@@ -1,7 +1,7 @@
-"""One read of some blocks: the best replica first, a second one when it is slow, the next one when it fails.
+"""One read of some blocks. It asks the best replica first, a second one when that is slow, the next one on a failure.
 
-Invariants: the first answer that is of use wins, and the other calls are cancelled;
-            a replica that has nothing (yet) is no failure: another one may have more;
+Invariants: the first useful reply wins, and the other calls are cancelled;
+            an empty reply does not count as a failure, since another replica may have more;
             every replica is asked at most once, so a race ends.
 """
 
@@ -24,22 +24,25 @@ from neve.rpc.service import Begun, Reply
 from neve.rpc.wire.deadlines import Deadlines
 
 REPLY_BYTES = 4096
-SPECULATIVE_DELAY_S_MIN = 0.005  # before a second replica is asked as well
-HEADERS_SHARE = 128  # of what is asked for, one part in so many: the headers of blocks of 1 KiB
-SLOW_BUCKETS_PER_S = 1000  # how finely it is told which of many reads are slow
+SPECULATIVE_DELAY_S_MIN = 0.005  # before a second replica is asked too
+HEADERS_SHARE = 128  # requests are larger than their payload by 1/128, the headers of 1 KiB blocks
+SLOW_BUCKETS_PER_S = 1000  # resolution of the timers for slow reads
 SMALL_BYTES_MAX = 64 << 10
 
 _OFFSET_TAG = varint(pb.ReadBlockRequest.OFFSET_FIELD_NUMBER << 3)
 
 
 def with_headers(payload_bytes: int) -> int:
-    """What to ask for, to get so much of payload. Only whole blocks come, each with a header: without room for those,
-    of two blocks of 1 MiB one would come, at half as much again for each byte."""
+    """Return how much to request for this much payload.
+
+    A node sends only whole blocks with their headers. Without room for headers, it would send one of two 1 MiB blocks,
+    which costs half as much again for each byte.
+    """
     return payload_bytes + payload_bytes // HEADERS_SHARE
 
 
 class Won(NamedTuple):
-    """An answer, and whose it is."""
+    """A reply and the replica that sent it."""
 
     replica: Replica
     reply: pb.ReadBlockReply
@@ -47,8 +50,10 @@ class Won(NamedTuple):
 
 
 class ReadPlan:
-    """What is asked for, but for the offset: the same for all reads of an extent that are of one size.
-    `next_max_bytes`: what will be asked for behind it."""
+    """A read request without its offset, shared by all reads of an extent that have one size.
+
+    `next_max_bytes`: how much the reader will request after it.
+    """
 
     __slots__ = ("_requests", "extent", "max_blocks", "max_bytes", "next_max_bytes", "size")
 
@@ -61,7 +66,7 @@ class ReadPlan:
         self._requests: dict[int, bytes] = {}  # without their offsets, by node id
 
     def request(self, replica: Replica, offset: int) -> bytes:
-        """A ReadBlockRequest, which takes longer to build than to join."""
+        """Return an encoded ReadBlockRequest. Joining cached bytes is cheaper than building the message."""
         request = self._requests.get(replica.node_id)
         if request is None:
             request = self._requests[replica.node_id] = pb.ReadBlockRequest(
@@ -76,7 +81,7 @@ class ReadPlan:
 
 
 class Race:
-    """Runs from its making on; `future` has what came of it. Cancel the future to end it."""
+    """A running read. `future` gets its outcome; cancelling it ends the race."""
 
     def __init__(
         self,
@@ -98,9 +103,9 @@ class Race:
         self._history = history
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Begun | None] = {}  # by node id
-        self._empty: Won | None = None  # an answer that brought nothing
+        self._empty: Won | None = None  # a reply without blocks
         self._error: NeveError | None = None
-        self._slow = slow  # has it until a second replica is asked: a timer for each took a fifth of a small read
+        self._slow = slow  # starts the second replica; a timer for each race took a fifth of a small read
         self._slow_bucket = 0
         self.future: asyncio.Future[Won] = self._loop.create_future()
         self.future.add_done_callback(self._on_future_done)
@@ -110,7 +115,7 @@ class Race:
             self._slow_bucket = slow.add(self, self._loop.time() + delay_s)
 
     def _ask_next(self) -> None:
-        """Ask one more; if there is none, and none is being asked, the race is over."""
+        """Ask one more replica. If none is left and no call is running, the race is over."""
         if self._replicas:
             replica = self._replicas.pop()
             self._calls[replica.node_id] = None
@@ -121,7 +126,7 @@ class Race:
                 partial(self._on_done, replica, self._loop.time()),
                 timeout_s=self._timeout_s,
                 reply_bytes_max=plan.max_bytes + REPLY_BYTES,
-                on_head=self._heard if self._on_head is not None else None,
+                on_head=self._on_reply_head if self._on_head is not None else None,
             )
             if replica.node_id in self._calls:
                 self._calls[replica.node_id] = call
@@ -132,8 +137,8 @@ class Race:
             else:
                 self.future.set_exception(self._error or ReplicaMissing(extent_id=self._plan.extent.id))
 
-    def _heard(self, reply: pb.ReadBlockReply) -> None:
-        """An answer has begun to come. It will probably win: what follows it can be asked for."""
+    def _on_reply_head(self, reply: pb.ReadBlockReply) -> None:
+        """The head of a reply has arrived. It will probably win, so its consumer can fetch what follows."""
         on_head, self._on_head = self._on_head, None
         if on_head is not None and not self.future.done() and self._is_of_use(reply):
             on_head(reply)
@@ -149,13 +154,13 @@ class Race:
             self._history.answered(replica.address, now_s - begun_s, size=self._plan.size)
             won = Won(replica, reply.message, reply.attachment)
             if self._is_of_use(reply.message):
-                self._heard(reply.message)  # as of an answer that came in one piece
+                self._on_reply_head(reply.message)  # a reply that came in one piece had no separate head
                 self.future.set_result(won)
                 return
             if self._empty is None or reply.message.sealed:
                 self._empty = won
         elif isinstance(error, NeveError):
-            if isinstance(error, RequestError):  # the same at every replica: it is the request that is wrong
+            if isinstance(error, RequestError):  # the request is wrong, so every replica would refuse it
                 self.future.set_exception(error)
                 return
             if not isinstance(error, OutOfRange):
@@ -169,7 +174,7 @@ class Race:
     def _is_of_use(self, reply: pb.ReadBlockReply) -> bool:
         if reply.blocks > 0 or reply.sealed:
             return True
-        length = self._plan.extent.length  # where metadata says that it ends, if it is sealed
+        length = self._plan.extent.length  # from metadata; None while open
         return length is not None and self._offset >= length
 
     def on_slow(self) -> None:

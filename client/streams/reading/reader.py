@@ -1,8 +1,8 @@
-"""Reads a stream: one extent after the other, in order, following its end if asked to.
+"""The reader of a stream: reads its extents in order, and follows its end if requested.
 
-Invariants: a reader gets nothing beyond `committed` or the seal: nodes give no more, and what metadata says of a sealed
-            extent's end is the last word (G4);
-            a record is given once, also when it goes over the end of an extent or when replicas fail under the reader.
+Invariants: a reader gets nothing beyond `committed` or the seal: nodes send no more, and for a sealed extent metadata
+            has the final length (guarantee G4);
+            a record is returned once, also if it spans extents or if replicas fail during the read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from neve.proto.errors import NeveError, NotFound
 
 
 class Reader:
-    """Reads for one client; any number of reads at a time."""
+    """Reads streams for one client; any number of reads may run at a time."""
 
     def __init__(self, catalog: Catalog, extents: ExtentReader, *, options: ClientOptions) -> None:
         self._catalog = catalog
@@ -32,7 +32,7 @@ class Reader:
     async def read(
         self, stream_id: int, *, start: Position | None, follow: bool, end: Position | None, copy: bool
     ) -> AsyncIterator[Record]:
-        """Records from `start` on, up to `end` or what there is now; with `follow`, as long as the stream lives."""
+        """Iterate over the records from `start` to `end` or the present end; with `follow`, until the stream ends."""
         batches = self.read_batches(stream_id, start=start, follow=follow, end=end, copy=copy)
         async with aclosing(batches):  # type: ignore[type-var]  # it is a generator
             async for records in batches:
@@ -42,7 +42,7 @@ class Reader:
     async def read_batches(
         self, stream_id: int, *, start: Position | None, follow: bool, end: Position | None, copy: bool
     ) -> AsyncIterator[list[Record]]:
-        """The same, in lists of what came at a time; none is empty."""
+        """The same in non-empty lists of the records that arrived together."""
         stream = await self._catalog.stream(stream_id, with_extents=True)
         if not stream.extent_ids:
             return
@@ -65,7 +65,7 @@ class Reader:
                             return
                         offset, sealed = chunk.end, chunk.sealed
             except NotFound as error:
-                raise await self._gone(stream_id, Position(extent_id, offset), error) from error
+                raise await self._missing_extent_error(stream_id, Position(extent_id, offset), error) from error
             if stop is not None and (sealed or offset >= stop):
                 return
             if sealed:
@@ -77,10 +77,10 @@ class Reader:
                 if extent_id in stream.after_hole:
                     assembler.begin_anew()
             elif not (await self._catalog.extent(extent_id, refresh=True)).sealed:
-                return  # the end of what there is now; otherwise it was sealed meanwhile, perhaps with more in it
+                return  # the present end; otherwise it was sealed meanwhile, perhaps with more records
 
     async def read_record(self, stream_id: int, position: Position, *, copy: bool) -> Record:
-        """The one record that begins at `position`; NotFound if none does."""
+        """Return the one record that begins at `position`. Raises NotFound if none does."""
         block = await self._extents.block(position)
         if block is not None and block.type == BlockType.FULL:
             payload = bytes(block.payload) if copy else block.payload
@@ -92,12 +92,12 @@ class Reader:
                     if record.position == position:
                         return record
                     break
-        raise NotFound(kind="record", name=str(position), detail="no whole record begins there")
+        raise NotFound(kind="record", name=str(position), detail="no complete record begins there")
 
     async def _successor(
         self, stream: Stream, extent_id: int, offset: int, *, follow: bool
     ) -> tuple[Stream, int] | None:
-        """The extent behind a sealed one; None when the stream ends with it: for now or, if it is sealed, for good."""
+        """Return the extent after a sealed one; None at the end of the stream, unless it is followed and unsealed."""
         backoff = Backoff(self._options.retry_delays)
         while True:
             at = start_of(stream.extent_ids, Position(extent_id, offset), stream_id=stream.id) + 1
@@ -107,11 +107,11 @@ class Reader:
             stream = await self._catalog.stream(stream.id, with_extents=True)
             if stream.version == known_version and (stream.sealed or not follow):
                 return None
-            if stream.version == known_version:  # seal and link are one transaction: a manager lags behind
+            if stream.version == known_version:  # seal and link are one transaction, so this manager lags behind
                 await asyncio.sleep(backoff.next_s())
 
-    async def _gone(self, stream_id: int, position: Position, error: NotFound) -> NeveError:
-        """Metadata has the extent no more: was it cut off the stream?"""
+    async def _missing_extent_error(self, stream_id: int, position: Position, error: NotFound) -> NeveError:
+        """Metadata no longer has the extent: return NotFound for the position if it has left the stream."""
         stream = await self._catalog.stream(stream_id)
         try:
             start_of(stream.extent_ids, position, stream_id=stream_id)

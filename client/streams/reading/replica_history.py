@@ -1,6 +1,6 @@
-"""What this client has seen of nodes: who failed lately, who answers how fast. A memory only, never a proof.
+"""Recent failures of nodes, as one client has seen them. They guide choices and prove nothing.
 
-Invariants: bounded: a node that was not heard of for long, or one too many, is forgotten.
+Invariants: bounded: the oldest failures are forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ NODES_MAX = 10_000
 
 
 class NodeHistory:
-    """Failures of nodes by id, for `window_s`."""
+    """Failures of nodes by id, within the last `window_s` seconds."""
 
     def __init__(self, clock: Callable[[], float], *, window_s: float) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class NodeHistory:
             del self._failed_s[next(iter(self._failed_s))]
 
     def failed_lately(self) -> list[int]:
-        """In the order of their failures, the last one last."""
+        """Return the nodes that failed recently, the latest last."""
         since_s = self._clock() - self._window_s
         for node_id, failed_s in list(self._failed_s.items()):
             if failed_s >= since_s:

@@ -1,1 +1,1 @@
-"""From a writer's batches to AppendBlock calls: segments, frames for each node, and bounds on what is held."""
+"""Sending a writer's batches to nodes: segments, frames of AppendBlock calls, and bounds on buffered bytes."""

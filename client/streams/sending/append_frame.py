@@ -1,14 +1,14 @@
-"""A frame: one AppendBlock with segments of many streams, and who is told what became of each.
+"""A frame: one AppendBlock call with segments of many streams, and the delivery of its results.
 
-A segment is a lane's alone, or one that all lanes of an extent have sent at once (`InStep`): it is one object in the
-frames of all its nodes, and while all goes well it costs a number that is counted down. The last answer tells one lane,
-for all of them.
+A segment belongs to one lane, or to all lanes of an extent that sent it at once (`SharedSegment`). A shared segment is
+one object in the frames to all its nodes. While all goes well it costs one counter, which every answer decrements; the
+last answer notifies one lane on behalf of all.
 
 Invariants: each segment is answered or failed once for each lane that sent it;
-            `all_have` is told when every frame that carries the segment was answered as taken, and not before;
-            what fails on behalf of one lane ends its writer, and keeps nobody else's answers back;
-            once a frame that carries it is answered in another way, or fails, each lane is told by itself: first those
-            whose frames were answered as taken, so that whoever judges the failure knows what every replica has said.
+            `on_taken_by_all` is called when every frame that carries the segment was taken completely, not before;
+            an exception on behalf of one lane ends its writer and delays no other lane's results;
+            once a frame that carries a shared segment fails or is not taken completely, each lane is notified on its
+            own. Lanes whose frames were taken come first, so that the failure is judged with all known answers.
 """
 
 from __future__ import annotations
@@ -30,75 +30,79 @@ from neve.rpc.service import Begun, Channel, Reply
 
 log = logging.getLogger(__name__)
 
-CRC_JOIN_BYTES_MIN = 64 << 10  # to read a smaller batch again takes less than to join its CRC to the others
+CRC_JOIN_BYTES_MIN = 64 << 10  # reading a smaller batch again is cheaper than combining its CRC with the others
 
-# Extents that one frame carries appends for. With more, nodes wait for the client: 512 streams had 31,100 and 34,900
-# appends/s with 256, in turns, and 34,600 and 36,900 with 128; with 64 and 103 it was less again.
+# Extents in one frame. With more, nodes wait for the client. Appends/s of 512 streams, in turns: 31,100 and 34,900 with
+# 256 extents, 34,600 and 36,900 with 128; fewer again with 64 and 103.
 SEGMENTS_MAX = 128
 
 REPLY_BYTES = 1024
-REPLY_BYTES_PER_SEGMENT = 512  # with an error's words
+REPLY_BYTES_PER_SEGMENT = 512  # includes an error's text
 
-BRIEF = pb.AppendBlockRequest(brief=True).SerializeToString()  # behind the segments
+BRIEF = pb.AppendBlockRequest(brief=True).SerializeToString()  # follows the segments
 
-# What a lane gave: batches, or `committed` alone.
+# The content of a lane's segment: batches, or `committed` alone.
 Sent = Taken | int
 
 
-class Told(Protocol):
-    """A lane: what it is told of its segments."""
+class SegmentListener(Protocol):
+    """A lane, as the receiver of its segments' results."""
 
-    def has(self, taken: Sent) -> None:
+    def on_taken(self, taken: Sent) -> None:
         """The replica has all of the segment."""
 
-    def all_have(self, part: InStep) -> None:
-        """So has every replica of the extent. One of its lanes is told."""
+    def on_taken_by_all(self, part: SharedSegment) -> None:
+        """Every replica of the extent has the segment. Called on one of its lanes, for all of them."""
 
-    def fall_apart(self) -> None:
-        """`InStep.fall_apart` for all that the lanes of the extent have in step."""
+    def split_up(self) -> None:
+        """Split up all shared segments of the extent."""
 
-    def answered(self, taken: Sent, result: pb.SegmentResult) -> None: ...
+    def on_result(self, taken: Sent, result: pb.SegmentResult) -> None: ...
 
-    def failed(self, taken: Sent, error: NeveError) -> None: ...
+    def on_failed(self, taken: Sent, error: NeveError) -> None: ...
 
-    def broken(self, failure: Exception) -> None:
-        """A bug was met on its behalf: its writer is over. Others, who share frames with it, are not."""
+    def on_bug(self, failure: Exception) -> None:
+        """Handling its segment raised an exception, which is a bug: its writer ends. Other writers do not."""
 
 
 class FrameSender(Protocol):
-    def ended(self, frame: Frame) -> None: ...
+    """The sender of frames to one node."""
+
+    def on_frame_done(self, frame: AppendFrame) -> None: ...
 
 
-class InStep:
-    """A segment that all lanes of an extent have sent, `lanes[i]` with `frames[i]`."""
+class SharedSegment:
+    """A segment that all lanes of an extent have sent: `lanes[i]` with `frames[i]`."""
 
     __slots__ = ("frames", "lanes", "taken", "unanswered")
 
-    def __init__(self, lanes: Sequence[Told], frames: list[Frame | None], taken: Taken) -> None:
+    def __init__(self, lanes: Sequence[SegmentListener], frames: list[AppendFrame | None], taken: Taken) -> None:
         self.lanes = lanes
-        self.frames = frames  # None: its lane is told already
+        self.frames = frames  # None: its lane has been notified
         self.taken = taken
-        self.unanswered = len(frames)  # how many of them; 0 or less: the lanes are told one by one
+        self.unanswered = len(frames)  # frames without an answer; 0 or less: lanes are notified one by one
 
-    def fall_apart(self) -> None:
-        """Each lane is told by itself from now on; those whose frames were answered as taken, now."""
+    def split_up(self) -> None:
+        """Notify each lane on its own from now on, and at once those whose frames were taken completely."""
         self.unanswered = 0
         for lane, frame in zip(self.lanes, self.frames, strict=True):
             if frame is not None and frame.all_taken:
-                lane.has(self.taken)
+                lane.on_taken(self.taken)
 
-    def lane_of(self, frame: Frame) -> Told:
-        """Who is to be told of this frame, by itself. If two replicas have one address, the frame has the segment of
-        each of them, in their order."""
+    def claim_lane(self, frame: AppendFrame) -> SegmentListener:
+        """Return the lane to notify of this frame's result, on its own, and mark it as notified.
+
+        If two replicas have one address, the frame contains the segment once for each of them, in their order.
+        """
         if self.unanswered > 0:
-            self.lanes[0].fall_apart()
+            self.lanes[0].split_up()
         number = self.frames.index(frame)
         self.frames[number] = None
         return self.lanes[number]
 
 
-class Frame:
-    """Put together by lanes, then in flight."""
+class AppendFrame:
+    """An AppendBlock call that lanes fill and a NodeSender sends."""
 
     __slots__ = (
         "_batches",
@@ -120,13 +124,13 @@ class Frame:
         self._call: Begun | None = None
         self._segments: list[bytes] = []
         self._batches: list[Batch] = []
-        self.parts: list[InStep | tuple[Told, Sent]] = []  # one a segment
+        self.parts: list[SharedSegment | tuple[SegmentListener, Sent]] = []  # one for each segment
         self.size_bytes = 0
         self.blocks = 0
-        self.all_taken = False  # the node has answered so
+        self.all_taken = False  # the node has taken every segment
 
-    def add(self, lane: Told, what: Sent, segment: bytes, batches: Sequence[Batch]) -> None:
-        """`segment` is from segment_codec.py, and `batches` are its blocks."""
+    def add(self, lane: SegmentListener, what: Sent, segment: bytes, batches: Sequence[Batch]) -> None:
+        """Add a segment of segment_codec.py; `batches` are its blocks."""
         self.parts.append((lane, what))
         self._segments.append(segment)
         for batch in batches:
@@ -134,8 +138,8 @@ class Frame:
             self.size_bytes += batch.size_bytes
             self.blocks += len(batch.block_sizes)
 
-    def add_in_step(self, part: InStep, segment: bytes, batch: Batch, blocks: int) -> bool:
-        """The same for one of the lanes that have this in step, a batch of so many. Whether the frame is full now."""
+    def add_shared(self, part: SharedSegment, segment: bytes, batch: Batch, blocks: int) -> bool:
+        """Add a shared segment, which has one batch of `blocks` blocks. Returns whether the frame is full now."""
         parts = self.parts
         parts.append(part)
         self._segments.append(segment)
@@ -165,8 +169,8 @@ class Frame:
             self._call.cancel()
 
     def _on_done(self, reply: Reply[pb.AppendBlockReply] | None, error: BaseException | None) -> None:
-        self._sender.ended(self)
-        parts, self.parts = self.parts, []  # they have this frame, too: a cycle would wait for the garbage collector
+        self._sender.on_frame_done(self)
+        parts, self.parts = self.parts, []  # shared segments refer to this frame: a cycle would wait for the collector
         if reply is not None:
             if reply.message.all_taken:
                 self._on_all_taken(parts)
@@ -175,47 +179,47 @@ class Frame:
             if len(results) == len(parts):
                 for part, result in zip(parts, results, strict=True):
                     try:
-                        lane, taken = self._apart(part)
-                        lane.answered(taken, result)
+                        lane, taken = self._listener_and_sent(part)
+                        lane.on_result(taken, result)
                     except Exception as failure:  # noqa: BLE001 - its writer ends by it
-                        _first_lane(part).broken(failure)
+                        _any_lane(part).on_bug(failure)
                 return
         reason = _failure_of(error)
         for part in parts:
             try:
-                lane, taken = self._apart(part)
-                lane.failed(taken, reason)
+                lane, taken = self._listener_and_sent(part)
+                lane.on_failed(taken, reason)
             except Exception as failure:  # noqa: BLE001 - its writer ends by it
-                _first_lane(part).broken(failure)
+                _any_lane(part).on_bug(failure)
 
-    def _on_all_taken(self, parts: Sequence[InStep | tuple[Told, Sent]]) -> None:
+    def _on_all_taken(self, parts: Sequence[SharedSegment | tuple[SegmentListener, Sent]]) -> None:
         self.all_taken = True
         for part in parts:
             try:
-                if type(part) is InStep:  # one look for each append: not a call
+                if type(part) is SharedSegment:  # inlined: this runs for each append
                     part.unanswered -= 1
                     if not part.unanswered:
-                        part.lanes[0].all_have(part)
+                        part.lanes[0].on_taken_by_all(part)
                     elif part.unanswered < 0:
-                        part.lane_of(self).has(part.taken)
+                        part.claim_lane(self).on_taken(part.taken)
                 else:
                     assert isinstance(part, tuple)
                     lane, taken = part
-                    lane.has(taken)
+                    lane.on_taken(taken)
             except Exception as failure:  # noqa: BLE001 - its writer ends by it
-                _first_lane(part).broken(failure)
+                _any_lane(part).on_bug(failure)
 
-    def _apart(self, part: InStep | tuple[Told, Sent]) -> tuple[Told, Sent]:
-        return (part.lane_of(self), part.taken) if isinstance(part, InStep) else part
+    def _listener_and_sent(self, part: SharedSegment | tuple[SegmentListener, Sent]) -> tuple[SegmentListener, Sent]:
+        return (part.claim_lane(self), part.taken) if isinstance(part, SharedSegment) else part
 
 
-def _first_lane(part: InStep | tuple[Told, Sent]) -> Told:
-    """One of the writer's whose segment it is."""
-    return part.lanes[0] if isinstance(part, InStep) else part[0]
+def _any_lane(part: SharedSegment | tuple[SegmentListener, Sent]) -> SegmentListener:
+    """Return a lane of the writer whose segment it is."""
+    return part.lanes[0] if isinstance(part, SharedSegment) else part[0]
 
 
 class Attachments:
-    """Of frames that are sent in a row: for lanes in step they have the same batches, joined and checked once."""
+    """The attachment of frames sent in a row, joined and checksummed once if they have the same batches."""
 
     __slots__ = ("_attachment", "_batches")
 
@@ -224,23 +228,23 @@ class Attachments:
         self._attachment: tuple[Sequence[Buffer], int] = (), 0
 
     def of(self, batches: Sequence[Batch]) -> tuple[Sequence[Buffer], int]:
-        """They must not change until `clear`."""
-        if batches != self._batches:  # batches are equal if they are the same one
+        """Return the bytes and CRC32C of these batches, which must not change until `clear`."""
+        if batches != self._batches:  # batches compare by identity
             self._batches, self._attachment = batches, attachment_of(batches)
         return self._attachment
 
     def clear(self) -> None:
-        """The row is over: nothing is kept."""
+        """The row of frames is sent: release its bytes."""
         self._batches, self._attachment = (), ((), 0)
 
 
 def attachment_of(batches: Sequence[Batch]) -> tuple[Sequence[Buffer], int]:
-    """All their bytes, and the CRC32C of them. Each batch computes its own once, for all replicas."""
+    """Return the bytes of all batches and their CRC32C. Each batch computes its own CRC once, for all replicas."""
     if len(batches) == 1:
         return batches[0].buffers, batches[0].crc32c
     buffers = [buffer for batch in batches for buffer in batch.buffers]
     if buffers and max(map(len, buffers)) <= JOIN_BYTES_MAX:
-        joined = b"".join(buffers)  # as the connection would, and one CRC takes less than one for each
+        joined = b"".join(buffers)  # the connection would join them too, and one CRC is cheaper than many
         return [joined], crc32c_bytes(joined)
     crc = 0
     for batch in batches:
@@ -258,6 +262,6 @@ def _failure_of(error: BaseException | None) -> NeveError:
     if isinstance(error, asyncio.CancelledError):
         return Cancelled(detail="the client was closed")
     if error is None:
-        return Internal(detail="the node answered with another number of results than there were segments")
+        return Internal(detail="the node's reply has a different number of results than the frame has segments")
     log.error("append_failed", exc_info=error)
     return Internal(detail=f"{type(error).__name__}: {error}")

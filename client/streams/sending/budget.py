@@ -1,8 +1,7 @@
-"""How many appended bytes a client holds: a bound for each writer, and one for all of them.
+"""The budget of unacknowledged bytes: one bound for each writer, and one for all writers of a client.
 
-Invariants: nobody goes over a bound, except for one append that alone is larger than it, which goes when nothing else
-            is held;
-            those who wait for room get it in their order, within a writer; a writer at its own bound stops no other.
+Invariants: no bound is exceeded, except by a single append that is larger than the bound, when nothing else is held;
+            appends of one writer that wait for room get it in order; a writer at its own bound blocks no other.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ class Budget:
 
     bytes_max: int
     used_bytes: int = 0
-    waiting: dict[Share, None] = field(default_factory=dict)  # writers with appends that wait, in order
+    waiting: dict[Share, None] = field(default_factory=dict)  # writers with waiting appends, in order
 
     def share(self, bytes_max: int) -> Share:
         return Share(self, bytes_max)
 
     def admit(self) -> None:
-        """Let those go on for whom there is room."""
+        """Wake the appends for which there is room now."""
         for share in list(self.waiting):
             share.admit()
 
@@ -38,13 +37,13 @@ class Share:
         self._budget = budget
         self.bytes_max = bytes_max
         self.used_bytes = 0
-        # In their order. Who is cancelled stays until it is the first: a hundred thousand may wait, and leave at once.
+        # In order. A cancelled one stays until it is first: a hundred thousand may wait and be cancelled at once.
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._admitted = 0  # of those who waited: they have their room, and have not gone on yet
-        self._watchers: dict[asyncio.Future[None], int] = {}  # who only want to know when there is room
+        self._admitted = 0  # waiters that have their room but have not run yet
+        self._watchers: dict[asyncio.Future[None], int] = {}  # calls of `until_room`
 
     def try_take(self, size_bytes: int) -> bool:
-        """Take it if there is room, and nobody waits for room already."""
+        """Take the bytes if there is room and no append is waiting for room."""
         budget = self._budget
         used_bytes, all_used_bytes = self.used_bytes + size_bytes, budget.used_bytes + size_bytes
         if (
@@ -74,29 +73,29 @@ class Share:
             self._budget.admit()
 
     async def wait_and_take(self, size_bytes: int) -> None:
-        """Wait for room, behind all who wait already, and take it."""
+        """Wait for room behind all earlier waiters, and take it."""
         if self.try_take(size_bytes):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((future, size_bytes))
         self._budget.waiting[self] = None
         try:
-            await future  # whoever wakes us has taken it for us
+            await future  # `admit` has taken the bytes for us
         except asyncio.CancelledError:
             if _is_admitted(future):
                 self.give_back(size_bytes)
             raise
         finally:
             if _is_admitted(future):
-                # Not before now: from its admission to its next step, nobody may overtake who has waited.
+                # Not earlier: between its admission and its next step, no other append may overtake it.
                 self._admitted -= 1
             self.admit()
             self._leave()
 
     async def until_room(self, size_bytes: int) -> None:
-        """Wait until so much could be taken, and take nothing: whoever comes first has it.
+        """Wait until this many bytes could be taken, without taking them.
 
-        Not a waiter: two that wait, look, and wait again would each find the other one waiting, for ever.
+        The caller does not queue as a waiter: two callers that wait, look and wait again would block each other.
         """
         while self._waiters or self._admitted or not self._fits(size_bytes):
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -109,6 +108,7 @@ class Share:
                 self._leave()
 
     def admit(self) -> None:
+        """Give room to waiters in order; when none is left, wake the watchers."""
         waiters = self._waiters
         while waiters:
             future, size_bytes = waiters[0]
@@ -125,7 +125,7 @@ class Share:
                     future.set_result(None)
 
     def end(self, error: Exception) -> None:
-        """The writer is over: nobody waits any more."""
+        """The writer has ended: fail everything that waits."""
         for future in [*(future for future, _ in self._waiters), *self._watchers]:
             if not future.done():
                 future.set_exception(error)

@@ -1,8 +1,8 @@
-"""One writer's way to one replica of its tail: makes segments of what the core gives, and tells what became of them.
+"""A lane from one writer to one replica of its tail: makes segments of the core's batches and handles their results.
 
-Invariants: a lane belongs to one extent: when that is being sealed the lane is closed, and late answers say nothing;
-            a replica that failed is asked again after a pause that grows, so often as the core allows;
-            what readers may see (`committed`) goes with every segment, and alone when there is none.
+Invariants: a lane belongs to one extent. It is closed when that extent is being sealed, and then ignores late answers;
+            a failed replica is tried again after growing pauses, as often as the core allows;
+            `committed`, the end of what readers may see, goes with every segment, or alone when there is none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from neve.client.streams.core.batch import Batch
 from neve.client.streams.core.writer import Verdict, WriterCore
 from neve.client.streams.options import ClientOptions
-from neve.client.streams.sending.append_frame import Frame, InStep, Sent
+from neve.client.streams.sending.append_frame import AppendFrame, Sent, SharedSegment
 from neve.client.streams.sending.node_sender import NodeSender, SegmentSource
 from neve.client.streams.sending.segment_codec import PlaceEncoder, encode_committed, encode_place, join_segment
 from neve.proto import errors
@@ -25,43 +25,46 @@ from neve.proto.errors import NeveError
 
 log = logging.getLogger(__name__)
 
-TELL_ATTEMPTS_MAX = 3
+PUBLISH_ATTEMPTS_MAX = 3
 
 
 class LaneOwner(Protocol):
-    """What a lane tells its writer."""
+    """The writer's tail, as the receiver of a lane's events."""
 
     def on_acknowledged(self, batches: list[Batch]) -> None: ...
 
-    def on_trouble(self, lane: Lane, verdict: Verdict, error: NeveError) -> None:
-        """REPLACE, SEALED or STOP."""
+    def on_replica_failed(self, lane: ReplicaLane, verdict: Verdict, error: NeveError) -> None:
+        """The replica needs the verdict REPLACE, SEALED or STOP."""
 
-    def on_told(self) -> None:
-        """A replica knows how far readers may go."""
+    def on_published(self) -> None:
+        """A replica has received `committed`, or the lane has given up sending it alone."""
 
 
-class Lane:
-    """`template` has all of a segment but its place, which `places` encodes for all lanes of the extent. They share
-    `in_step`, too: what they have sent in step, and not every replica has answered for."""
+class ReplicaLane:
+    """The way from one writer to one replica of its tail.
+
+    `template` has the fields of a segment except its place, which `places` encodes for all lanes of the extent. All
+    lanes of an extent also share the list of shared segments that not every replica has answered for.
+    """
 
     __slots__ = (
         "_closed",
         "_core",
-        "_in_step",
         "_options",
         "_owner",
         "_pause",
         "_places",
+        "_publish_attempts",
+        "_publish_due",
         "_rng",
-        "_tell",
-        "_tell_attempts",
+        "_shared_segments",
         "node_id",
+        "published",
         "ready",
         "replica",
         "resends",
         "sender",
         "template",
-        "told",
     )
 
     def __init__(
@@ -71,10 +74,10 @@ class Lane:
         sender: NodeSender,
         template: pb.Segment,
         places: PlaceEncoder,
-        in_step: list[InStep],
+        shared_segments: list[SharedSegment],
         *,
         replica: int,
-        told: int,
+        published: int,
         options: ClientOptions,
         rng: random.Random,
     ) -> None:
@@ -83,34 +86,34 @@ class Lane:
         self.sender = sender
         self.template = template.SerializeToString()
         self._places = places
-        self._in_step = in_step
+        self._shared_segments = shared_segments
         self._options = options
         self._rng = rng
-        self.replica = replica  # its number among the tail's
+        self.replica = replica  # its index among the tail's replicas
         self.node_id = template.replica.node_id
-        self.told = told  # the highest `committed` that the replica has certainly heard
+        self.published = published  # the highest `committed` that the replica has certainly received
         self.resends = 0
-        self._tell = False
-        self._tell_attempts = 0
+        self._publish_due = False
+        self._publish_attempts = 0
         self._pause: asyncio.TimerHandle | None = None
         self._closed = False
-        self.ready = True  # neither closed nor in a pause
+        self.ready = True  # neither closed nor pausing
 
     def wake(self) -> None:
         """There is something to send."""
         if self.ready:
             self.sender.wake(self)
 
-    def tell(self) -> None:
-        """Tell `committed`, alone if need be."""
-        if self.told < self._core.committed and not self._closed:
-            self._tell = True
+    def publish_committed(self) -> None:
+        """Send `committed` if the replica lacks it, in a segment of its own if necessary."""
+        if self.published < self._core.committed and not self._closed:
+            self._publish_due = True
             self.wake()
 
-    def tell_again(self) -> None:
-        """The same, though the replica has heard it: it may have forgotten, by a restart."""
-        self.told = self._tell_attempts = 0
-        self.tell()
+    def republish_committed(self) -> None:
+        """Send `committed` again: a node that restarted has forgotten it."""
+        self.published = self._publish_attempts = 0
+        self.publish_committed()
 
     def close(self) -> None:
         self._closed = True
@@ -124,101 +127,103 @@ class Lane:
 
     @property
     def has_more(self) -> bool:
-        return self.ready and (self._tell or self._core.has_more(self.replica))
+        return self.ready and (self._publish_due or self._core.has_more(self.replica))
 
-    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
+    def take_for_all(
+        self, lanes: Sequence[SegmentSource], frames: list[AppendFrame | None]
+    ) -> tuple[SharedSegment, bytes] | None:
         core = self._core
         taken = core.take_for_all()
         if taken is None:
             return None
-        part = InStep(lanes, frames, taken)
-        self._in_step.append(part)
+        part = SharedSegment(lanes, frames, taken)
+        self._shared_segments.append(part)
         return part, encode_place(taken.offset, core.committed, taken.batches[0].block_sizes)
 
-    def take(self, frame: Frame, bytes_max: int) -> bool | None:
+    def take(self, frame: AppendFrame, bytes_max: int) -> bool | None:
         if not self.ready:
             return None
         core = self._core
         taken = core.take(self.replica, bytes_max, at_least_one=not frame.parts)
         if taken is not None:
-            self._tell = False
+            self._publish_due = False
             batches = taken.batches
             frame.add(self, taken, join_segment(self.template, self._places.encode(batches, core.committed)), batches)
             return taken.more
         if core.full and core.is_drained:
-            # Not from here: the sender is in the middle of a frame, and a roll takes lanes from it.
+            # Not directly: the sender is in the middle of a frame, and a roll removes its lanes.
             asyncio.get_running_loop().call_soon(self._owner.on_acknowledged, [])
-        if not self._tell or core.has_more(self.replica):
+        if not self._publish_due or core.has_more(self.replica):
             return None
-        self._tell = False
+        self._publish_due = False
         frame.add(self, core.committed, join_segment(self.template, encode_committed(core.committed)), ())
         return False
 
     # --- answers ---------------------------------------------------------------------------------------------
 
-    def has(self, taken: Sent) -> None:
+    def on_taken(self, taken: Sent) -> None:
         if self._closed:
             return
         if isinstance(taken, int):
-            self._tell_attempts = 0
-            self.told = max(self.told, taken)
-            self._owner.on_told()
+            self._publish_attempts = 0
+            self.published = max(self.published, taken)
+            self._owner.on_published()
             return
         core = self._core
         acknowledged = core.on_answer(self.replica, taken)
         if acknowledged or core.full:
             self._owner.on_acknowledged(acknowledged)
 
-    def all_have(self, part: InStep) -> None:
-        if self._closed:  # as all lanes of the extent are then
+    def on_taken_by_all(self, part: SharedSegment) -> None:
+        if self._closed:  # then all lanes of the extent are closed
             return
-        self._in_step.remove(part)
+        self._shared_segments.remove(part)
         core = self._core
         acknowledged = core.on_all_answered(part.taken)
         if acknowledged or core.full:
             self._owner.on_acknowledged(acknowledged)
 
-    def fall_apart(self) -> None:
-        parts = self._in_step.copy()
-        self._in_step.clear()
+    def split_up(self) -> None:
+        parts = self._shared_segments.copy()
+        self._shared_segments.clear()
         for part in parts:
-            part.fall_apart()
+            part.split_up()
 
-    def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
+    def on_result(self, taken: Sent, result: pb.SegmentResult) -> None:
         if self._closed:
             return
         if result.HasField("error"):
             error = errors.from_message(result.error)
             self._on_failure(taken, error, length=result.length if result.HasField("length") else None)
         elif not isinstance(taken, int) and result.end != taken.end:
-            detail = f"it answered {result.end} for a segment that ends at {taken.end}"
+            detail = f"the node answered {result.end} for a segment that ends at {taken.end}"
             self._on_failure(taken, errors.Internal(detail=detail), length=result.length)
         else:
-            self.has(taken)
+            self.on_taken(taken)
 
-    def failed(self, taken: Sent, error: NeveError) -> None:
+    def on_failed(self, taken: Sent, error: NeveError) -> None:
         if not self._closed:
             self._on_failure(taken, error, length=None)
 
-    def broken(self, failure: Exception) -> None:
+    def on_bug(self, failure: Exception) -> None:
         log.error("lane_broken node_id=%d", self.node_id, exc_info=failure)
         if not self._closed:
             error = errors.Internal(detail=f"{type(failure).__name__}: {failure}")
-            self._owner.on_trouble(self, Verdict.STOP, error)
+            self._owner.on_replica_failed(self, Verdict.STOP, error)
 
     def _on_failure(self, taken: Sent, error: NeveError, *, length: int | None) -> None:
         if isinstance(taken, int):
-            # Nothing is lost: readers see less for a while. What is wrong with the replica, the next append finds out.
-            self._tell_attempts += 1
-            if self._tell_attempts < TELL_ATTEMPTS_MAX:
-                self._tell = True
-                self._pause_for(self._tell_attempts)
+            # Nothing is lost, readers only see less for a while. The next append detects a replica that has failed.
+            self._publish_attempts += 1
+            if self._publish_attempts < PUBLISH_ATTEMPTS_MAX:
+                self._publish_due = True
+                self._pause_after(self._publish_attempts)
             else:
-                self._owner.on_told()
+                self._owner.on_published()
             return
-        if self._in_step:
-            self.fall_apart()  # the core judges by what each replica has answered for,
-            if self._closed:  # which may have been the last that was missing: the writer has moved on, or is over
+        if self._shared_segments:
+            self.split_up()  # the core must know what each replica has answered for,
+            if self._closed:  # which may complete an acknowledgement that rolls or ends the writer
                 return
         verdict = self._core.on_failure(self.replica, taken, error, length=length)
         if verdict is Verdict.RESEND:
@@ -226,19 +231,19 @@ class Lane:
             self.wake()
         elif verdict is Verdict.RETRY:
             self.resends += 1
-            self._pause_for(self._core.failures(self.replica))
+            self._pause_after(self._core.failures(self.replica))
         elif verdict is not Verdict.NONE:
-            self._owner.on_trouble(self, verdict, error)
+            self._owner.on_replica_failed(self, verdict, error)
 
-    def _pause_for(self, failures: int) -> None:
+    def _pause_after(self, failures: int) -> None:
         if self._pause is not None:
             return
         delay_s = self._options.append_retry_delay_s * 2 ** (failures - 1) * self._rng.uniform(0.5, 1.0)
         self.ready = False
         self.sender.forget(self)
-        self._pause = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+        self._pause = asyncio.get_running_loop().call_later(delay_s, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._pause = None
         self.ready = True
         self.wake()

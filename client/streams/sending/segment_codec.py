@@ -1,13 +1,13 @@
-"""AppendBlock requests, joined from parts of which each is encoded once.
+"""The encoder of AppendBlock requests. It joins parts that are each encoded once.
 
     request := (tag, size, segment)*                       the field `segments` of an AppendBlockRequest
     segment := owner place                                 the fields of a message may come in any order
     owner   := extent, replica, eversion, token, no_sync   the same for as long as a writer stays on an extent
-    place   := offset, committed, block sizes              the same for all replicas that are told one `committed`
+    place   := offset, committed, block sizes              the same for all replicas with one `committed`
 
-Encoding a list of a thousand block sizes takes longer than checking a megabyte, and three replicas want it.
+Encoding a list of a thousand block sizes takes longer than checking a megabyte, and three replicas need the list.
 
-Invariants: the bytes are those of an AppendBlockRequest with the same content, whatever was used again.
+Invariants: the bytes are a valid encoding of the same AppendBlockRequest, whichever parts were reused.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _COMMITTED_TAG = bytes((pb.Segment.COMMITTED_FIELD_NUMBER << 3 | _VARINT,))
 _SMALL_HEADS = [bytes((_SEGMENT_TAG, size_bytes)) for size_bytes in range(0x80)]
 
 
-PLACE_KEPT_BYTES_MAX = 16 << 10  # of each writer, of which there may be thousands; a frame of 1 KiB records has 2 KiB
+PLACE_KEPT_BYTES_MAX = 16 << 10  # for each of perhaps thousands of writers; a full frame of 1 KiB records needs 2 KiB
 
 
 class PlaceEncoder:
-    """The places of one extent's segments, for all lanes to its replicas: they mostly ask for the same one in a row."""
+    """Encodes the places of one extent's segments and keeps the last: its lanes mostly need the same one in a row."""
 
     __slots__ = ("_committed", "_encoded", "_end", "_offset")
 
@@ -56,21 +56,21 @@ class PlaceEncoder:
 
 
 def encode_place(offset: int, committed: int, block_sizes: Sequence[int]) -> bytes:
-    if len(block_sizes) == 1 and offset and committed:  # a message would leave out a 0
+    if len(block_sizes) == 1 and offset and committed:  # protobuf omits a field that is 0
         encoded_offset = _varint(offset)
-        encoded_committed = encoded_offset if committed == offset else _varint(committed)  # one append at a time
+        encoded_committed = encoded_offset if committed == offset else _varint(committed)  # equal for single appends
         return b"".join((_OFFSET_TAG, encoded_offset, _COMMITTED_TAG, encoded_committed, _one_size(block_sizes[0])))
     return pb.Segment(offset=offset, committed=committed, block_sizes=block_sizes).SerializeToString()
 
 
 @lru_cache(maxsize=256)
 def _one_size(size_bytes: int) -> bytes:
-    """The field `block_sizes` of one block: kept, since records mostly have a few sizes."""
+    """The encoded field `block_sizes` of one block. Cached, because records mostly have few sizes."""
     return pb.Segment(block_sizes=[size_bytes]).SerializeToString()
 
 
 def _varint(value: int) -> bytes:
-    """As protobuf encodes it. What is below 256 MiB, as most offsets are, in one step: the loop takes twice as long."""
+    """A protobuf varint. Unrolled below 256 MiB, where most offsets are: the loop takes twice as long."""
     if value < 1 << 7:
         return bytes((value,))
     if value < 1 << 14:
@@ -84,12 +84,12 @@ def _varint(value: int) -> bytes:
 
 
 def encode_committed(committed: int) -> bytes:
-    """The place of a segment that tells `committed` alone."""
+    """The place of a segment that has `committed` alone."""
     return pb.Segment(committed=committed).SerializeToString()
 
 
 def join_segment(owner: bytes, place: bytes) -> bytes:
-    """A segment as it stands in a request."""
+    """A segment as encoded in a request: tag, size, owner fields, place."""
     size_bytes = len(owner) + len(place)
     if size_bytes < 0x80:
         return b"".join((_SMALL_HEADS[size_bytes], owner, place))

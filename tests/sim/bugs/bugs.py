@@ -20,8 +20,8 @@ from typing import Any
 from neve.client.streams.core import reader as core_reader
 from neve.client.streams.core.writer import WriterCore
 from neve.client.streams.reading import extent_reader
-from neve.client.streams.sending.append_frame import InStep
-from neve.client.streams.sending.replica_lane import Lane
+from neve.client.streams.sending.append_frame import SharedSegment
+from neve.client.streams.sending.replica_lane import ReplicaLane
 from neve.client.streams.writer_tail import WriterTail
 from neve.extent_node import core
 from neve.extent_node import servicer as node_servicer
@@ -254,13 +254,13 @@ def _majority(change: Any) -> None:
 @bug("two answers of three acknowledge, in step", origin="T13, rule 5", shows=r"are not on node \d+ \(G1\)")
 def _majority_in_step(change: Any) -> None:
     """The same where a segment was sent to all replicas at once, and their answers are counted."""
-    make = InStep.__init__
+    make = SharedSegment.__init__
 
-    def wrong(self: InStep, lanes: Any, frames: Any, taken: Any) -> None:
+    def wrong(self: SharedSegment, lanes: Any, frames: Any, taken: Any) -> None:
         make(self, lanes, frames, taken)
         self.unanswered = max(1, len(frames) - 1)
 
-    change(InStep, "__init__", wrong)
+    change(SharedSegment, "__init__", wrong)
     change(WriterCore, "validate", lambda self: None)
 
 
@@ -309,7 +309,7 @@ def _acknowledges_while_sealing(change: Any) -> None:
     def wrong_of_all(self: Any, taken: Any) -> Any:
         return while_sealing(self, on_all_answered, taken)
 
-    has, all_have = Lane.has, Lane.all_have
+    has, all_have = ReplicaLane.on_taken, ReplicaLane.on_taken_by_all
 
     def heard(self: Any, taken: Any) -> None:
         if self._closed and self._core.sealing and not isinstance(taken, int):
@@ -329,8 +329,8 @@ def _acknowledges_while_sealing(change: Any) -> None:
 
     change(WriterCore, "on_answer", wrong)
     change(WriterCore, "on_all_answered", wrong_of_all)
-    change(Lane, "has", heard)
-    change(Lane, "all_have", all_heard)
+    change(ReplicaLane, "on_taken", heard)
+    change(ReplicaLane, "on_taken_by_all", all_heard)
 
 
 @bug("a lease that ended is not noticed", origin="T11, rule 2", needs=("client stopped", "metadata stalls"))

@@ -327,7 +327,7 @@ async def test_what_cannot_be_taken_back_needs_yes(
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("sys.stdin.readline", lambda: "y\n", raising=False)
         _, err = await rig.neve(*words, code=1)
-        assert "nothing was done" in err
+        assert "nothing was changed" in err
         assert rig.manager.orders == []
         monkeypatch.setattr("sys.stdin.readline", lambda: "yes\n", raising=False)
         await rig.neve(*words, code=1 if words[0] == "accept-length" else 0)

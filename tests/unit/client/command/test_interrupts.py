@@ -81,7 +81,7 @@ def test_an_interrupted_append_from_a_terminal_counts_what_was_typed(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=ENDS_S)
     assert process.returncode == INTERRUPTED, err
-    assert err == b"stream-client: before it ended: 2 records, 2 bytes acknowledged, 9:0 to 9:1\n"
+    assert err == b"stream-client: before the end: 2 records, 2 bytes acknowledged, 9:0 to 9:1\n"
 
 
 def test_an_interrupted_append_does_not_wait_for_a_pipe_that_gives_nothing(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_interrupt_at_the_question_changes_nothing_whatever_is_typed_after_it
 ) -> None:
     keyboard, screen = terminal
     with stream_client(*words, stdin=screen) as process:
-        question = read_until(process.stderr, b"Type yes to go on: ")
+        question = read_until(process.stderr, b"Type yes to continue: ")
         process.send_signal(signal.SIGINT)
         os.write(keyboard, b"yes\n")
         out, err = process.communicate(timeout=ENDS_S)
@@ -118,9 +118,9 @@ def test_an_interrupt_at_the_question_changes_nothing_whatever_is_typed_after_it
 def test_the_answer_at_the_terminal_decides(terminal: tuple[int, int], answer: bytes, code: int, log: bytes) -> None:
     keyboard, screen = terminal
     with stream_client("delete", "events", stdin=screen) as process:
-        question = read_until(process.stderr, b"Type yes to go on: ")
+        question = read_until(process.stderr, b"Type yes to continue: ")
         os.write(keyboard, answer)
         out, err = process.communicate(timeout=ENDS_S)
-    assert question == b"Stream 5 'events' and its 2 extents will be deleted. Type yes to go on: "
+    assert question == b"Stream 5 'events' and its 2 extents will be deleted. Type yes to continue: "
     assert process.returncode == code, err
     assert log in out

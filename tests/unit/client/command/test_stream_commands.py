@@ -287,7 +287,7 @@ def test_read_and_tail(run: Run) -> None:
     assert run("tail", "events", "-n", "100", "--no-follow")[0].startswith("old-0\n")
     assert run("tail", "events", "-n", "0", "--no-follow")[0] == ""
     out, err = run("read", "events", "--to", "12:0", code=1)
-    assert (out, "has no extent 12; its last: 8, 9" in err) == ("", True)
+    assert (out, "has no extent 12; its last extents: 8, 9" in err) == ("", True)
 
 
 def test_wbench_reports_writes_every_sample_and_removes_its_streams(run: Run, tmp_path: Path) -> None:

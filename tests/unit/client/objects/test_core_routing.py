@@ -11,10 +11,10 @@ from neve.client.objects.core_routing import (
     Region,
     RegionMap,
     ScanCursor,
-    asks_for_the_map,
     attempt_timeout_s,
     key_after,
     map_version_wanted,
+    may_have_moved,
     may_heal,
     prefix_end,
     smaller_end,
@@ -70,7 +70,7 @@ def test_a_map_is_what_the_manager_sent() -> None:
     assert regions.regions == [Region(3, b"", b"m", 1, "one:1"), Region(4, b"m", b"", 2, "two:1")]
     with pytest.raises(errors.ProtocolViolation, match=r"map 18: a region begins at b'm'"):
         RegionMap.from_messages(18, messages[:1])
-    with pytest.raises(errors.ProtocolViolation, match=r"map 18: no region has the keys from b'm' on"):
+    with pytest.raises(errors.ProtocolViolation, match=r"map 18: no region contains the keys from b'm' on"):
         RegionMap.from_messages(18, messages[1:])
 
 
@@ -114,9 +114,9 @@ def test_what_another_attempt_heals_and_whether_the_map_is_asked_for() -> None:
         errors.MetaUnavailable(),
     ):
         assert may_heal(error), error
-        assert asks_for_the_map(error), error
+        assert may_have_moved(error), error
     assert may_heal(errors.Overloaded())
-    assert not asks_for_the_map(errors.Overloaded())
+    assert not may_have_moved(errors.Overloaded())
     for final in (
         errors.NotFound(),
         errors.ConditionFailed(),
@@ -182,7 +182,7 @@ def test_t51_a_scan_gives_every_key_once_whatever_the_partitions_do(
 def test_a_page_that_goes_back_repeats_or_leaves_its_range_is_refused(page: list[bytes]) -> None:
     cursor = ScanCursor.over(prefix=b"", start=b"b", end=b"m")
     region = Region(1, b"", b"", 1, "a:1")
-    with pytest.raises(errors.ProtocolViolation, match="gave the key"):
+    with pytest.raises(errors.ProtocolViolation, match="returned the key"):
         cursor.advance(region, b"m", page, b"")
 
 

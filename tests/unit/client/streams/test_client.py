@@ -131,7 +131,7 @@ def test_a_writer_that_appends_in_the_turn_in_which_it_seemed_idle_tells_nothing
                     nonlocal tells
                     tells += 1
 
-                with mock.patch.object(tail, "tell", note):
+                with mock.patch.object(tail, "publish_committed", note):
                     tail.on_idle()
                     pending = writer.submit(b"second")
                     await asyncio.sleep(0)
@@ -148,7 +148,7 @@ def test_what_an_idle_writer_had_acknowledged_is_readable_again_after_all_nodes_
     closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes forget how far readers may go. The writer repeats it after a while, or at the latest when it closes."""
-    monkeypatch.setattr(writer_tail, "COMMITTED_AGAIN_S", 1000.0 if closes else 5.0)
+    monkeypatch.setattr(writer_tail, "REPUBLISH_COMMITTED_S", 1000.0 if closes else 5.0)
 
     async def story(rig: Rig) -> None:
         async with rig.client() as neve, rig.client("reader") as reader:
@@ -197,7 +197,7 @@ def test_a_client_that_is_not_open_says_so_and_changes_nothing() -> None:
         assert rig.manager.streams == {}
         async with neve:
             stream = await neve.create_stream()
-            with pytest.raises(InvalidArgument, match="open already"):
+            with pytest.raises(InvalidArgument, match="already open"):
                 await neve.open()
         for attempt in (neve.open, neve.create_stream, neve.writer(stream.id).open, lambda: neve.delete(stream.id)):
             with pytest.raises(ShuttingDown, match="is closed"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.client.streams.core.batch import Batch, Run, Ticket, cut_runs
+from neve.client.streams.core.batch import Batch, PayloadRun, Ticket, cut_runs
 from neve.client.streams.types import PlacedBlocks
 from neve.proto.blocks import HEADER_BYTES, BlockType, encode_block
 from neve.proto.crc import Buffer
@@ -111,23 +111,23 @@ def test_a_ticket_is_done_with_its_last_block_and_has_all_pieces(is_record: bool
 
 def test_a_run_becomes_blocks_of_its_type_for_the_same_waiters() -> None:
     waiters: list[object] = ["w1", "w2"]
-    batch = Run([b"one", b"three"], 24, waiters=waiters).encode()
+    batch = PayloadRun([b"one", b"three"], 24, waiters=waiters).encode()
     assert joined(list(batch.buffers)) == encode_block(b"one") + encode_block(b"three")
     assert (batch.block_sizes, batch.size_bytes, batch.first_index) == ([11, 13], 24, 0)
     assert (batch.waiters, batch.ticket) == (waiters, None)
     assert batch.offset < 0
     ticket = Ticket("w", 2, is_record=True)
-    part = Run([b"one"], 11, ticket=ticket, first_index=1, block_type=BlockType.LAST).encode()
+    part = PayloadRun([b"one"], 11, ticket=ticket, first_index=1, block_type=BlockType.LAST).encode()
     assert joined(list(part.buffers)) == encode_block(b"one", BlockType.LAST)
     assert (part.ticket, part.first_index, part.waiters) == (ticket, 1, None)
     with pytest.raises(AssertionError):
-        Run([b"one"], 12).encode()
+        PayloadRun([b"one"], 12).encode()
 
 
 # --- lists that are cut into runs ----------------------------------------------------------------------------------
 
 
-def runs_of(sizes: list[int], run_bytes_max: int) -> list[Run]:
+def runs_of(sizes: list[int], run_bytes_max: int) -> list[PayloadRun]:
     """Runs of blocks of these sizes."""
     payloads: list[Buffer] = [bytes([number]) * (size - HEADER_BYTES) for number, size in enumerate(sizes)]
     ticket = Ticket("w", len(payloads), is_record=False)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.client.streams.core.batch import Batch, Run
+from neve.client.streams.core.batch import Batch, PayloadRun
 from neve.client.streams.core.writer import Settlement, Tail, Taken, Verdict, WriterCore, judge
 from neve.proto import blocks
 from neve.proto.crc import Buffer
@@ -216,7 +216,7 @@ def test_a_seal_that_contradicts_what_we_know_is_an_error(sealed_length: int, er
     core.push(b"two", "w2")
     take_all(core)
     core.begin_seal()
-    with pytest.raises(error, match="power" if error is AcknowledgedLost else "no block of ours ends there"):
+    with pytest.raises(error, match="power" if error is AcknowledgedLost else "no block ends there"):
         core.settle(sealed_length=sealed_length, all_took_part=True)
 
 
@@ -661,7 +661,7 @@ def copy_of(core: WriterCore) -> WriterCore:
     """Of its own, but for the bytes."""
     kept: list[Buffer] = []
     for item in (*core._queue, *core._placed, *(batch for each in core._confirming.values() for batch in each)):
-        kept += item.payloads if isinstance(item, Run) else item.buffers
+        kept += item.payloads if isinstance(item, PayloadRun) else item.buffers
     return copy.deepcopy(core, {id(buffer): buffer for buffer in kept})
 
 

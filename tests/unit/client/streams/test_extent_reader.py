@@ -99,7 +99,7 @@ async def test_what_follows_is_asked_for_as_soon_as_an_awaited_answer_begins_to_
     first = asyncio.ensure_future(anext(chunks))
     await turns()
     assert reader.offsets() == [0]
-    reader.asked[0].heard(reply_of(reader.asked[0]))
+    reader.asked[0].set_head(reply_of(reader.asked[0]))
     assert reader.offsets() == [0, 1]
     answer(reader.asked[0])
     assert (await first).end == len(BLOCK)
@@ -114,7 +114,7 @@ async def test_nothing_more_is_asked_for_while_the_reader_is_busy_with_an_answer
     await turns()
     answer(reader.asked[0])
     await first
-    reader.asked[1].heard(reply_of(reader.asked[1]))  # it comes while nobody waits for it
+    reader.asked[1].set_head(reply_of(reader.asked[1]))  # it comes while nobody waits for it
     answer(reader.asked[1])
     await turns()
     assert reader.offsets() == [0, 1]
@@ -129,7 +129,7 @@ async def test_a_head_that_did_not_win_is_not_followed() -> None:
     chunks = reader.chunks(EXTENT.id, 0, follow=False)
     first = asyncio.ensure_future(anext(chunks))
     await turns()
-    reader.asked[0].heard(reply_of(reader.asked[0], blocks=3))
+    reader.asked[0].set_head(reply_of(reader.asked[0], blocks=3))
     answer(reader.asked[0], blocks=2)  # by another replica
     assert (await first).end == 2 * len(BLOCK)
     assert reader.offsets() == [0, 3, 2]
@@ -142,7 +142,7 @@ async def test_an_answer_that_fails_after_its_head_is_asked_for_again_from_its_b
     chunks = reader.chunks(EXTENT.id, 0, follow=False)
     first = asyncio.ensure_future(anext(chunks))
     await turns()
-    reader.asked[0].heard(reply_of(reader.asked[0]))
+    reader.asked[0].set_head(reply_of(reader.asked[0]))
     reader.asked[0].future.set_exception(ConnectionLost(address="n:1"))
     while len(reader.asked) < 3:
         await asyncio.sleep(0.01)
@@ -169,13 +169,13 @@ async def test_two_answers_are_asked_for_ahead_if_it_is_told_where_they_begin() 
     chunks = reader.chunks(EXTENT.id, 0, follow=False)
     first = asyncio.ensure_future(anext(chunks))
     await turns()
-    reader.asked[0].heard(reply_of(reader.asked[0], next_blocks=1))
+    reader.asked[0].set_head(reply_of(reader.asked[0], next_blocks=1))
     answer(reader.asked[0], next_blocks=1)
     await first
     assert reader.offsets() == [0, 1]  # it may be that one is enough
     second = asyncio.ensure_future(anext(chunks))
     await turns()
-    reader.asked[1].heard(reply_of(reader.asked[1], next_blocks=1))
+    reader.asked[1].set_head(reply_of(reader.asked[1], next_blocks=1))
     assert reader.offsets() == [0, 1, 2, 3]
     answer(reader.asked[1], next_blocks=1)
     await second

@@ -23,9 +23,9 @@ from neve.client.streams.core.batch import Batch
 from neve.client.streams.core.writer import Taken, Verdict, WriterCore
 from neve.client.streams.options import ClientOptions
 from neve.client.streams.reading.replica_history import NodeHistory
-from neve.client.streams.sending.append_frame import Frame, InStep
+from neve.client.streams.sending.append_frame import AppendFrame, SharedSegment
 from neve.client.streams.sending.node_sender import NodeSenders
-from neve.client.streams.sending.replica_lane import Lane
+from neve.client.streams.sending.replica_lane import ReplicaLane
 from neve.client.streams.writer_tail import WriterTail
 from neve.meta.lock import Lock
 from neve.proto import errors
@@ -135,13 +135,13 @@ class Stage:
             on_settled=lambda: None,
             on_end=self._on_end,
         )
-        on_trouble = self.tail.on_trouble
+        on_replica_failed = self.tail.on_replica_failed
 
-        def note_trouble(lane: Lane, verdict: Verdict, error: NeveError) -> None:
+        def note_trouble(lane: ReplicaLane, verdict: Verdict, error: NeveError) -> None:
             self.troubles.append((lane.replica, verdict))
-            on_trouble(lane, verdict, error)
+            on_replica_failed(lane, verdict, error)
 
-        self.tail.on_trouble = note_trouble  # type: ignore[method-assign]
+        self.tail.on_replica_failed = note_trouble  # type: ignore[method-assign]
         info = sm.ExtentInfo(extent_id=7, eversion=1, extent_bytes_max=1 << 20)
         for number, address in enumerate(addresses):
             info.replicas.add(address=address).replica.node_id = number + 1
@@ -177,8 +177,8 @@ class Stage:
                 return
 
     @property
-    def in_step(self) -> list[InStep]:
-        return self.tail._lanes[0]._in_step
+    def in_step(self) -> list[SharedSegment]:
+        return self.tail._lanes[0]._shared_segments
 
     def acked_ends(self) -> list[int]:
         return [max(each, self.core._all_acked_end) for each in self.core._acked_ends]
@@ -489,7 +489,7 @@ async def test_a_segment_that_all_have_leaves_nothing_to_the_garbage_collector()
                 await stage.healed()
             stage.wire(2).all_taken()
             await stage.turn()
-            assert not [each for each in gc.get_objects() if isinstance(each, (InStep, Frame))]
+            assert not [each for each in gc.get_objects() if isinstance(each, (SharedSegment, AppendFrame))]
         finally:
             gc.enable()
     await stage.close()

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from neve.client.streams.core.batch import Batch, Run
+from neve.client.streams.core.batch import Batch, PayloadRun
 from neve.client.streams.core.writer import Taken
 from neve.client.streams.options import ClientOptions
 from neve.client.streams.sending import append_frame as frame
-from neve.client.streams.sending.append_frame import Frame, InStep, Sent
+from neve.client.streams.sending.append_frame import AppendFrame, Sent, SharedSegment
 from neve.client.streams.sending.node_sender import NodeSender, NodeSenders, SegmentSource
 from neve.client.streams.sending.segment_codec import PlaceEncoder, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
@@ -72,49 +72,53 @@ class Source:
     def wake(self) -> None:
         self.sender.wake(self)
 
-    def take(self, frame: Frame, bytes_max: int) -> bool | None:
+    def take(self, frame: AppendFrame, bytes_max: int) -> bool | None:
         if not self.blocks:
             return None
         batch = self._batch()
         frame.add(self, 0, join_segment(b"", self._places.encode([batch], 0)), [batch])
         return False
 
-    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
+    def take_for_all(
+        self, lanes: Sequence[SegmentSource], frames: list[AppendFrame | None]
+    ) -> tuple[SharedSegment, bytes] | None:
         return None
 
     def _batch(self) -> Batch:
-        batch = Run([b"x"] * self.blocks, 9 * self.blocks, waiters=[]).encode()
+        batch = PayloadRun([b"x"] * self.blocks, 9 * self.blocks, waiters=[]).encode()
         batch.offset, self.blocks = 0, 0
         return batch
 
-    def has(self, taken: Sent) -> None:
+    def on_taken(self, taken: Sent) -> None:
         self.ends.append(None)
 
-    def all_have(self, part: InStep) -> None:
+    def on_taken_by_all(self, part: SharedSegment) -> None:
         self.ends.append(None)
 
-    def fall_apart(self) -> None:
+    def split_up(self) -> None:
         """Of one lane alone there is nothing to be told before."""
 
-    def answered(self, taken: Sent, result: pb.SegmentResult) -> None:
+    def on_result(self, taken: Sent, result: pb.SegmentResult) -> None:
         self.ends.append(None)
 
-    def failed(self, taken: Sent, error: NeveError) -> None:
+    def on_failed(self, taken: Sent, error: NeveError) -> None:
         self.ends.append(error)
 
-    def broken(self, failure: Exception) -> None:
+    def on_bug(self, failure: Exception) -> None:
         self.failures.append(failure)
 
 
 class Abreast(Source):
     """One that is always where the other lanes of its extent are, if there are any."""
 
-    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
+    def take_for_all(
+        self, lanes: Sequence[SegmentSource], frames: list[AppendFrame | None]
+    ) -> tuple[SharedSegment, bytes] | None:
         if not self.blocks:
             return None
         batch = self._batch()
         taken = Taken(0, 0, 0, batch.size_bytes, [batch], False)
-        return InStep(lanes, frames, taken), encode_place(0, 0, batch.block_sizes)
+        return SharedSegment(lanes, frames, taken), encode_place(0, 0, batch.block_sizes)
 
 
 @pytest.fixture(params=[Source, Abreast])
@@ -195,7 +199,7 @@ async def test_no_more_frames_are_in_flight_than_may_be(kind: type[Source]) -> N
 class InParts(Source):
     """Gives one block at a time."""
 
-    def take(self, frame: Frame, bytes_max: int) -> bool | None:
+    def take(self, frame: AppendFrame, bytes_max: int) -> bool | None:
         if not self.blocks:
             return None
         left, self.blocks = self.blocks - 1, 1
@@ -325,8 +329,8 @@ class Followed(Source):
 
     next: Source | None = None
 
-    def failed(self, taken: Sent, error: NeveError) -> None:
-        super().failed(taken, error)
+    def on_failed(self, taken: Sent, error: NeveError) -> None:
+        super().on_failed(taken, error)
         if self.next is not None:
             self.next.blocks += 1
             self.next.wake()
@@ -358,16 +362,18 @@ async def test_whoever_is_woken_by_a_frame_that_fails_at_once_has_its_turn(monke
 class InStepLane(Abreast):
     """One that knows what its extent has in step, as a writer's lanes do."""
 
-    part: InStep | None = None
+    part: SharedSegment | None = None
 
-    def take_for_all(self, lanes: Sequence[SegmentSource], frames: list[Frame | None]) -> tuple[InStep, bytes] | None:
+    def take_for_all(
+        self, lanes: Sequence[SegmentSource], frames: list[AppendFrame | None]
+    ) -> tuple[SharedSegment, bytes] | None:
         taken = super().take_for_all(lanes, frames)
         self.part = taken[0] if taken is not None else None
         return taken
 
-    def fall_apart(self) -> None:
+    def split_up(self) -> None:
         assert self.part is not None
-        self.part.fall_apart()
+        self.part.split_up()
 
 
 async def test_one_append_leaves_for_all_nodes_though_the_first_one_cannot_be_reached() -> None:
@@ -419,7 +425,7 @@ async def test_a_lane_that_cannot_give_what_it_has_ends_its_writer_and_holds_nob
 @pytest.mark.parametrize("answer", ["all taken", "results", "error"])
 async def test_a_lane_that_fails_over_its_answer_keeps_nobody_elses_back(kind: type[Source], answer: str) -> None:
     wire, senders, sources = make(3, kind)
-    for name in ("has", "all_have", "answered", "failed"):
+    for name in ("on_taken", "on_taken_by_all", "on_result", "on_failed"):
         setattr(sources[1], name, break_off)
     for source in sources:
         append(senders, source, hurry=False)
