@@ -1,1 +1,1 @@
-"""The replicas of a node: append, read, seal, copy, scrub, and starting after any end."""
+"""The replicas of a node: append, read, seal, copy, scrub, and the start after a clean or an unclean end."""

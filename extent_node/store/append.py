@@ -4,10 +4,10 @@ Nearly every segment is decided, written and noted at once, without awaiting any
 token is higher, its bytes must be compared, the replica must be marked `unsynced`, or another operation has its turn)
 joins the replica's queue and gets a task. A frame has no task: settling its last segment sends its reply.
 
-Invariants: the segments of one extent are carried out in the order in which they came, over all frames;
-            what was written stays written, even if the caller gives up (protocol rule 6);
+Invariants: the segments of one extent are executed in their order of arrival, over all frames;
+            written bytes stay, even if the caller gives up (protocol rule 6);
             a caller that gives up leaves nothing waiting behind, however long a disk hangs;
-            an error belongs to one segment, never to the whole frame, unless the frame itself makes no sense.
+            an error belongs to one segment, never to the whole frame, unless the frame itself is malformed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ async def append(
 def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffer]:
     """Return each segment's bytes. If they do not add up, the whole frame is refused and nothing is written.
 
-    Small bodies are copied: the checksum and the journal want `bytes`, and a body that waits for long then does not
+    Small bodies are copied: the checksum and the journal need `bytes`, and a body that waits for long then does not
     pin a large receive buffer.
     """
     bodies: list[Buffer] = []
@@ -127,7 +127,7 @@ def _split(segments: Sequence[pb.Segment], attachment: memoryview) -> list[Buffe
         bodies.append(bytes(body) if end - start <= COPY_BYTES_MAX else body)
         start = end
     if start != len(attachment):
-        detail = f"they add up to {start} bytes, and {len(attachment)} bytes came"
+        detail = f"they add up to {start} bytes, but {len(attachment)} bytes were sent"
         raise InvalidArgument(what="block_sizes", detail=detail)
     return bodies
 
@@ -218,7 +218,7 @@ def _write_failed(store: StoreState, replica: Replica, error: OSError) -> NeveEr
 
 
 def _note(store: StoreState, replica: Replica, decision: core.Append) -> None:
-    """Note what was written, and how far the writer says that all replicas have acknowledged."""
+    """Note the written bytes, and the writer's claim of how far all replicas have acknowledged."""
     state = replica.state
     if decision.write_bytes:
         end = decision.write_offset + decision.write_bytes
@@ -278,7 +278,7 @@ async def _append_in_turn(
     except OSError as error:
         call.settle(index, store.disk_error(replica.disk, replica.extent_id, error))
     except Exception as error:
-        # A bug. The caller waits for all of its segments and must not wait for ever. `spawn` logs the exception.
+        # A bug. The caller waits for all of its segments and must get a reply. `spawn` logs the exception.
         call.settle(index, Internal(detail=f"{type(error).__name__}: {error}"))
         raise
     else:
@@ -286,8 +286,8 @@ async def _append_in_turn(
 
 
 async def _accept(store: StoreState, replica: Replica, segment: pb.Segment, body: Buffer) -> core.Append:
-    """Carry out one decision after the other until the segment is written and, if need be, `unsynced` is durable."""
-    await ensure_verified(store, replica)  # raises if it is gone
+    """Execute one decision after the other until the segment is written and, if required, `unsynced` is durable."""
+    await ensure_verified(store, replica)  # raises if the replica was removed
     compared = core.NOT_COMPARED
     while True:
         decision = core.decide_append(replica.state, segment, body, compared)
@@ -328,7 +328,7 @@ def _preallocate(store: StoreState, replica: Replica) -> None:
     """
     config, limit = store.config, replica.state.meta.extent_bytes_max
     if not config.preallocate_bytes or replica.allocated_bytes >= limit:
-        replica.allocate_at = limit  # which no append goes beyond
+        replica.allocate_at = limit  # no append goes beyond it
         return
     now_s = asyncio.get_running_loop().time()
     step_bytes = config.preallocate_bytes
@@ -352,11 +352,11 @@ async def _preallocate_to(store: StoreState, replica: Replica, end: int) -> None
     except OSError as error:
         least_bytes = store.config.preallocate_bytes
         if error.errno in FULL and replica.allocation_bytes > least_bytes:
-            # There is no room for a larger step, which does not say that there is none for a usual one. The file may
-            # have got what room there was (ext4 keeps it), and others need it.
+            # There is no room for a larger step, but there may be for a normal one. The file may have got the room that
+            # was left (ext4 keeps it), and other files need it.
             if not replica.gone and replica.state.is_open:
                 replica.cut_to(replica.file_end)
             replica.allocated_s = 0.0
             return
-        # Only a reservation failed: the disk's state follows, and appends find out for themselves.
+        # Only a reservation failed. The disk's state follows from the error, and appends will meet it themselves.
         store.disk_error(replica.disk, replica.extent_id, error)

@@ -1,13 +1,13 @@
-"""Looks at one replica as it is on the disk: attributes, every block, the digest, the index. For scrubber and copier.
+"""Audits one replica on the disk: attributes, every block, the digest, the index. For scrubber and copier.
 
-Sealed replicas are read whole. Of open ones the part that was synced in place is read: those bytes never change, a seal
-may only cut them off.
+Sealed replicas are read whole. Of open ones the part that was synced in place is read: those bytes never change, though
+a seal may cut them off.
 
-Invariants: a finding was seen twice, and then, in the replica's turn, the replica was still there and what it had been:
-            a race with delete, seal or copy is no finding;
-            an error of the disk is no finding: it is tried again, and then it is the disk's matter (`DiskFailed`);
-            bytes are read through a descriptor of its own, in slices, at the caller's pace, and never in the turn;
-            what is found to be damaged is answered as damaged from that moment on.
+Invariants: a finding was seen twice, and then confirmed in the replica's turn: the replica still existed, unchanged.
+            A race with delete, seal or copy is no finding;
+            an error of the disk is no finding: the read is repeated, and then the disk has failed (`DiskFailed`);
+            bytes are read through a separate descriptor, in slices, at the caller's pace, and never in the turn;
+            once damage is found, every later reply reports the replica as damaged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SLICE_BYTES = 1 << 20  # one thread's turn: about a millisecond of checksums and digest
+SLICE_BYTES = 1 << 20  # for one call of a thread: about a millisecond of checksums and digest
 READ_ATTEMPTS = 3
 READ_AGAIN_S = 1.0
 
 
 class Finding(NamedTuple):
-    """What is wrong. Bytes below `offset` are whole blocks; with a wrong digest or attribute it is 0."""
+    """A fault of a replica. Bytes below `offset` are whole blocks; for a wrong digest or attribute it is 0."""
 
     offset: int
     reason: str
@@ -46,70 +46,72 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a look at a replica came to."""
+    """The outcome of an audit."""
 
     replica: common_pb2.Replica
     sealed: bool = False
     bytes_read: int = 0
     finding: Finding | None = None
     index_rebuilt: bool = False
-    blocks: int = 0  # found whole
-    skipped: str = ""  # why it says nothing of the replica: it changed, or was not in a state to be looked at
+    blocks: int = 0  # valid whole blocks
+    skipped: str = ""  # why there is no verdict: the replica changed, or its state did not allow an audit
 
 
 @dataclass(slots=True)
-class _Look:
+class _Reading:
+    """The outcome of one pass over a replica."""
+
     finding: Finding | None = None
-    by_name: bool = False  # the finding is about name or attributes: they are looked at once more in the turn
+    by_name: bool = False  # the finding is about name or attributes, which are checked once more in the turn
     bytes_read: int = 0
     result: scan.Scan | None = None
     index_right: bool = True
 
 
 async def audit(store: StoreState, extent_id: int, *, pacer: Pacer) -> Audit:
-    """Read an extent's replica as it is on the disk and say what is wrong with it.
+    """Read an extent's replica from the disk and report what is wrong with it.
 
-    Raises DiskFailed and the like if its disk cannot be read.
+    Raises DiskFailed and the like if the disk cannot be read.
     """
     store.check_running()
-    found = store.replicas.get(extent_id)
-    if found is None:
+    replica = store.replicas.get(extent_id)
+    if replica is None:
         return Audit(common_pb2.Replica(), skipped="there is none")
-    store.check_disk(found)
-    if found.state.seal is not None and not found.verified:
+    store.check_disk(replica)
+    if replica.state.seal is not None and not replica.verified:
         try:
-            await store.finish(_verify(store, found))
+            await store.finish(_verify(store, replica))
         except ReplicaMissing:
-            return Audit(found.state.ref(), skipped="it went meanwhile")
-    seal = found.state.seal
-    state = found.state
+            return Audit(replica.state.ref(), skipped="it went meanwhile")
+    seal = replica.state.seal
+    state = replica.state
     about = Audit(state.ref(), sealed=seal is not None)
-    if not found.verified or state.doubt is not None or state.damaged_at is not None:
-        return replace(about, skipped="what it is worth is known or being found out")
-    end = seal.length if seal is not None else found.in_place_end
-    look = await _look(store, found, seal, end, pacer)
-    read = look.bytes_read
-    if look.finding is not None and not found.gone:
-        look = await _look(store, found, seal, end, pacer)
-        read += look.bytes_read
-        if look.finding is None:
-            log.warning("audit_not_repeatable extent_id=%d disk=%s", extent_id, found.disk.uuid)
-    about = replace(about, bytes_read=read, blocks=len(look.result.sizes) if look.result is not None else 0)
-    if look.finding is not None:
-        if not await store.finish(_confirm(store, found, seal, end, look)):
+    if not replica.verified or state.doubt is not None or state.damaged_at is not None:
+        return replace(about, skipped="its damage or doubt is known already, or it is not verified yet")
+    end = seal.length if seal is not None else replica.in_place_end
+    reading = await _read_replica(store, replica, seal, end, pacer)
+    read = reading.bytes_read
+    if reading.finding is not None and not replica.gone:
+        reading = await _read_replica(store, replica, seal, end, pacer)
+        read += reading.bytes_read
+        if reading.finding is None:
+            log.warning("audit_not_repeatable extent_id=%d disk=%s", extent_id, replica.disk.uuid)
+    about = replace(about, bytes_read=read, blocks=len(reading.result.sizes) if reading.result is not None else 0)
+    if reading.finding is not None:
+        if not await store.finish(_confirm(store, replica, seal, end, reading)):
             return replace(about, skipped="it changed meanwhile")
-        return replace(about, finding=look.finding)
-    if not look.index_right:
-        return replace(about, index_rebuilt=await store.finish(_rebuild_index(store, found, look)))
+        return replace(about, finding=reading.finding)
+    if not reading.index_right:
+        return replace(about, index_rebuilt=await store.finish(_rebuild_index(store, replica, reading)))
     return about
 
 
 async def run_to_end(
     store: StoreState, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None
 ) -> T:
-    """A blocking call in a thread. Cancelled, it first waits for the thread, which uses what the caller then closes.
+    """Run a blocking call in a thread. If cancelled, first wait for the thread, which uses what the caller then closes.
 
-    `undo` takes back what the call made, if nobody is left to get it.
+    `undo` reverts what the call made, if no caller is left to get it.
     """
     work = asyncio.ensure_future(store.run(function, *args))
     try:
@@ -121,43 +123,43 @@ async def run_to_end(
         raise
 
 
-# --- looking -------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------------
 
 
-async def _look(store: StoreState, found: Replica, seal: Seal | None, end: int, pacer: Pacer) -> _Look:
-    """Once over all of it. Says nothing of races: see `_confirm`."""
-    look = _Look()
+async def _read_replica(store: StoreState, replica: Replica, seal: Seal | None, end: int, pacer: Pacer) -> _Reading:
+    """Read all of it once. `_confirm` excludes races afterwards."""
+    reading = _Reading()
     try:
-        fd = await _try_again(store, found, _open, found, undo=found.fs.close)
+        fd = await _with_retries(store, replica, _open, replica, undo=replica.fs.close)
     except FileNotFoundError:
-        return _Look(Finding(0, "its file is gone"), by_name=True)
+        return _Reading(Finding(0, "its file is gone"), by_name=True)
     try:
-        finding = await _try_again(store, found, _check_name, found, fd, seal)
+        finding = await _with_retries(store, replica, _check_name, replica, fd, seal)
         if finding is not None:
-            return _Look(finding, by_name=True)
+            return _Reading(finding, by_name=True)
         scanner = scan.Scanner()
         while scanner.length < end:
             size_bytes = min(SLICE_BYTES, end - scanner.length)
             await pacer.take(size_bytes)
-            if not await _try_again(store, found, _read_slice, found, fd, scanner, size_bytes):
+            if not await _with_retries(store, replica, _read_slice, replica, fd, scanner, size_bytes):
                 break
-        look.bytes_read = scanner.length
-        look.result = await run_to_end(store, scanner.finish)
-        look.finding = _judge(look.result, seal, end)
-        if seal is not None and look.finding is None:
-            look.index_right = await run_to_end(store, _index_is_right, found, seal, look.result)
+        reading.bytes_read = scanner.length
+        reading.result = await run_to_end(store, scanner.finish)
+        reading.finding = _find_fault(reading.result, seal, end)
+        if seal is not None and reading.finding is None:
+            reading.index_right = await run_to_end(store, _index_is_right, replica, seal, reading.result)
     finally:
-        found.fs.close(fd)
-    return look
+        replica.fs.close(fd)
+    return reading
 
 
-def _open(found: Replica) -> int:
-    return found.fs.open(found.disk.extent_path(found.extent_id), writable=False)
+def _open(replica: Replica) -> int:
+    return replica.fs.open(replica.disk.extent_path(replica.extent_id), writable=False)
 
 
-def _check_name(found: Replica, fd: int, seal: Seal | None) -> Finding | None:
-    """Whether the file says that it is what it is known to be; blocks."""
-    fs, meta = found.fs, found.state.meta
+def _check_name(replica: Replica, fd: int, seal: Seal | None) -> Finding | None:
+    """Compare the file's attributes with the replica's known state; blocks."""
+    fs, meta = replica.fs, replica.state.meta
     names = [name for name in fs.list_xattrs(fd) if name in attributes.ALL]
     values = {name: fs.get_xattr(fd, name) for name in names}
     try:
@@ -165,20 +167,20 @@ def _check_name(found: Replica, fd: int, seal: Seal | None) -> Finding | None:
     except BadAttribute as error:
         return Finding(0, f"attribute {error}")
     if here.meta != meta:
-        return Finding(0, f"attribute {attributes.META}: it is of another making, {here.meta.incarnation:016x}")
+        return Finding(0, f"attribute {attributes.META}: it has another incarnation, {here.meta.incarnation:016x}")
     if seal is not None and here.seal != seal:
         return Finding(0, f"attribute {attributes.SEAL}: it is not the seal that was confirmed")
     return None
 
 
-def _read_slice(found: Replica, fd: int, scanner: scan.Scanner, size_bytes: int) -> bool:
-    """Whether there was anything; blocks."""
-    chunk = found.fs.pread(fd, size_bytes, scanner.length)
+def _read_slice(replica: Replica, fd: int, scanner: scan.Scanner, size_bytes: int) -> bool:
+    """Scan the next slice; returns whether there was one. Blocks."""
+    chunk = replica.fs.pread(fd, size_bytes, scanner.length)
     scanner.feed(chunk)
     return bool(chunk)
 
 
-def _judge(result: scan.Scan, seal: Seal | None, end: int) -> Finding | None:
+def _find_fault(result: scan.Scan, seal: Seal | None, end: int) -> Finding | None:
     if result.length < end:
         return Finding(result.valid_length, f"{result.length} of {end} bytes are there")
     if result.problem is not None:
@@ -188,102 +190,102 @@ def _judge(result: scan.Scan, seal: Seal | None, end: int) -> Finding | None:
     return None
 
 
-def _index_is_right(found: Replica, seal: Seal, result: scan.Scan) -> bool:
-    """By `pread`, not from a mapping: a bad sector must not end the process; blocks."""
-    fs = found.fs
+def _index_is_right(replica: Replica, seal: Seal, result: scan.Scan) -> bool:
+    """Whether the stored index is right. Read by `pread`: a bad sector under a mapping ends the process. Blocks."""
+    fs = replica.fs
     try:
-        fd = fs.open(found.disk.index_path(found.extent_id), writable=False)
+        fd = fs.open(replica.disk.index_path(replica.extent_id), writable=False)
     except FileNotFoundError:
         return False
     try:
         value = read_exactly(fs, fd, 0, fs.fstat(fd).size_bytes)
     except OSError as error:
-        log.warning("index_unreadable extent_id=%d error=%s", found.extent_id, error)
+        log.warning("index_unreadable extent_id=%d error=%s", replica.extent_id, error)
         return False
     finally:
         fs.close(fd)
-    return value == index.encode(index.from_scan(found.extent_id, seal, result))
+    return value == index.encode(index.from_scan(replica.extent_id, seal, result))
 
 
-async def _try_again(
+async def _with_retries(
     store: StoreState,
-    found: Replica,
+    replica: Replica,
     function: Callable[..., T],
     *args: Any,
     undo: Callable[[T], None] | None = None,
 ) -> T:
-    """A read that may fail once by chance. One that goes on failing is the disk's matter."""
+    """Repeat a read that may fail once by chance. A read that keeps failing is the disk's failure."""
     for _ in range(READ_ATTEMPTS - 1):
         try:
             return await run_to_end(store, function, *args, undo=undo)
         except FileNotFoundError:
             raise
         except OSError as error:
-            log.warning("audit_read_failed extent_id=%d disk=%s error=%s", found.extent_id, found.disk.uuid, error)
+            log.warning("audit_read_failed extent_id=%d disk=%s error=%s", replica.extent_id, replica.disk.uuid, error)
             await asyncio.sleep(READ_AGAIN_S)
-            store.check_disk(found)
+            store.check_disk(replica)
     try:
         return await run_to_end(store, function, *args, undo=undo)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise store.disk_error(found.disk, found.extent_id, error) from error
+        raise store.disk_error(replica.disk, replica.extent_id, error) from error
 
 
 # --- in the replica's turn -----------------------------------------------------------------------------------
 
 
-async def _verify(store: StoreState, found: Replica) -> None:
-    async with store.turn(found):
-        await ensure_verified(store, found)
+async def _verify(store: StoreState, replica: Replica) -> None:
+    async with store.turn(replica):
+        await ensure_verified(store, replica)
 
 
-async def _confirm(store: StoreState, found: Replica, seal: Seal | None, end: int, look: _Look) -> bool:
-    """Whether the finding is about the replica as it is now. Then nothing more of it is answered as good."""
-    assert look.finding is not None
-    async with store.turn(found):
-        state = found.state
-        if found.gone or state.seal != seal or state.length < end or state.damaged_at is not None:
+async def _confirm(store: StoreState, replica: Replica, seal: Seal | None, end: int, reading: _Reading) -> bool:
+    """Whether the finding applies to the present replica. If so, mark it as damaged from there on."""
+    assert reading.finding is not None
+    async with store.turn(replica):
+        state = replica.state
+        if replica.gone or state.seal != seal or state.length < end or state.damaged_at is not None:
             return False
-        if look.by_name and not await _is_still_wrong(store, found, seal):
+        if reading.by_name and not await _is_still_wrong(store, replica, seal):
             return False
-        log.error("replica_damaged extent_id=%d reason=%s", found.extent_id, look.finding.reason)
-        state.note_damaged(min(look.finding.offset, state.length))
+        log.error("replica_damaged extent_id=%d reason=%s", replica.extent_id, reading.finding.reason)
+        state.note_damaged(min(reading.finding.offset, state.length))
         if seal is None and state.doubt is None:
-            # An open one stays: it takes no more appends, so that its writer has it sealed, and a copy replaces it. The
-            # doubt is durable, since a clean stop would let the next process believe its length (rule 13).
-            store.open(found)
-            await doubt(store, found, Doubt.DAMAGE)
-        found.wake_followers()
+            # An open replica stays, but accepts no more appends: its writer has it sealed, and a copy replaces it. The
+            # doubt is durable because, after a clean stop, the next process would trust its length (protocol rule 13).
+            store.open(replica)
+            await doubt(store, replica, Doubt.DAMAGE)
+        replica.wake_followers()
         return True
 
 
-async def _is_still_wrong(store: StoreState, found: Replica, seal: Seal | None) -> bool:
+async def _is_still_wrong(store: StoreState, replica: Replica, seal: Seal | None) -> bool:
     try:
-        fd = await store.run(_open, found)
+        fd = await store.run(_open, replica)
     except FileNotFoundError:
         return True
     except OSError as error:
-        raise store.disk_error(found.disk, found.extent_id, error) from error
+        raise store.disk_error(replica.disk, replica.extent_id, error) from error
     try:
-        return await store.run(_check_name, found, fd, seal) is not None
+        return await store.run(_check_name, replica, fd, seal) is not None
     except OSError as error:
-        raise store.disk_error(found.disk, found.extent_id, error) from error
+        raise store.disk_error(replica.disk, replica.extent_id, error) from error
     finally:
-        found.fs.close(fd)
+        replica.fs.close(fd)
 
 
-async def _rebuild_index(store: StoreState, found: Replica, look: _Look) -> bool:
-    async with store.turn(found):
-        seal = found.state.seal
-        if found.gone or seal is None:
+async def _rebuild_index(store: StoreState, replica: Replica, reading: _Reading) -> bool:
+    async with store.turn(replica):
+        seal = replica.state.seal
+        if replica.gone or seal is None:
             return False
-        assert look.result is not None
+        assert reading.result is not None
         try:
-            await store.run(found.write_index, seal, look.result)
+            await store.run(replica.write_index, seal, reading.result)
         except OSError as error:
             # Derived data: a disk that is too full for it still serves the extent.
-            log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)
+            log.warning("index_not_written extent_id=%d error=%s", replica.extent_id, error)
             return False
-        log.warning("index_rebuilt extent_id=%d blocks=%d", found.extent_id, len(look.result.sizes))
+        log.warning("index_rebuilt extent_id=%d blocks=%d", replica.extent_id, len(reading.result.sizes))
         return True

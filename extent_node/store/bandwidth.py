@@ -1,11 +1,11 @@
-"""Paces bytes: a token bucket on the loop's clock, for work that must leave room for others (copies, scrubbing).
+"""A token bucket on the loop's clock, for work that must leave bandwidth to others (copies, scrubbing).
 
     pacer = Pacer(bytes_per_s=50 << 20, burst_bytes=1 << 20)
     await pacer.take(len(chunk))         # returns when that many bytes may be moved
 
-Invariants: in any time t at most `burst_bytes + bytes_per_s · t` bytes are let through, beside one `take` of any size;
-            takers are let go in the order of asking: a large one is not overtaken for ever by small ones;
-            what a cancelled taker did not use is given back.
+Invariants: in any time t at most `burst_bytes + bytes_per_s · t` bytes pass, plus one `take` of any size;
+            callers pass in the order of their calls: small ones do not overtake a large one;
+            a cancelled call returns its tokens.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import asyncio
 
 
 class Pacer:
-    """One bucket, shared by any number of tasks of one loop. A rate of 0 is no bound."""
+    """One bucket, shared by any number of tasks of one loop. A rate of 0 means no bound."""
 
     def __init__(self, *, bytes_per_s: float, burst_bytes: int) -> None:
         assert bytes_per_s >= 0, bytes_per_s
         assert burst_bytes >= 0, burst_bytes
         self.bytes_per_s = bytes_per_s
         self._burst_bytes = burst_bytes
-        self._tokens = float(burst_bytes)  # below 0: promised to takers who wait
+        self._tokens = float(burst_bytes)  # below 0: promised to waiting calls
         self._filled_s: float | None = None
 
     async def take(self, size_bytes: int) -> None:
-        """Wait for one's turn. The tokens go at once and may become a debt: whoever asks next waits behind it."""
+        """Wait for the caller's turn. Its tokens are taken at once and may become a debt that later calls wait for."""
         if self.bytes_per_s == 0 or size_bytes == 0:
             return
         self._fill()

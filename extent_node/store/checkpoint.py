@@ -1,9 +1,9 @@
-"""Behind the journal: syncs extents in place, frees and makes journal segments, looks at disks, empties the trash.
+"""Background work of a store: syncs extents in place, frees and makes journal segments, checks disks, empties trash.
 
-Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (T25); one with
-            records of a disk that failed is set aside instead, so that the ring turns on without it;
+Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (T25). One with
+            records of a failed disk is set aside instead, so that the ring continues without it;
             at most `checkpoint_syncs_max` extents are synced at a time, and a failing disk stops only its own;
-            every loop goes on after an error, which is logged and counted.
+            every loop continues after an error, which is logged and counted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 async def run_checkpointer(store: StoreState) -> None:
-    """For ever: when woken, and at the latest after the interval."""
+    """Checkpoint in a loop: when woken, and at the latest after the interval."""
     while True:
         overdue = not await _wait(store.checkpoint_wanted, store.config.checkpoint_interval_s)
         store.checkpoint_wanted.clear()
         try:
-            # To its end, also when the store stops: a sync or a new segment that nobody hears of would be a lie later.
+            # Not cancelled half-way when the store stops: the outcome of a sync or a new segment must not get lost.
             await store.finish(checkpoint(store, everything=overdue or store.checkpoint_all))
         except Exception:  # top of a daemon's loop
             store.counters.background_failures += 1
@@ -33,24 +33,24 @@ async def run_checkpointer(store: StoreState) -> None:
 
 
 async def checkpoint(store: StoreState, *, everything: bool) -> None:
-    """Sync what keeps segments from being freed, or whatever the journal holds; then free them."""
+    """Sync the extents that keep segments from being freed, or all in the journal; then free segments."""
     store.checkpoint_all = False
     holders = store.journal.holders(filled_only=not everything)
-    chosen = dict.fromkeys(found for found in holders if isinstance(found, Replica))
+    chosen = dict.fromkeys(replica for replica in holders if isinstance(replica, Replica))
     chosen.update(dict.fromkeys(store.dirty.oldest()))
     limit = asyncio.Semaphore(store.config.checkpoint_syncs_max)
 
-    async def sync(found: Replica) -> None:
+    async def sync(replica: Replica) -> None:
         async with limit:
             store.counters.checkpoint_syncs += 1
-            await store.committer.sync_in_place(found)
+            await store.committer.sync_in_place(replica)
 
-    await asyncio.gather(*(sync(found) for found in chosen))
+    await asyncio.gather(*(sync(replica) for replica in chosen))
     await free_segments(store)
 
 
 async def free_segments(store: StoreState) -> None:
-    """Make freed segments ready for use again; one more, if the ring may grow and none is ready."""
+    """Prepare freed segments for reuse; add one, if the ring may grow and none is ready."""
     journal = store.journal
     async with store.label_lock:
         try:
@@ -63,7 +63,7 @@ async def free_segments(store: StoreState) -> None:
                 journal.add_ready(segment)
                 store.counters.segments_recycled += 1
         except OSError as error:
-            journal.fail(f"making a segment ready: {error}")
+            journal.fail(f"preparing a segment: {error}")
             store.journal_failed()
             return
         if journal.ready_count == 0 and journal.may_grow:
@@ -77,7 +77,7 @@ async def free_segments(store: StoreState) -> None:
 
 
 async def _keep(store: StoreState, segment: Segment) -> bool:
-    """Set a segment aside that a failed disk needs; False if that cannot be written down now."""
+    """Set aside a segment that a failed disk needs; False if that cannot be recorded now."""
     try:
         await store.run(store.journal.keep, segment)
     except OSError as error:
@@ -89,24 +89,24 @@ async def _keep(store: StoreState, segment: Segment) -> bool:
 
 
 async def run_housekeeping(store: StoreState) -> None:
-    """For ever: how full the disks are, and what may leave the trash."""
+    """Check the disks' usage and empty their trash, in a loop."""
     loop = asyncio.get_running_loop()
     purge_at_s = loop.time()
     while True:
         for disk in list(store.distrust_pending)[:1]:
-            await store.finish(store.distrust(disk))  # it writes down all of them
+            await store.finish(store.distrust(disk))  # records all of them
         for disk in list(store.disks.values()):
-            await _look_at_disk(store, disk, purge=loop.time() >= purge_at_s)
+            await _check_disk(store, disk, purge=loop.time() >= purge_at_s)
         if loop.time() >= purge_at_s:
             purge_at_s = loop.time() + store.config.purge_interval_s
         await asyncio.sleep(store.config.usage_interval_s)
 
 
-async def _look_at_disk(store: StoreState, disk: Disk, *, purge: bool) -> None:
+async def _check_disk(store: StoreState, disk: Disk, *, purge: bool) -> None:
     if disk.state is DiskState.OFFLINE:
         return
     try:
-        # Asked in a thread, noted here: a failure that comes meanwhile must not be overwritten.
+        # Read in a thread, noted here: it must not overwrite a failure noted meanwhile.
         disk.note_usage(await store.run(disk.fs.usage, disk.folder))
         if purge:
             await purge_trash(store, disk)
@@ -118,14 +118,14 @@ async def _look_at_disk(store: StoreState, disk: Disk, *, purge: bool) -> None:
 
 
 async def purge_trash(store: StoreState, disk: Disk) -> None:
-    """Remove for good what has been in the trash for its delay."""
+    """Delete trash and tombstones whose delay is over."""
     now_ms = store.wall_clock_ms()
     trash_before_ms = now_ms - int(store.config.trash_delay_s * 1000)
     store.counters.trash_purged += await store.run(disk.purge_trash, trash_before_ms)
     tombstones_before_ms = now_ms - int(store.config.tombstone_delay_s * 1000)
     for extent_id, eversion in await store.run(disk.purge_tombstones, tombstones_before_ms):
         known = store.tombstones.get(extent_id)
-        if known is not None and known.eversion == eversion:  # a later order may have left a younger one, which stays
+        if known is not None and known.eversion == eversion:  # a later order may have left a newer one, which stays
             del store.tombstones[extent_id]
 
 

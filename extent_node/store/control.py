@@ -1,9 +1,9 @@
-"""Orders: create, raise, fence, seal, delete, quarantine (protocol rules 14, 17, 20, 22 and 24).
+"""The manager's orders: create, raise, fence, seal, delete, quarantine (protocol rules 14, 17, 20, 22 and 24).
 
-Invariants: each runs in the replica's turn, so that no append comes in between (protocol rule 14);
-            each is a task of the store's own: a caller that gives up does not leave it half done;
-            steps are in the order that core's effects state, and a crash between two of them is repaired by the next
-            start or by repeating the request.
+Invariants: each order runs in the replica's turn, so that no append comes in between (protocol rule 14);
+            each runs in a task of the store's own: a caller that gives up does not leave it half done;
+            steps are in the order that core's effects state. A crash between two of them is repaired by the next start
+            or by a repeated request.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 def _order(
     function: Callable[Concatenate[StoreState, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[StoreState, P], Coroutine[Any, Any, T]]:
-    """Run the function as a task of the store's own. The number of such tasks is bounded."""
+    """Run the function in a task of the store's own. The number of such tasks is bounded."""
 
     @functools.wraps(function)
     async def run(store: StoreState, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -61,12 +61,12 @@ def _order(
 async def create(store: StoreState, request: pb.CreateExtentRequest) -> common_pb2.Replica:
     extent_id = request.extent_id
     await _wait_for_name(store, extent_id)
-    found = store.replicas.get(extent_id)
-    if found is not None:
-        async with store.turn(found):
-            if not found.gone:
-                await ensure_verified(store, found)
-                return await _create_again(store, found, request)
+    replica = store.replicas.get(extent_id)
+    if replica is not None:
+        async with store.turn(replica):
+            if not replica.gone:
+                await ensure_verified(store, replica)
+                return await _create_again(store, replica, request)
     decision = core.decide_create(store.existing(extent_id), request)
     if isinstance(decision, core.Refuse):
         raise decision.error
@@ -103,20 +103,20 @@ def _make(disk: Disk, meta: Meta, preallocate_bytes: int) -> Replica:
     return make_replica(disk, meta, preallocate_bytes=preallocate_bytes)
 
 
-async def _create_again(store: StoreState, found: Replica, request: pb.CreateExtentRequest) -> common_pb2.Replica:
-    decision = core.decide_create(found.state, request)
+async def _create_again(store: StoreState, replica: Replica, request: pb.CreateExtentRequest) -> common_pb2.Replica:
+    decision = core.decide_create(replica.state, request)
     if isinstance(decision, core.Refuse):
         raise decision.error
-    # The process that made the file may have died before its name was durable.
+    # Make the name durable: the process that made the file may have died before that.
     try:
-        await store.run(found.fs.fsync_dir, found.disk.extent_folder(found.extent_id))
+        await store.run(replica.fs.fsync_dir, replica.disk.extent_folder(replica.extent_id))
     except OSError as error:
-        raise store.disk_error(found.disk, found.extent_id, error) from error
-    return found.state.ref()
+        raise store.disk_error(replica.disk, replica.extent_id, error) from error
+    return replica.state.ref()
 
 
 async def _wait_for_name(store: StoreState, extent_id: int) -> None:
-    """Until nobody makes or removes a file for this extent."""
+    """Wait until no other task makes or removes this extent's file."""
     while (busy := store.creating.get(extent_id)) is not None:
         await asyncio.shield(busy)
 
@@ -159,33 +159,33 @@ async def _persist(
     request: pb.RaiseTokenRequest | pb.FenceRequest,
     decide: Callable[[core.ReplicaState], core.Persist | core.Ready | core.Refuse],
 ) -> pb.LengthAnswer:
-    # A Create or a copy that is under way counts as here: "never existed" would be taken back a moment later.
+    # Wait for a running Create or copy: a reply of "never existed" would be wrong a moment later.
     await _wait_for_name(store, request.extent_id)
-    found = store.replicas.get(request.extent_id)
-    if found is None:
+    replica = store.replicas.get(request.extent_id)
+    if replica is None:
         return core.length_answer(store.existing(request.extent_id))
-    async with store.turn(found):
-        if found.gone:
+    async with store.turn(replica):
+        if replica.gone:
             return core.length_answer(store.existing(request.extent_id))
-        await ensure_verified(store, found)
-        decision = decide(found.state)
+        await ensure_verified(store, replica)
+        decision = decide(replica.state)
         if isinstance(decision, core.Refuse):
             raise decision.error
         if isinstance(decision, core.Persist):
-            await _carry_out_persist(store, found, decision)
-        return core.length_answer(found.state)
+            await _apply_persist(store, replica, decision)
+        return core.length_answer(replica.state)
 
 
-async def _carry_out_persist(store: StoreState, found: Replica, decision: core.Persist) -> None:
-    store.open(found)
-    await store.sync_attributes(found, found.persist, decision.token, decision.fence)
+async def _apply_persist(store: StoreState, replica: Replica, decision: core.Persist) -> None:
+    store.open(replica)
+    await store.sync_attributes(replica, replica.persist, decision.token, decision.fence)
     if decision.token is not None:
-        found.state.note_token(decision.token)
+        replica.state.note_token(decision.token)
     if decision.fence:
-        found.state.note_fenced()
+        replica.state.note_fenced()
     if decision.clear_unsynced:
-        await store.sync_attributes(found, found.clear_unsynced)
-        found.state.note_unsynced(False)
+        await store.sync_attributes(replica, replica.clear_unsynced)
+        replica.state.note_unsynced(False)
 
 
 # --- seal ----------------------------------------------------------------------------------------------------
@@ -194,72 +194,72 @@ async def _carry_out_persist(store: StoreState, found: Replica, decision: core.P
 @_order
 async def seal(store: StoreState, request: pb.SealExtentRequest) -> pb.SealExtentReply:
     await _wait_for_name(store, request.extent_id)
-    found = store.replicas.get(request.extent_id)
-    if found is None:
+    replica = store.replicas.get(request.extent_id)
+    if replica is None:
         raise store.absence(request.extent_id)
-    async with store.turn(found):
-        await ensure_verified(store, found)
-        decision = core.decide_seal(found.state, request)
+    async with store.turn(replica):
+        await ensure_verified(store, replica)
+        decision = core.decide_seal(replica.state, request)
         if isinstance(decision, core.Refuse):
             raise decision.error
         if isinstance(decision, core.Confirmed):
-            return _confirmed(found)
+            return _confirmed(replica)
         if isinstance(decision, core.Quarantine):
-            await _quarantine(store, found, decision.error)
+            await _quarantine(store, replica, decision.error)
             raise decision.error
-        store.open(found)
+        store.open(replica)
         try:
             if decision.fence:
-                await store.sync_attributes(found, found.persist, None, True)
-                found.state.note_fenced()
+                await store.sync_attributes(replica, replica.persist, None, True)
+                replica.state.note_fenced()
             if isinstance(decision, core.NotConfirmed):
                 return pb.SealExtentReply(confirmed=False, length=decision.length)
-            return await _verify_and_seal(store, found, request)
+            return await _verify_and_seal(store, replica, request)
         except OSError as error:
-            raise store.disk_error(found.disk, found.extent_id, error) from error
+            raise store.disk_error(replica.disk, replica.extent_id, error) from error
 
 
-async def _verify_and_seal(store: StoreState, found: Replica, request: pb.SealExtentRequest) -> pb.SealExtentReply:
-    result = await scan_replica(store, found, end=request.seal.length)
-    decision = core.decide_verified(found.state, request, problem=result.problem, digest=result.digest)
+async def _verify_and_seal(store: StoreState, replica: Replica, request: pb.SealExtentRequest) -> pb.SealExtentReply:
+    result = await scan_replica(store, replica, end=request.seal.length)
+    decision = core.decide_verified(replica.state, request, problem=result.problem, digest=result.digest)
     if isinstance(decision, core.NotConfirmed):
-        log.error("replica_damaged extent_id=%d problem=%s", found.extent_id, result.problem)
-        found.state.note_damaged(decision.length)
+        log.error("replica_damaged extent_id=%d problem=%s", replica.extent_id, result.problem)
+        replica.state.note_damaged(decision.length)
         return pb.SealExtentReply(confirmed=False, length=decision.length)
     if isinstance(decision, core.Quarantine):
-        await _quarantine(store, found, decision.error)
+        await _quarantine(store, replica, decision.error)
         raise decision.error
-    await _write_index(store, found, decision.seal, result)
-    await store.sync_attributes(found, found.persist_seal, decision.seal)
-    store.committer.note_cut(found, decision.seal.length)
-    store.committer.note_in_place(found, decision.seal.length)
-    found.state.note_sealed(decision.seal)
-    # Whoever still waits had bytes above the seal: they were never acknowledged, and are gone.
-    sealed = ExtentSealed(extent_id=found.extent_id, length=decision.seal.length)
-    store.committer.abandon(found, sealed)
+    await _write_index(store, replica, decision.seal, result)
+    await store.sync_attributes(replica, replica.persist_seal, decision.seal)
+    store.committer.note_cut(replica, decision.seal.length)
+    store.committer.note_in_place(replica, decision.seal.length)
+    replica.state.note_sealed(decision.seal)
+    # The remaining waiting appends had bytes above the seal: they were never acknowledged, and are gone.
+    sealed = ExtentSealed(extent_id=replica.extent_id, length=decision.seal.length)
+    store.committer.abandon(replica, sealed)
     store.unsealed -= 1
     store.counters.seals += 1
     try:
-        await store.run_on(found, found.forget_doubt)
-    finally:  # it is sealed, whatever becomes of the attribute
-        found.close()
-        found.wake_followers()
-    log.info("replica_sealed extent_id=%d length=%d", found.extent_id, decision.seal.length)
-    return _confirmed(found)
+        await store.run_on(replica, replica.forget_doubt)
+    finally:  # it is sealed, whether or not the attributes are removed
+        replica.close()
+        replica.wake_followers()
+    log.info("replica_sealed extent_id=%d length=%d", replica.extent_id, decision.seal.length)
+    return _confirmed(replica)
 
 
-async def _write_index(store: StoreState, found: Replica, made: Seal, result: Scan) -> None:
+async def _write_index(store: StoreState, replica: Replica, made: Seal, result: Scan) -> None:
     try:
-        await store.run(found.write_index, made, result)
+        await store.run(replica.write_index, made, result)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        # Derived data: on a full disk the seal goes on without it, and the first read makes it anew.
-        log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)
+        # Derived data: on a full disk the seal continues without it, and the first read makes it again.
+        log.warning("index_not_written extent_id=%d error=%s", replica.extent_id, error)
 
 
-def _confirmed(found: Replica) -> pb.SealExtentReply:
-    message = core.seal_message(found.state)
+def _confirmed(replica: Replica) -> pb.SealExtentReply:
+    message = core.seal_message(replica.state)
     return pb.SealExtentReply(confirmed=True, seal=message, length=message.length)
 
 
@@ -268,24 +268,24 @@ def _confirmed(found: Replica) -> pb.SealExtentReply:
 
 @_order
 async def delete(store: StoreState, request: pb.DeleteExtentRequest) -> bool:
-    """Whether there was one. A tombstone is left in any case."""
+    """Delete a replica; returns whether there was one. Leaves a tombstone in any case."""
     extent_id = request.extent_id
     await _wait_for_name(store, extent_id)
-    found = store.replicas.get(extent_id)
-    if found is None:
+    replica = store.replicas.get(extent_id)
+    if replica is None:
         await _bury_only(store, request)
         return False
-    async with store.turn(found):
-        if found.gone:
+    async with store.turn(replica):
+        if replica.gone:
             return False
-        decision = core.decide_delete(found.state, request)
+        decision = core.decide_delete(replica.state, request)
         if isinstance(decision, core.Refuse):
             raise decision.error
         assert isinstance(decision, core.MoveToTrash), decision
-        disk, now_ms = found.disk, store.wall_clock_ms()
-        incarnation = found.state.meta.incarnation
-        with contextlib.suppress(OSError):  # it goes as it is
-            found.write_deferred()
+        disk, now_ms = replica.disk, store.wall_clock_ms()
+        incarnation = replica.state.meta.incarnation
+        with contextlib.suppress(OSError):  # it is moved even without its deferred bytes
+            replica.write_deferred()
         try:
             await store.run(disk.bury, extent_id, decision.tombstone.eversion, now_ms)
             await store.run(disk.move_to_trash, extent_id, incarnation, now_ms)
@@ -293,7 +293,7 @@ async def delete(store: StoreState, request: pb.DeleteExtentRequest) -> bool:
             raise store.disk_error(disk, extent_id, error) from error
         store.tombstones[extent_id] = decision.tombstone
         store.counters.deletes += 1
-        store.remove(found, ReplicaDeleted(extent_id=extent_id))
+        store.remove(replica, ReplicaDeleted(extent_id=extent_id))
         return True
 
 
@@ -314,27 +314,28 @@ async def _bury_only(store: StoreState, request: pb.DeleteExtentRequest) -> None
 
 @_order
 async def quarantine(store: StoreState, extent_id: int, *, incarnation: int, reason: str) -> bool:
-    """Move a replica aside that turned out wrong; whether it was (still) there."""
-    found = store.replicas.get(extent_id)
-    if found is None or found.state.meta.incarnation != incarnation:
+    """Move a wrong replica aside; returns whether it was still there."""
+    replica = store.replicas.get(extent_id)
+    if replica is None or replica.state.meta.incarnation != incarnation:
         return False
-    async with store.turn(found):
-        if found.gone:
+    async with store.turn(replica):
+        if replica.gone:
             return False
-        await _quarantine(store, found, ReplicaDamaged(extent_id=extent_id, offset=0, detail=f"quarantined: {reason}"))
+        error = ReplicaDamaged(extent_id=extent_id, offset=0, detail=f"quarantined: {reason}")
+        await _quarantine(store, replica, error)
         return True
 
 
-async def _quarantine(store: StoreState, found: Replica, error: NeveError) -> None:
-    log.error("replica_quarantined extent_id=%d disk=%s reason=%s", found.extent_id, found.disk.uuid, error)
-    with contextlib.suppress(OSError):  # it goes as it is
-        found.write_deferred()
+async def _quarantine(store: StoreState, replica: Replica, error: NeveError) -> None:
+    log.error("replica_quarantined extent_id=%d disk=%s reason=%s", replica.extent_id, replica.disk.uuid, error)
+    with contextlib.suppress(OSError):  # it is moved even without its deferred bytes
+        replica.write_deferred()
     try:
         await store.run(
-            found.disk.move_to_quarantine, found.extent_id, found.state.meta.incarnation, store.wall_clock_ms()
+            replica.disk.move_to_quarantine, replica.extent_id, replica.state.meta.incarnation, store.wall_clock_ms()
         )
     except OSError as failure:
-        raise store.disk_error(found.disk, found.extent_id, failure) from failure
+        raise store.disk_error(replica.disk, replica.extent_id, failure) from failure
     store.counters.quarantines += 1
-    store.quarantined[found.extent_id] = None
-    store.remove(found, error)
+    store.quarantined[replica.extent_id] = None
+    store.remove(replica, error)

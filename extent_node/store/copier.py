@@ -1,18 +1,18 @@
-"""Copies sealed extents from other nodes: recovery of a lost replica, and filling of a short one (rules 20, 22).
+"""Copies sealed extents from other nodes: recovers a lost replica, or fills a short one (protocol rules 20 and 22).
 
-A task reads ranges from one source after another, checks each of them at this end too, and keeps what is whole blocks
-with the right CRC. What is wrong or does not come is asked of the next source, from the last good block on: so a copy
-succeeds as long as every block is good somewhere. At the end the digest of all must be the seal's.
+A task reads ranges from one source after another, checks each of them at this end too, and keeps whole blocks with the
+right CRC. It requests wrong or missing bytes from the next source, from the last good block on. So a copy succeeds as
+long as every block is good somewhere. At the end the digest of all bytes must be the seal's.
 
-    start ─→ what is here? ─→ good already, every byte verified ───────────────────→ DONE
+    start ─→ replica here? ─→ good already, every byte verified ───────────────────→ DONE
                            ─→ draft ─→ ranges … ─→ digest ─→ fsync ─→ install ─────→ DONE
                                         └ all sources failed at one block ─────────→ FAILED, nothing is left
 
-Invariants: DONE means: every byte was verified by this task and is on stable storage, under a durable name (T34, T35);
+Invariants: DONE means: this task verified every byte, and all are on stable storage, under a durable name (T34, T35);
             one task for an extent at a time; a task that is ordered again runs once;
-            bytes a second are bounded over all tasks, and for each as its order says;
-            tasks are not remembered over a restart: the manager asks, hears UNKNOWN, and orders again.
-Not here:   which replicas are to be made (the manager decides).
+            bytes a second are bounded over all tasks, and for each task as its order says;
+            tasks are not kept over a restart: the manager's query then returns UNKNOWN, and the manager orders again.
+Not here:   which replicas to make (the manager decides).
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ log = logging.getLogger(__name__)
 
 State = pb.CopyStatusReply
 
-COPY_LANE = 1  # bulk bytes on connections of their own: appends and heartbeats do not wait behind them
+COPY_LANE = 1  # copies have their own connections, so that appends and heartbeats do not wait behind them
 RANGE_BYTES = 1 << 20
-REPLY_SLACK_BYTES = 4096  # a reply's message beside its attachment
+REPLY_SLACK_BYTES = 4096  # for a reply's message beside its attachment
 CALL_TIMEOUT_S = 30.0
-# When all sources failed for reasons that may pass: an overload or a restart of a node should not cost the copy of
-# 2 GiB. Longer trouble is the manager's, who may know better sources by then.
+# Rounds over all sources, if a failure may be temporary: an overload or a restart of a node should not end the copy of
+# 2 GiB. Longer trouble is left to the manager, which may know better sources by then.
 ROUNDS_MAX = 4
 ROUND_PAUSE_S = 2.0
-FINISHED_MAX = 1024  # tasks whose end is remembered; a manager asks within seconds
-DECISIONS_MAX = 10  # times that something else may change the replica under one task, which is rare even once
+FINISHED_MAX = 1024  # finished tasks whose status is kept; a manager queries it within seconds
+DECISIONS_MAX = 10  # changes of the replica by others during one task; even one is rare
 
 
 class _SourceFailed(Exception):
-    """This source did not give the next block. `damage`: its bytes are wrong, and will be the next time, too."""
+    """This source did not return the next block. `damage`: its bytes are wrong, and will be wrong the next time."""
 
     def __init__(self, error: NeveError, *, damage: bool) -> None:
         super().__init__(str(error))
@@ -76,14 +76,14 @@ class _SourceFailed(Exception):
 
 @dataclass(slots=True)
 class Counters:
-    """Since the process started, for metrics."""
+    """Counts since the process started, for metrics."""
 
     tasks_started: int = 0
     tasks_done: int = 0
     tasks_failed: int = 0
     copied_bytes: int = 0  # that arrived and were right
-    source_failures: int = 0  # a source did not give a range
-    bad_blocks: int = 0  # of those: what it gave was wrong
+    source_failures: int = 0  # a source did not return a range
+    bad_blocks: int = 0  # of those: the returned bytes were wrong
 
 
 @dataclass(slots=True)
@@ -92,12 +92,14 @@ class _Task:
     pacer: Pacer
     status: pb.CopyStatusReply
     work: asyncio.Task[None] | None = None
-    used: set[int] = field(default_factory=set)  # numbers of the sources whose bytes are in the draft
-    reported: set[int] = field(default_factory=set)  # and of those that `on_bad` has heard of
-    digest: bytes = b""  # that the copy must have; the first source's if the order has none
+    used: set[int] = field(default_factory=set)  # indexes of the sources with bytes in the draft
+    reported: set[int] = field(default_factory=set)  # indexes of the sources reported to `on_bad`
+    digest: bytes = b""  # the expected one; the first source's if the order has none
 
 
 class Copier:
+    """Runs the node's copy tasks."""
+
     def __init__(
         self,
         storage: Storage,
@@ -110,7 +112,7 @@ class Copier:
         reporter: str = "",
         range_bytes: int = RANGE_BYTES,
     ) -> None:
-        """`bytes_per_s_max` over all tasks, 0: no bound. `on_bad` hears of sources whose bytes are wrong."""
+        """`bytes_per_s_max` over all tasks, 0: no bound. `on_bad` is called for sources with wrong bytes."""
         self.counters = Counters()
         self._store = storage.state
         self._copies = storage.copies
@@ -121,14 +123,14 @@ class Copier:
         self._on_bad = on_bad
         self._reporter = reporter
         self._range_bytes = range_bytes
-        self._tasks: dict[int, _Task] = {}  # by task id; finished ones in the order of their end, before running ones
+        self._tasks: dict[int, _Task] = {}  # by task id; finished ones in order of their end, before running ones
         self._running: dict[int, _Task] = {}  # by extent id
         self._stopping = False
 
     # --- requests --------------------------------------------------------------------------------------------
 
     def start(self, request: pb.StartCopyRequest) -> None:
-        """Accept a task, or raise why not. One that runs or is done already is accepted and not begun again."""
+        """Accept a task, or raise the refusal. One that is running or done is accepted and not begun again."""
         if self._stopping:
             raise ShuttingDown()
         wrong = core_copy.check_copy(request)
@@ -159,18 +161,18 @@ class Copier:
         return _copy_of(task.status)
 
     def statuses(self) -> list[pb.CopyStatusReply]:
-        """Of all tasks that run, and of those that ended last."""
+        """The status of all running tasks, and of the last finished ones."""
         return [_copy_of(task.status) for task in self._tasks.values()]
 
     async def wait(self, task_id: int) -> pb.CopyStatusReply:
-        """Until that task has ended, if it runs."""
+        """Wait until that task has ended, if it runs."""
         task = self._tasks.get(task_id)
         if task is not None and task.work is not None:
             await asyncio.shield(task.work)
         return self.status(task_id)
 
     async def stop(self) -> None:
-        """End all tasks and remove what they made; before the store stops."""
+        """End all tasks and remove their drafts; before the store stops."""
         self._stopping = True
         works = [task.work for task in self._running.values() if task.work is not None]
         for work in works:
@@ -181,15 +183,15 @@ class Copier:
     # --- a task's life ---------------------------------------------------------------------------------------
 
     def _still_holds(self, task: _Task) -> bool:
-        """Whether its status is what a new run would come to: it runs, or its replica is still here."""
+        """Whether a new run would give the same status: the task runs, or its replica still exists."""
         if task.status.state == State.RUNNING:
             return True
-        found = self._store.replicas.get(task.request.extent_id)
+        replica = self._store.replicas.get(task.request.extent_id)
         return (
             task.status.state == State.DONE
-            and found is not None
-            and found.state.damaged_at is None
-            and found.state.meta.incarnation == task.status.replica.incarnation
+            and replica is not None
+            and replica.state.damaged_at is None
+            and replica.state.meta.incarnation == task.status.replica.incarnation
         )
 
     def _begin(self, request: pb.StartCopyRequest) -> None:
@@ -208,7 +210,7 @@ class Copier:
     async def _run(self, task: _Task) -> None:
         request, status = task.request, task.status
         try:
-            found = await self._copy(task)
+            replica = await self._copy(task)
         except NeveError as error:
             self._failed(task, error)
         except asyncio.CancelledError:
@@ -216,14 +218,14 @@ class Copier:
             status.error.CopyFrom(errors.to_message(ShuttingDown()))
             log.info("copy_stopped task=%d extent_id=%d", request.task_id, request.extent_id)
             raise
-        except Exception as error:  # the task's own loop: whatever it was, the manager hears of it
+        except Exception as error:  # top of the task: the manager gets every error as its status
             log.exception("copy_broken task=%d extent_id=%d", request.task_id, request.extent_id)
             self._failed(task, Internal(detail=f"{type(error).__name__}: {error}"))
         else:
-            assert found.state.seal is not None
-            seal = found.state.seal
+            assert replica.state.seal is not None
+            seal = replica.state.seal
             status.state = State.DONE
-            status.replica.CopyFrom(found.state.ref())
+            status.replica.CopyFrom(replica.state.ref())
             status.seal.length, status.seal.eversion, status.seal.digest = seal.length, seal.eversion, seal.digest
             self.counters.tasks_done += 1
             log.info("copy_done task=%d extent_id=%d length=%d", request.task_id, request.extent_id, seal.length)
@@ -242,10 +244,10 @@ class Copier:
         for task_id in finished[: max(0, len(finished) - FINISHED_MAX)]:
             del self._tasks[task_id]
 
-    # --- what is here ----------------------------------------------------------------------------------------
+    # --- the replica on this node ----------------------------------------------------------------------------
 
     async def _copy(self, task: _Task) -> Replica:
-        """Until there is a verified replica. Something else may change it meanwhile: then decide again."""
+        """Work until there is a verified replica. If something else changes it meanwhile, decide again."""
         request = task.request
         for _ in range(DECISIONS_MAX):
             decision = self._copies.decide(request)
@@ -254,33 +256,33 @@ class Copier:
             if isinstance(decision, core_copy.QuarantineFirst):
                 await self._quarantine(request, decision.reason)
             elif isinstance(decision, core_copy.VerifyHere):
-                found = await self._verify_here(task)
-                if found is not None:
-                    return found
+                replica = await self._verify_here(task)
+                if replica is not None:
+                    return replica
             else:
-                found = await self._make(task)
-                if found is not None:
-                    return found
+                replica = await self._make(task)
+                if replica is not None:
+                    return replica
         raise Internal(detail=f"the replica changed {DECISIONS_MAX} times while it was copied")
 
     async def _quarantine(self, request: pb.StartCopyRequest, reason: str) -> None:
-        found = self._store.replicas.get(request.extent_id)
-        if found is not None:
-            incarnation = found.state.meta.incarnation
+        replica = self._store.replicas.get(request.extent_id)
+        if replica is not None:
+            incarnation = replica.state.meta.incarnation
             await quarantine(self._store, request.extent_id, incarnation=incarnation, reason=reason)
 
     async def _verify_here(self, task: _Task) -> Replica | None:
-        """The replica that is here, if every byte of it is right (T35). A wrong one is known to be damaged after."""
-        found = self._store.replicas.get(task.request.extent_id)
-        if found is None:
+        """Return the existing replica if every byte of it is right (T35). A wrong one is marked as damaged."""
+        replica = self._store.replicas.get(task.request.extent_id)
+        if replica is None:
             return None
         result = await audit(self._store, task.request.extent_id, pacer=self._pacer)
-        if result.finding is not None or result.skipped or found.gone:
+        if result.finding is not None or result.skipped or replica.gone:
             return None
-        if result.replica.incarnation != found.state.meta.incarnation:
+        if result.replica.incarnation != replica.state.meta.incarnation:
             return None
-        await self._copies.sync_name(found)
-        return found
+        await self._copies.sync_name(replica)
+        return replica
 
     async def _make(self, task: _Task) -> Replica | None:
         request = task.request
@@ -295,7 +297,7 @@ class Copier:
     # --- bytes -----------------------------------------------------------------------------------------------
 
     async def _fill(self, task: _Task, draft: Draft) -> Seal:
-        """All bytes, with the right digest. Each source has its turn as the first one, should the digest be wrong."""
+        """Fill the draft until its digest is right; if it is wrong, start again with another source first."""
         request = task.request
         count = len(request.sources)
         task.digest = request.seal.digest
@@ -306,8 +308,8 @@ class Copier:
             task.digest = task.digest or digest
             if digest == task.digest:
                 return Seal(length=request.seal.length, eversion=request.seal.eversion, digest=digest)
-            # Every block is right and the whole is not: blocks of something else. No source can be told from another
-            # unless all came from one.
+            # Every block is valid but the whole is not: blocks of something else. Only if all came from one source is
+            # it known which source is wrong.
             detail = f"the digest of what was copied is {digest.hex()}, the seal's is {task.digest.hex()}"
             log.error("copy_digest_wrong extent_id=%d sources=%s", request.extent_id, sorted(task.used))
             if len(task.used) == 1:
@@ -318,21 +320,21 @@ class Copier:
         raise ReplicaDamaged(extent_id=request.extent_id, offset=0, detail=detail)
 
     async def _fetch_all(self, task: _Task, draft: Draft, order: list[int]) -> None:
-        """Every block, from the first source in `order` as long as that gives them, then from the next."""
+        """Fetch every block, from the first source in `order` as long as it succeeds, then from the next."""
         length = task.request.seal.length
-        failures: dict[int, _SourceFailed] = {}  # by number: at the block that is wanted now
+        failures: dict[int, _SourceFailed] = {}  # by source index: failures at the present block
         rounds = 0
         while draft.length < length:
             start = draft.length
-            number = next(number for number in order if number not in failures)
+            index = next(index for index in order if index not in failures)
             try:
-                await self._fetch_from(task, draft, number)
+                await self._fetch_from(task, draft, index)
             except _SourceFailed as failure:
-                self._note_failure(task, draft, number, failure)
+                self._note_failure(task, draft, index, failure)
                 if draft.length > start:
                     failures.clear()
                     rounds = 0
-                failures[number] = failure
+                failures[index] = failure
             if len(failures) == len(order):
                 rounds += 1
                 self._give_up(task, draft, failures, rounds)
@@ -340,19 +342,19 @@ class Copier:
                 failures.clear()
 
     def _give_up(self, task: _Task, draft: Draft, failures: dict[int, _SourceFailed], rounds: int) -> None:
-        """Raises, unless another round may help."""
+        """Raise, unless another round may help."""
         may_pass = any(failure.error.retriable for failure in failures.values())
         if may_pass and rounds < ROUNDS_MAX:
             return
         sources = task.request.sources
-        told = "; ".join(f"{sources[number].address}: {failure.error}" for number, failure in failures.items())
-        detail = f"no source gave the block at {draft.length}: {told}"
+        reasons = "; ".join(f"{sources[index].address}: {failure.error}" for index, failure in failures.items())
+        detail = f"no source gave the block at {draft.length}: {reasons}"
         if any(failure.damage for failure in failures.values()):
             raise ReplicaDamaged(extent_id=task.request.extent_id, offset=draft.length, detail=detail)
         raise ConnectFailed(address=sources[0].address, detail=detail)
 
-    async def _fetch_from(self, task: _Task, draft: Draft, number: int) -> None:
-        """Blocks from this source until the end, or until it fails. What was good stays in the draft."""
+    async def _fetch_from(self, task: _Task, draft: Draft, index: int) -> None:
+        """Fetch blocks from this source until the end, or until it fails. Good blocks stay in the draft."""
         length = task.request.seal.length
         rest = b""  # the beginning of a block, from this source
         while draft.length < length:
@@ -361,23 +363,23 @@ class Copier:
             size_bytes = min(max(self._range_bytes, _lacking(rest)), length - offset)
             if size_bytes == 0:
                 problem = blocks.Problem(draft.length, blocks.ProblemKind.CUT_SHORT, "it reaches beyond the seal")
-                raise self._bad_block(task, number, problem)
+                raise self._bad_block(task, index, problem)
             await self._pacer.take(size_bytes)
             await task.pacer.take(size_bytes)
-            chunk = await self._read_range(task, number, offset, size_bytes)
+            chunk = await self._read_range(task, index, offset, size_bytes)
             buffer = rest + bytes(chunk)
             taken = await draft.take(buffer)
             if taken.valid_bytes:
-                task.used.add(number)
+                task.used.add(index)
                 task.status.copied_bytes = draft.length
                 self.counters.copied_bytes += taken.valid_bytes
             if taken.problem is not None:
-                raise self._bad_block(task, number, taken.problem)
+                raise self._bad_block(task, index, taken.problem)
             rest = buffer[taken.valid_bytes :]
 
-    async def _read_range(self, task: _Task, number: int, offset: int, size_bytes: int) -> memoryview:
-        """The bytes as the source has read them from its disk; whether they are right blocks is checked later."""
-        wanted, source = task.request, task.request.sources[number]
+    async def _read_range(self, task: _Task, index: int, offset: int, size_bytes: int) -> memoryview:
+        """The bytes as the source read them from its disk; they are checked as blocks later."""
+        wanted, source = task.request, task.request.sources[index]
         request = pb.ReadRangeRequest(
             extent_id=wanted.extent_id, replica=source.replica, offset=offset, length=size_bytes
         )
@@ -392,8 +394,8 @@ class Copier:
             raise _SourceFailed(error, damage=isinstance(error, ReplicaDamaged)) from error
         seal, chunk = reply.message.seal, reply.attachment
         if seal.length != wanted.seal.length or (task.digest and seal.digest != task.digest):
-            detail = f"it is sealed as length {seal.length}, digest {seal.digest.hex()}: not the extent that is wanted"
-            self._report(task, number, offset=0, reason=detail)
+            detail = f"it is sealed as length {seal.length}, digest {seal.digest.hex()}: not the ordered extent"
+            self._report(task, index, offset=0, reason=detail)
             raise _SourceFailed(ReplicaDamaged(extent_id=wanted.extent_id, offset=0, detail=detail), damage=True)
         if len(chunk) != size_bytes or crc32c(chunk) != reply.message.payload_crc32c:
             detail = f"bytes [{offset}, {offset + size_bytes}) were changed or cut on the way"
@@ -402,22 +404,22 @@ class Copier:
         return chunk
 
     def _check_order(self, request: pb.StartCopyRequest) -> None:
-        """A delete may have come since: then the rest need not be copied."""
+        """Raise if the order no longer holds, for example after a delete: then the rest need not be copied."""
         decision = self._copies.decide(request)
         if isinstance(decision, Refuse):
             raise decision.error
 
     # --- sources that fail -----------------------------------------------------------------------------------
 
-    def _bad_block(self, task: _Task, number: int, problem: blocks.Problem) -> _SourceFailed:
-        """What came is what the source read from its disk, by the reply's checksum, and it is wrong."""
+    def _bad_block(self, task: _Task, index: int, problem: blocks.Problem) -> _SourceFailed:
+        """The reply's checksum shows that the source read these bytes from its disk, and they are wrong."""
         self.counters.bad_blocks += 1
-        self._report(task, number, offset=problem.offset, reason=str(problem))
+        self._report(task, index, offset=problem.offset, reason=str(problem))
         error = ReplicaDamaged(extent_id=task.request.extent_id, offset=problem.offset, detail=str(problem))
         return _SourceFailed(error, damage=True)
 
-    def _note_failure(self, task: _Task, draft: Draft, number: int, failure: _SourceFailed) -> None:
-        source = task.request.sources[number]
+    def _note_failure(self, task: _Task, draft: Draft, index: int, failure: _SourceFailed) -> None:
+        source = task.request.sources[index]
         log.warning(
             "copy_source_failed task=%d extent_id=%d source=%s offset=%d error=%s",
             task.request.task_id,
@@ -428,13 +430,13 @@ class Copier:
         )
         self.counters.source_failures += 1
 
-    def _report(self, task: _Task, number: int, *, offset: int, reason: str) -> None:
-        if self._on_bad is not None and number not in task.reported:
-            task.reported.add(number)
+    def _report(self, task: _Task, index: int, *, offset: int, reason: str) -> None:
+        if self._on_bad is not None and index not in task.reported:
+            task.reported.add(index)
             self._on_bad(
                 BadReplica(
                     extent_id=task.request.extent_id,
-                    replica=task.request.sources[number].replica,
+                    replica=task.request.sources[index].replica,
                     offset=offset,
                     reason=reason,
                     reporter=self._reporter,
@@ -443,7 +445,7 @@ class Copier:
 
 
 def _lacking(rest: bytes) -> int:
-    """How many bytes the block that begins with `rest` lacks, as far as that is known."""
+    """How many bytes the block that begins with `rest` lacks; 0 while its header is incomplete."""
     if len(rest) < blocks.HEADER_BYTES:
         return 0
     _, size_bytes, _ = blocks.parse_header(rest)

@@ -1,14 +1,16 @@
-"""The store's side of a copy: a file beside the extents that becomes a sealed replica when it is whole (rule 22).
+"""The store's part of a copy: a draft file that becomes a sealed replica when it is whole (protocol rule 22).
 
     draft = await store.copies.begin(request)
-    await draft.take(buffer)              any number of times: whole blocks that are right are written, the rest is not
-    found = await store.copies.install(draft, seal)
+    await draft.take(buffer)              any number of times: valid whole blocks are written, the rest is not
+    await draft.finish(seal)
+    replica = await store.copies.install(draft, request)
 
-Invariants: a draft is in `tmp/` until all of its bytes, attributes and index are on stable storage; a start empties
-            `tmp/`, so that a crash at any point leaves no replica or a whole one (T34, T35);
-            it is a new inode with a new incarnation: no journal record and no late request fits it (rule 11);
-            there is one live replica of an extent on a node, also on different disks: the old one goes aside first;
-            the draft holds nothing but verified blocks, in their order.
+Invariants: a draft is in `tmp/` until all of its bytes, attributes and index are on stable storage. A start empties
+            `tmp/`, so a crash at any point leaves no replica or a whole one (T34, T35);
+            it is a new inode with a new incarnation: no journal record and no late request matches it (protocol
+            rule 11);
+            a node has one live replica of an extent, over all its disks: the old one is moved aside first;
+            the draft holds only verified blocks, in their order.
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A file system that writes data before the names and attributes which need it (ext4) would otherwise make every fsync
-# of an append wait for all that a copy has written so far.
+# A file system that writes data before the names and attributes that need it (ext4) would otherwise make every fsync of
+# an append wait for everything that a copy has written so far.
 SYNC_BYTES = 16 << 20
 
 
 class Taken(NamedTuple):
-    """What became of a buffer: so many bytes of it are whole, right blocks and are written."""
+    """The outcome of taking a buffer: this many bytes of it are valid whole blocks, and are written."""
 
     valid_bytes: int
-    problem: blocks.Problem | None  # of the block behind them, if all of it is in the buffer
+    problem: blocks.Problem | None  # of the next block, if all of it is in the buffer
 
 
 class Draft:
-    """A copy in the making. One task uses it; `discard` it unless it was installed."""
+    """An unfinished copy. One task uses it, and must `discard` it in the end, installed or not."""
 
     def __init__(self, store: StoreState, disk: Disk, meta: Meta, task_id: int, length: int) -> None:
         self.disk = disk
@@ -82,15 +84,15 @@ class Draft:
         return (await self._run(self._scanner.finish)).digest
 
     async def restart(self) -> None:
-        """Throw away what was taken."""
+        """Drop all bytes and begin again."""
         await self._run(self._restart)
 
     async def finish(self, seal: Seal) -> None:
-        """All bytes are there and are the seal's: make them, the attributes and the index durable."""
+        """Make the bytes, attributes and index durable. All bytes are there and match the seal."""
         await self._run(self._finish, seal)
 
     async def discard(self) -> None:
-        """Close it, and remove it unless it was installed. A file that cannot be removed goes at the next start."""
+        """Close the draft, and remove it unless it was installed. What cannot be removed goes at the next start."""
         try:
             await run_to_end(self._store, self._discard)
         except OSError as error:
@@ -108,11 +110,11 @@ class Draft:
 
     def _open(self) -> None:
         fs = self.disk.fs
-        self._remove()  # of an earlier try of this task, which could not be removed then
+        self._remove()  # left by an earlier attempt of this task, if it could not be removed then
         self._fd = fs.open(self.path, create=True, exclusive=True)
         fs.set_xattr(self._fd, attributes.META, attributes.encode_meta(self.meta))
         if self.length_wanted:
-            fs.preallocate(self._fd, self.length_wanted)  # a disk without room for all of it says so now
+            fs.preallocate(self._fd, self.length_wanted)  # fails now if the disk has no room for all of it
 
     def _take(self, buffer: bytes) -> Taken:
         assert self._fd is not None
@@ -137,7 +139,7 @@ class Draft:
         assert self._fd is not None
         fs, result = self.disk.fs, self._scanner.finish()
         if result.problem is not None or result.valid_length != seal.length or result.digest != seal.digest:
-            raise Internal(detail=f"a copy of {self.meta} is not what it is to be sealed as, {seal}")
+            raise Internal(detail=f"a copy of {self.meta} does not match its seal, {seal}")
         made = Attributes(meta=self.meta, fenced=True, seal=seal)
         for name, value in attributes.encode_all(made).items():
             fs.set_xattr(self._fd, name, value)
@@ -149,14 +151,14 @@ class Draft:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # Derived data: the first read makes it anew.
+            # Derived data: the first read makes it again.
             log.warning("index_not_written extent_id=%d error=%s", self.meta.extent_id, error)
             if fs.stat(self.index_path + ".new") is not None:
                 fs.unlink(self.index_path + ".new")
         self.finished = made
 
     def install(self) -> None:
-        """Give it its name, durably; nothing else has that name."""
+        """Give the file its name, durably. No other file has that name."""
         fs, extent_id = self.disk.fs, self.meta.extent_id
         fs.rename(self.path, self.disk.extent_path(extent_id))
         if fs.stat(self.index_path) is not None:
@@ -177,10 +179,10 @@ class Draft:
 
 
 def _whole_end(buffer: bytes) -> int:
-    """Where the blocks end that are whole by their headers; the end of all if one of them cannot be a header.
+    """The end of the blocks that are whole by their headers; the end of the buffer if one of them is no valid header.
 
-    A block that goes on beyond the buffer is not judged: `blocks.verify` would look for flipped bits in its size, and
-    in some right ones it finds one by chance, once in some 10^8. A copy of those would never succeed.
+    A block that continues beyond the buffer is not checked: `blocks.verify` would search for flipped bits in its size,
+    and finds one by chance in about one of 10^8 correct blocks. A copy with such a block would never succeed.
     """
     at, end = 0, len(buffer)
     types = {kind.value for kind in blocks.BlockType}
@@ -195,13 +197,13 @@ def _whole_end(buffer: bytes) -> int:
 
 
 class Copies:
-    """What the copier asks of the store."""
+    """The store's interface for the copier."""
 
     def __init__(self, store: StoreState) -> None:
         self._store = store
 
     def decide(self, request: pb.StartCopyRequest) -> core_copy.CopyDecision:
-        """What the order means now."""
+        """What the order requires now."""
         return self._decide(self._store.replicas.get(request.extent_id), request)
 
     def choose_disk(self, request: pb.StartCopyRequest) -> Disk:
@@ -224,7 +226,7 @@ class Copies:
         return max(usable, key=lambda disk: (disk.state is DiskState.WRITABLE, disk.usage.free_bytes))
 
     async def begin(self, request: pb.StartCopyRequest) -> Draft:
-        """A new, empty draft on a disk that has room for all of it."""
+        """A new, empty draft on a disk with room for all of it."""
         store = self._store
         store.check_running()
         disk = self.choose_disk(request)
@@ -234,7 +236,7 @@ class Copies:
             incarnation=store.rng.getrandbits(63) + 1,
             stream_id=request.stream_id,
             created_ms=store.wall_clock_ms(),
-            extent_bytes_max=max(request.seal.length, 1),  # it takes no append, so that this is its size for ever
+            extent_bytes_max=max(request.seal.length, 1),  # it accepts no append, so its size never changes
             node_id=store.config.node_id,
             disk_uuid=disk.uuid,
         )
@@ -247,7 +249,7 @@ class Copies:
         return draft
 
     async def install(self, draft: Draft, request: pb.StartCopyRequest) -> Replica | None:
-        """Make a finished draft this node's replica. None: what is here has changed and must be looked at again."""
+        """Make a finished draft this node's replica. None: the existing replica has changed, so decide again."""
         assert draft.finished is not None, draft
         self._store.check_running()
         work = self._store.spawn(self._install(draft, request))
@@ -257,18 +259,18 @@ class Copies:
             await asyncio.wait([work])  # it uses the draft, which the caller discards next
             raise
 
-    async def sync_name(self, found: Replica) -> None:
-        """The process that gave the file its name may have died before that was durable."""
+    async def sync_name(self, replica: Replica) -> None:
+        """Make the file's name durable: the process that gave it may have died before that."""
         try:
-            await self._store.run(found.fs.fsync_dir, found.disk.extent_folder(found.extent_id))
+            await self._store.run(replica.fs.fsync_dir, replica.disk.extent_folder(replica.extent_id))
         except OSError as error:
-            raise self._store.disk_error(found.disk, found.extent_id, error) from error
+            raise self._store.disk_error(replica.disk, replica.extent_id, error) from error
 
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _decide(self, old: Replica | None, request: pb.StartCopyRequest) -> core_copy.CopyDecision:
         if old is not None and old.disk.state is DiskState.OFFLINE:
-            return core_copy.MakeCopy()  # it is out of reach, for readers too; after a repair the sealed one wins
+            return core_copy.MakeCopy()  # the old one is out of reach; if its disk returns, the sealed one is served
         return core_copy.decide_copy(self._store.existing(request.extent_id), request)
 
     async def _install(self, draft: Draft, request: pb.StartCopyRequest) -> Replica | None:
@@ -280,7 +282,7 @@ class Copies:
             old = store.replicas.get(extent_id)
             if old is None:
                 return await self._replace(None, draft, request)
-            # Not `store.turn`: that refuses a replica on a failed disk, which is just what may be replaced.
+            # Not `store.turn`, which refuses a replica on a failed disk: exactly such a replica may be replaced.
             await old.lock.enqueue()
             try:
                 return await self._replace(None if old.gone else old, draft, request)
@@ -291,7 +293,7 @@ class Copies:
             name_taken.set_result(None)
 
     async def _replace(self, old: Replica | None, draft: Draft, request: pb.StartCopyRequest) -> Replica | None:
-        """The name is ours, and so is the old replica's turn."""
+        """Install the draft. The caller holds the extent's name and the old replica's turn."""
         decision = self._decide(old, request)
         if isinstance(decision, Refuse):
             raise decision.error
@@ -327,7 +329,7 @@ class Copies:
             decision.reason,
         )
         move = disk.move_to_trash if decision.aside is Aside.TRASH else disk.move_to_quarantine
-        with contextlib.suppress(OSError):  # it goes as it is
+        with contextlib.suppress(OSError):  # it is moved even without its deferred bytes
             old.write_deferred()
         try:
             await store.run(move, extent_id, old.state.meta.incarnation, store.wall_clock_ms())

@@ -1,4 +1,4 @@
-"""What a node has: its replicas, one or a page of them, and its disks. Reads the store's state and changes nothing."""
+"""Lists of what a node has: its replicas, one or a page of them, and its disks. Reads the store's state only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _DISK_STATES = {
 
 
 class Inventory:
+    """Answers queries about a store's replicas and disks."""
+
     def __init__(self, store: StoreState) -> None:
         self._store = store
         self._ids_sorted: list[int] = []
 
     def describe(self, request: pb.DescribeReplicaRequest) -> pb.ReplicaInfo:
-        """The replica that the request names; raises why it is not here."""
+        """The replica that the request names; raises the reason if it does not exist."""
         extent_id = request.extent_id
         state = core.present(self._store.existing(extent_id), wanted=request.replica, extent_id=extent_id)
         if isinstance(state, NeveError):
@@ -33,9 +35,9 @@ class Inventory:
         return _info(self._store.replicas[extent_id])
 
     def list(self, *, after_extent_id: int, limit: int, unsealed_only: bool) -> tuple[Sequence[pb.ReplicaInfo], bool]:
-        """Replicas by extent id, and whether there are more."""
+        """A page of replicas by extent id, and whether there are more."""
         replicas = self._store.replicas
-        if self._store.names_changed:  # sorting 100,000 ids takes 20 ms: not for every page of a list
+        if self._store.names_changed:  # sorting 100,000 ids takes 20 ms: too long for every page
             self._store.names_changed = False
             self._ids_sorted = sorted(replicas)
         chosen: list[pb.ReplicaInfo] = []
@@ -49,7 +51,7 @@ class Inventory:
         return chosen, False
 
     def disks(self) -> Sequence[pb.DiskInfo]:
-        """State and usage of each disk that is used, and of folders that were refused, as offline."""
+        """State and usage of each disk in use. Refused folders are listed as offline."""
         infos = [
             pb.DiskInfo(
                 disk_uuid=disk.uuid,
@@ -74,5 +76,5 @@ class Inventory:
 def _info(replica: Replica) -> pb.ReplicaInfo:
     info = core.replica_info(replica.state)
     if not replica.verified and replica.state.seal is None:
-        info.kind = pb.LengthAnswer.UNSPECIFIED  # its bytes were not verified since the unclean stop
+        info.kind = pb.LengthAnswer.UNSPECIFIED  # its bytes have not been verified since the unclean stop
     return info

@@ -1,13 +1,13 @@
-"""Sealed extents that are open: descriptor, mapping and index, the least recently used closed first.
+"""Open sealed extents: descriptor, mapping and index of each. The least recently used are closed first.
 
-Mapped pages that are not in memory stop whoever touches them, and a bad sector under a mapping is a SIGBUS that ends
-the process. So a range that the kernel does not have in memory is first read by `pread` in a thread, which brings its
-pages in or says EIO; what was in memory once is then served from the mapping without a thread, a copy or a call. Large
-ranges a transport may send from the file itself: what cannot be read there after all is an error of that call, and
-never a SIGBUS.
+Touching a mapped page that is not in memory blocks the thread, and a bad sector under a mapping is a SIGBUS that ends
+the process. So a range that the kernel does not have in memory is first read by `pread` in a thread, which loads its
+pages or raises EIO. A range that was in memory once is then served from the mapping, without a thread, a copy or a
+call. A transport may send large ranges from the file itself: a failed read there is an error of that call, never a
+SIGBUS.
 
-Invariants: at most `files_max` are open beside those in use; one in use is not closed;
-            nothing is served from a mapping that was not seen in memory, or read by `pread`, in this opening.
+Invariants: at most `files_max` are open besides those in use; one in use is not closed;
+            nothing is served from a mapping that was not seen in memory, or read by `pread`, since it was opened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Read at once when a range is touched for the first time: a sequential reader then waits for every 64th 4 KiB block.
+# Read at once when a range is first touched: a sequential reader then waits only for every 64th 4 KiB block.
 WARM_BYTES = 256 * 1024
 
 
@@ -55,18 +55,18 @@ class SealedFile:
             self._warm[chunk] = 1
 
     def note_cold(self, start: int, end: int) -> None:
-        """What was brought in cannot be read any more: `pread` shall see why."""
+        """Forget that the range is in memory, because sending it failed: the next `pread` shows why."""
         first, last = start // WARM_BYTES, -(-end // WARM_BYTES)
         self._warm[first:last] = bytes(last - first)
 
     def cold_chunks(self, start: int, end: int) -> list[int]:
-        """Offsets of the chunks that have to be read first."""
+        """Offsets of the chunks that must be read first."""
         chunks = range(start // WARM_BYTES, -(-end // WARM_BYTES))
         return [chunk * WARM_BYTES for chunk in chunks if not self._warm[chunk]]
 
 
 class SealedRange(NamedTuple):
-    """A part of a sealed extent that was brought in: bytes for a transport, which may take them from the file."""
+    """A warm part of a sealed extent: bytes for a transport, which may send them from the file."""
 
     opened: SealedFile
     offset: int
@@ -81,68 +81,70 @@ class SealedRange(NamedTuple):
 
 
 class SealedFiles:
+    """The cache of open sealed extents."""
+
     def __init__(self, store: StoreState) -> None:
         self._store = store
         self._open: OrderedDict[Replica, SealedFile] = OrderedDict()
         self._opening: dict[Replica, asyncio.Task[SealedFile]] = {}
 
-    def get(self, found: Replica) -> SealedFile | None:
-        opened = self._open.get(found)
+    def get(self, replica: Replica) -> SealedFile | None:
+        opened = self._open.get(replica)
         if opened is not None:
-            self._open.move_to_end(found)
+            self._open.move_to_end(replica)
         return opened
 
-    async def open(self, found: Replica) -> SealedFile:
-        """Open and map it; a missing or wrong index is rebuilt. ReplicaDamaged if the bytes are not the seal's."""
-        task = self._opening.get(found)
-        if task is None:  # one at a time: whoever comes meanwhile shares it, as rebuilding an index takes seconds
-            task = self._opening[found] = self._store.spawn(self._open_once(found))
-            task.add_done_callback(lambda _: self._opening.pop(found, None))
+    async def open(self, replica: Replica) -> SealedFile:
+        """Open and map the extent; a missing or wrong index is rebuilt. ReplicaDamaged if its bytes are wrong."""
+        task = self._opening.get(replica)
+        if task is None:  # one at a time, shared by all callers, because rebuilding an index takes seconds
+            task = self._opening[replica] = self._store.spawn(self._open_once(replica))
+            task.add_done_callback(lambda _: self._opening.pop(replica, None))
         return await asyncio.shield(task)
 
-    async def _open_once(self, found: Replica) -> SealedFile:
-        assert found.state.seal is not None
+    async def _open_once(self, replica: Replica) -> SealedFile:
+        assert replica.state.seal is not None
         try:
-            opened = await self._store.run(_open, found, found.state.seal)
+            opened = await self._store.run(_open, replica, replica.state.seal)
         except OSError as error:
-            raise self._store.disk_error(found.disk, found.extent_id, error) from error
+            raise self._store.disk_error(replica.disk, replica.extent_id, error) from error
         except ReplicaDamaged as error:
-            found.state.note_damaged(error.offset)
-            log.error("replica_damaged extent_id=%d offset=%d", found.extent_id, error.offset)
+            replica.state.note_damaged(error.offset)
+            log.error("replica_damaged extent_id=%d offset=%d", replica.extent_id, error.offset)
             raise
-        if found.gone:
-            found.fs.close(opened.fd)
-            raise ReplicaMissing(extent_id=found.extent_id, detail="it was deleted or quarantined just now")
-        self._open[found] = opened
+        if replica.gone:
+            replica.fs.close(opened.fd)
+            raise ReplicaMissing(extent_id=replica.extent_id, detail="it was deleted or quarantined just now")
+        self._open[replica] = opened
         self._close_oldest()
         return opened
 
-    def is_warm(self, found: Replica, opened: SealedFile, start: int, end: int) -> bool:
-        """Whether [start, end) may be served without waiting."""
+    def is_warm(self, replica: Replica, opened: SealedFile, start: int, end: int) -> bool:
+        """Whether [start, end) can be served without waiting."""
         if opened.is_warm(start, end):
             return True
         first, last = start // WARM_BYTES * WARM_BYTES, -(-end // WARM_BYTES) * WARM_BYTES
-        if not found.fs.is_resident(opened.view, first, min(last, len(opened.view))):
+        if not replica.fs.is_resident(opened.view, first, min(last, len(opened.view))):
             return False
         opened.note_warm(start, end)
         return True
 
-    async def warm(self, found: Replica, opened: SealedFile, start: int, end: int) -> None:
+    async def warm(self, replica: Replica, opened: SealedFile, start: int, end: int) -> None:
         """Bring the pages of [start, end) into memory."""
         opened.pins += 1
         try:
-            await self._store.run(_read_chunks, found, opened, opened.cold_chunks(start, end))
+            await self._store.run(_read_chunks, replica, opened, opened.cold_chunks(start, end))
         except OSError as error:
-            raise self._store.disk_error(found.disk, found.extent_id, error) from error
+            raise self._store.disk_error(replica.disk, replica.extent_id, error) from error
         finally:
             opened.pins -= 1
             self._close_oldest()
         opened.note_warm(start, end)
 
-    def forget(self, found: Replica) -> None:
-        """Close it as soon as nobody uses it. Answers under way keep the mapping until they are sent."""
-        if found in self._open:
-            self._open.move_to_end(found, last=False)
+    def forget(self, replica: Replica) -> None:
+        """Close the file when it is no longer in use. Replies under way keep the mapping until they are sent."""
+        if replica in self._open:
+            self._open.move_to_end(replica, last=False)
             self._close_oldest(keep=len(self._open) - 1)
 
     def close_all(self) -> None:
@@ -150,24 +152,24 @@ class SealedFiles:
 
     def _close_oldest(self, keep: int | None = None) -> None:
         keep = self._store.config.sealed_files_max if keep is None else keep
-        for found in list(self._open):
+        for replica in list(self._open):
             if len(self._open) <= keep:
                 return
-            opened = self._open[found]
+            opened = self._open[replica]
             if opened.pins == 0:
-                del self._open[found]
-                opened.kernel_fd = None  # from now on the number may be another file's
-                found.fs.close(opened.fd)
+                del self._open[replica]
+                opened.kernel_fd = None  # the kernel may reuse the number for another file
+                replica.fs.close(opened.fd)
 
 
-def _open(found: Replica, seal: Seal) -> SealedFile:
-    """Blocks."""
-    fs, disk, extent_id = found.fs, found.disk, found.extent_id
+def _open(replica: Replica, seal: Seal) -> SealedFile:
+    """Open and map a sealed extent; blocks."""
+    fs, disk, extent_id = replica.fs, replica.disk, replica.extent_id
     fd = fs.open(disk.extent_path(extent_id), writable=False)
     try:
         blocks = index.load(fs, disk.index_path(extent_id), extent_id=extent_id, seal=seal)
         if blocks is None:
-            blocks = _rebuild_index(found, fd, seal)
+            blocks = _rebuild_index(replica, fd, seal)
         if fs.fstat(fd).size_bytes < seal.length:
             raise ReplicaDamaged(extent_id=extent_id, offset=fs.fstat(fd).size_bytes, detail="bytes are missing")
         return SealedFile(fd, fs.map(fd, seal.length), blocks, fs.kernel_fd(fd))
@@ -176,25 +178,25 @@ def _open(found: Replica, seal: Seal) -> SealedFile:
         raise
 
 
-def _rebuild_index(found: Replica, fd: int, seal: Seal) -> BlockIndex:
-    result = scan.scan_file(found.fs, fd, end=seal.length)
+def _rebuild_index(replica: Replica, fd: int, seal: Seal) -> BlockIndex:
+    result = scan.scan_file(replica.fs, fd, end=seal.length)
     if result.problem is not None or result.valid_length != seal.length:
         offset = result.valid_length
-        raise ReplicaDamaged(extent_id=found.extent_id, offset=offset, detail=str(result.problem))
+        raise ReplicaDamaged(extent_id=replica.extent_id, offset=offset, detail=str(result.problem))
     if result.digest != seal.digest:
-        raise ReplicaDamaged(extent_id=found.extent_id, offset=0, detail="its digest is not the seal's")
-    log.warning("index_rebuilt extent_id=%d blocks=%d", found.extent_id, len(result.sizes))
+        raise ReplicaDamaged(extent_id=replica.extent_id, offset=0, detail="its digest is not the seal's")
+    log.warning("index_rebuilt extent_id=%d blocks=%d", replica.extent_id, len(result.sizes))
     try:
-        return found.write_index(seal, result)
+        return replica.write_index(seal, result)
     except OSError as error:
-        # Derived data: the disk may be full or read-only, and the read goes on without the file.
-        log.warning("index_not_written extent_id=%d error=%s", found.extent_id, error)
-        return index.from_scan(found.extent_id, seal, result)
+        # Derived data: the disk may be full or read-only, and the read works without the file.
+        log.warning("index_not_written extent_id=%d error=%s", replica.extent_id, error)
+        return index.from_scan(replica.extent_id, seal, result)
 
 
-def _read_chunks(found: Replica, opened: SealedFile, chunks: list[int]) -> None:
-    """Blocks. The bytes are dropped: that the kernel has them now is all that matters."""
+def _read_chunks(replica: Replica, opened: SealedFile, chunks: list[int]) -> None:
+    """Read the chunks into the page cache and drop the bytes; blocks."""
     for offset in chunks:
         wanted = min(WARM_BYTES, len(opened.view) - offset)
-        if len(found.fs.pread(opened.fd, wanted, offset)) < wanted:
-            raise ReplicaDamaged(extent_id=found.extent_id, offset=offset, detail="bytes are missing")
+        if len(replica.fs.pread(opened.fd, wanted, offset)) < wanted:
+            raise ReplicaDamaged(extent_id=replica.extent_id, offset=offset, detail="bytes are missing")

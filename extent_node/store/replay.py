@@ -1,18 +1,18 @@
-"""Applies the journal's records to replicas on start (rules 11, 13).
+"""Applies the journal's records to replicas on start (protocol rules 11 and 13).
 
-Bytes above an extent's own last sync are whatever a power cut left of them; the journal has the truth for those that it
-holds. A record is written at its place if the extent is whole up to there; what stands there already must be equal, or
-not a valid block.
+Above an extent's last sync, a power cut leaves arbitrary bytes in its file. For bytes that the journal has, the journal
+is right. A record is written at its offset if the extent is whole up to there. The bytes already there must be equal,
+or not a valid block.
 
-Invariants: nothing is written beyond a gap, to a sealed replica, or to another making of the file (T26);
+Invariants: nothing is written beyond a gap, to a sealed replica, or to a file of another incarnation (T26);
             a valid block is never replaced by other bytes: that is damage, and the replica becomes doubtful;
             equal bytes are written again: a sync that failed just before the end may have left them in the page cache
-            as clean, and the sync that follows would then not write them (T23);
-            everything applied is synced before the journal begins afresh;
-            a record that could not be applied, because its disk is not here, fails or is full, is given up by nobody
-            but the operator: its segment is kept;
-            few files are open at a time, however many have records; being short of descriptors is no disk's fault and
-            ends the start.
+            as clean, and the next sync would then not write them (T23);
+            everything applied is synced before the journal begins a new chain;
+            if a record's disk is absent, fails or is full, only the operator can give the record up: its segment is
+            kept;
+            few files are open at a time, however many have records; a shortage of descriptors is not a disk's fault
+            and ends the start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from neve.proto import blocks
 log = logging.getLogger(__name__)
 
 _WALK_BYTES = 4 << 20
-# Files open at a time. The oldest is synced and closed for the next: a journal has records of thousands of extents.
+# Files open at a time. For the next one the oldest is synced and closed: thousands of extents may have records.
 OPEN_MAX = 256
 
 
@@ -40,18 +40,20 @@ class Target:
     """A replica that has records in the journal."""
 
     valid_end: int  # [first record, valid_end) are valid blocks
-    durable_end: int = 0  # what its records prove
-    problem: str = ""  # why it must be doubtful
+    durable_end: int = 0  # proved by its records
+    problem: str = ""  # why it must become doubtful
 
 
 @dataclass(slots=True)
 class Replay:
+    """The outcome of a replay, and its progress while it runs."""
+
     targets: dict[Replica, Target] = field(default_factory=dict)
     kept: dict[int, dict[int, None]] = field(default_factory=dict)  # segment number → short ids of disks that need it
-    stalled: dict[Replica, str] = field(default_factory=dict)  # no room for its records; why
-    failed: dict[Disk, str] = field(default_factory=dict)  # while its records were applied; why
-    numbers: dict[Disk, dict[int, None]] = field(default_factory=dict)  # segments with records of this disk
-    applied: dict[Replica, dict[int, None]] = field(default_factory=dict)  # and of this replica
+    stalled: dict[Replica, str] = field(default_factory=dict)  # replicas without room for their records → why
+    failed: dict[Disk, str] = field(default_factory=dict)  # disks that failed during the replay → why
+    numbers: dict[Disk, dict[int, None]] = field(default_factory=dict)  # segments with records of the disk
+    applied: dict[Replica, dict[int, None]] = field(default_factory=dict)  # segments with applied records
     opened: dict[Replica, None] = field(default_factory=dict)  # not synced since their last record, oldest first
     records: int = 0
     bytes_written: int = 0
@@ -60,14 +62,14 @@ class Replay:
     def keep(self, record: Record) -> None:
         self.kept.setdefault(record.segment_number, {})[record.disk] = None
 
-    def note_stalled(self, found: Replica, error: OSError) -> None:
-        """All of its records stay, also those that were written: they are not synced, and will not be."""
-        self.stalled[found] = f"{type(error).__name__}: {error}"
-        for number in self.applied.get(found, ()):
-            self.kept.setdefault(number, {})[found.disk.short_id] = None
+    def note_stalled(self, replica: Replica, error: OSError) -> None:
+        """Keep all of its records, including those written: they are not synced, and will not be."""
+        self.stalled[replica] = f"{type(error).__name__}: {error}"
+        for number in self.applied.get(replica, ()):
+            self.kept.setdefault(number, {})[replica.disk.short_id] = None
 
     def note_failed(self, disk: Disk, error: OSError) -> None:
-        """All of its records stay: what was written of them is not synced."""
+        """Keep all records of the disk: those written are not synced."""
         self.failed.setdefault(disk, f"{type(error).__name__}: {error}")
         for number in self.numbers.get(disk, ()):
             self.kept.setdefault(number, {})[disk.short_id] = None
@@ -76,7 +78,7 @@ class Replay:
 def replay(
     chain: Chain, disks: Mapping[int, Disk], replicas: Mapping[int, Replica], *, given_up: Set[int] = frozenset()
 ) -> Replay:
-    """Apply all records and sync every replica that had one; blocks. `given_up`: disks whose records nobody needs."""
+    """Apply all records and sync every replica that had one; blocks. `given_up`: disks whose records are dropped."""
     result = Replay()
     for record, payload in chain.records():
         if record.disk in given_up:
@@ -87,86 +89,86 @@ def replay(
             result.keep(record)
             continue
         result.numbers.setdefault(disk, {})[record.segment_number] = None
-        found = replicas.get(record.extent_id)
-        if found is None or not _is_for(record, found, disk):
+        replica = replicas.get(record.extent_id)
+        if replica is None or not _is_for(record, replica, disk):
             result.skipped += 1
-        elif found in result.stalled:
+        elif replica in result.stalled:
             result.keep(record)
         else:
             result.records += 1
-            result.applied.setdefault(found, {})[record.segment_number] = None
-            _apply(result, record, payload, found)
-    for found in list(result.opened):
-        _sync_and_close(result, found)
+            result.applied.setdefault(replica, {})[record.segment_number] = None
+            _apply(result, record, payload, replica)
+    for replica in list(result.opened):
+        _sync_and_close(result, replica)
     return result
 
 
-def _is_for(record: Record, found: Replica, disk: Disk) -> bool:
-    return found.disk is disk and found.state.meta.incarnation == record.incarnation and found.state.seal is None
+def _is_for(record: Record, replica: Replica, disk: Disk) -> bool:
+    return replica.disk is disk and replica.state.meta.incarnation == record.incarnation and replica.state.seal is None
 
 
-def _apply(result: Replay, record: Record, payload: memoryview, found: Replica) -> None:
+def _apply(result: Replay, record: Record, payload: memoryview, replica: Replica) -> None:
     try:
-        _open(result, found)
-        target = result.targets.get(found)
+        _open(result, replica)
+        target = result.targets.get(replica)
         if target is None:
-            target = result.targets[found] = Target(valid_end=_valid_end(found, record.offset))
+            target = result.targets[replica] = Target(valid_end=_valid_end(replica, record.offset))
         target.durable_end = max(target.durable_end, record.offset + record.payload_bytes)
         if not target.problem:
-            target.problem = _apply_to(result, record, payload, found, target)
+            target.problem = _apply_to(result, record, payload, replica, target)
     except OSError as error:
         if error.errno in SHORT_OF_RESOURCES:
             raise
         result.keep(record)
         if error.errno in FULL:
-            result.note_stalled(found, error)
+            result.note_stalled(replica, error)
         else:
-            result.note_failed(found.disk, error)
+            result.note_failed(replica.disk, error)
 
 
-def _open(result: Replay, found: Replica) -> None:
-    """It is open, and the youngest of those that are."""
-    if found not in result.opened and len(result.opened) >= OPEN_MAX:
+def _open(result: Replay, replica: Replica) -> None:
+    """Open the file, or mark it as the most recently used."""
+    if replica not in result.opened and len(result.opened) >= OPEN_MAX:
         _sync_and_close(result, next(iter(result.opened)))
-    result.opened.pop(found, None)
-    found.open()
-    result.opened[found] = None
+    result.opened.pop(replica, None)
+    replica.open()
+    result.opened[replica] = None
 
 
-def _sync_and_close(result: Replay, found: Replica) -> None:
-    """What was written to it is durable, unless its disk has failed or is full."""
-    del result.opened[found]
-    target = result.targets.get(found)
-    if target is not None and found.disk not in result.failed and found not in result.stalled:
-        _sync(result, found, target)
-    found.close()
+def _sync_and_close(result: Replay, replica: Replica) -> None:
+    """Make its written records durable, unless its disk has failed or is full."""
+    del result.opened[replica]
+    target = result.targets.get(replica)
+    if target is not None and replica.disk not in result.failed and replica not in result.stalled:
+        _sync(result, replica, target)
+    replica.close()
 
 
-def _apply_to(result: Replay, record: Record, payload: memoryview, found: Replica, target: Target) -> str:
+def _apply_to(result: Replay, record: Record, payload: memoryview, replica: Replica, target: Target) -> str:
     end = record.offset + record.payload_bytes
     if record.offset > target.valid_end:
         return f"bytes [{target.valid_end}, {record.offset}) below a journal record are not there"
     compared = min(end, target.valid_end) - record.offset
-    here = read_exactly(found.fs, found.fd, record.offset, compared)
+    here = read_exactly(replica.fs, replica.fd, record.offset, compared)
     if here != payload[:compared]:
         return f"a valid block at or above {record.offset} differs from the journal's"
-    write_all(found.fs, found.fd, bytes(payload), record.offset)
+    write_all(replica.fs, replica.fd, bytes(payload), record.offset)
     result.bytes_written += record.payload_bytes - compared
     if end > target.valid_end:
-        # What was behind the bytes that are whole again may be whole, too.
-        target.valid_end = _valid_end(found, end)
+        # The bytes behind the restored ones may be valid blocks, too.
+        target.valid_end = _valid_end(replica, end)
     return ""
 
 
-def _valid_end(found: Replica, start: int) -> int:
-    """The end of the run of valid blocks that begins at `start`; 0 if the file does not even reach it."""
-    size_bytes = found.fs.fstat(found.fd).size_bytes
+def _valid_end(replica: Replica, start: int) -> int:
+    """The end of the run of valid blocks that begins at `start`; 0 if the file is shorter than that."""
+    size_bytes = replica.fs.fstat(replica.fd).size_bytes
     if size_bytes < start:
         return 0
     end = start
     chunk_bytes = _WALK_BYTES
     while end < size_bytes:
-        data = found.fs.pread(found.fd, min(chunk_bytes, size_bytes - end), end)
+        data = replica.fs.pread(replica.fd, min(chunk_bytes, size_bytes - end), end)
         problem = blocks.verify(data)
         whole = len(data) if problem is None else problem.offset
         if whole == 0:
@@ -178,18 +180,18 @@ def _valid_end(found: Replica, start: int) -> int:
     return end
 
 
-def _sync(result: Replay, found: Replica, target: Target) -> None:
-    found.known_durable_end = target.durable_end
+def _sync(result: Replay, replica: Replica, target: Target) -> None:
+    replica.known_durable_end = target.durable_end
     if target.problem:
-        # What could be applied stays: a doubtful replica's valid bytes may be the only ones (rule 18).
-        log.error("replay_refused extent_id=%d problem=%s", found.extent_id, target.problem)
+        # The applied records stay: a doubtful replica's valid bytes may be the only ones (protocol rule 18).
+        log.error("replay_refused extent_id=%d problem=%s", replica.extent_id, target.problem)
     try:
-        found.sync_data()
-        size_bytes = found.fs.fstat(found.fd).size_bytes
+        replica.sync_data()
+        size_bytes = replica.fs.fstat(replica.fd).size_bytes
     except OSError as error:
         if error.errno in SHORT_OF_RESOURCES:
             raise
-        result.note_failed(found.disk, error)
+        result.note_failed(replica.disk, error)
         return
-    if size_bytes > found.state.length:
-        found.state.note_appended(size_bytes)
+    if size_bytes > replica.state.length:
+        replica.state.note_appended(size_bytes)

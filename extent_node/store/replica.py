@@ -1,13 +1,14 @@
-"""One replica: an extent's file, what is known of it, and the blocking steps that core's decisions ask for.
+"""One replica: an extent's file, its state, and the blocking steps that the decisions of core/ require.
 
-Invariants: bytes are written only at the file's end, and count only once all of them are written: what a failed write
-            left behind is removed, or the replica takes no more;
+Invariants: bytes are written only at the file's end, and count only once all of them are written: the remains of a
+            failed write are removed, or the replica accepts no more;
             the file ends at `state.length`, except for `deferred` bytes, which are in memory until they are written;
-            nothing syncs or scans the file, or writes behind them, before they are in it; readers get them from memory;
+            they are written before anything syncs or scans the file, or writes behind them; readers get them from
+            memory;
             an attribute is noted in `state` after its fsync, never before;
             after a failed fsync the file is not written and not synced again in this process (T23);
-            whoever changes the replica holds `lock`; the store's loop is the only thread that touches `state`.
-Not here:   which replicas there are (store/state.py), descriptors of sealed extents (open_files.py).
+            a change of the replica requires its `lock`; the store's loop is the only thread that touches `state`.
+Not here:   the set of replicas (store/state.py), descriptors of sealed extents (open_files.py).
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from neve.proto.errors import DiskFailed, DiskFull, NeveError, Overloaded, Repli
 
 NO_FD = -1
 
-# Bytes of deferred writes that an open replica keeps in memory. With 512 extents and appends of 1 KiB, a write of each
-# append takes 2 µs of the node's processor time, most of it for the inode; one write of sixteen appends takes as much.
+# The deferred writes that an open replica keeps in memory. With 512 extents and appends of 1 KiB, one write per append
+# takes 2 µs of the node's processor time, most of it for the inode; one write of sixteen appends takes the same.
 DEFERRED_BYTES_MAX = 16 << 10
 
 
 class SyncFailed(OSError):
-    """An fsync or fdatasync failed: what the file holds on the disk is not known any more (T23)."""
+    """An fsync or fdatasync failed: what the disk has of the file is unknown (T23)."""
 
 
 class NotWritten(OSError):
-    """Deferred bytes could not be written before a sync, which therefore was not begun."""
+    """Deferred bytes could not be written before a sync, so the sync was not begun."""
 
 
 class TurnLock:
-    """A lock that is given in the order of asking. `enqueue` does not await, so that order is the caller's."""
+    """A lock that is granted in the order of `enqueue` calls, which do not await."""
 
     __slots__ = ("_waiters", "held")
 
     def __init__(self) -> None:
-        self.held = False  # for others to see, not to set
+        self.held = False  # read-only for others
         self._waiters: deque[asyncio.Future[None]] | None = None  # most replicas never have one
 
     @property
@@ -56,7 +57,7 @@ class TurnLock:
         return len(self._waiters) if self._waiters else 0
 
     def enqueue(self) -> asyncio.Future[None]:
-        """A place in the line; the lock is the caller's when it is done. It must then be released, come what may."""
+        """Join the queue. When the future is done the caller holds the lock, and must release it in any case."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self.held:
             self.held = True
@@ -68,7 +69,7 @@ class TurnLock:
         return future
 
     def leave(self, place: asyncio.Future[None]) -> None:
-        """Give up a place in the line, unless its turn has come. Whoever awaits it is cancelled."""
+        """Leave the queue, unless the turn has come. A task that awaits it is cancelled."""
         if self._waiters and place in self._waiters and place.cancel():
             self._waiters.remove(place)
 
@@ -83,7 +84,7 @@ class TurnLock:
 
 
 class Replica:
-    """State, file and line of waiting of one replica. Small: a node has 100,000 of them, most of them idle."""
+    """State, file and queue of one replica. Small: a node has 100,000 of them, most of them idle."""
 
     __slots__ = (
         "__weakref__",
@@ -113,27 +114,27 @@ class Replica:
     def __init__(self, disk: Disk, state: ReplicaState, *, verified: bool) -> None:
         self.disk = disk
         self.state = state
-        self.fd = NO_FD  # of a replica that is not sealed; it keeps it while the process runs
+        self.fd = NO_FD  # opened for unsealed replicas, and kept while the process runs
         self.pins = 0  # threads that use the descriptor now
         self.closing = False
         self.lock = TurnLock()
-        # False after an unclean stop: whether the file ends with a whole block is not known yet (rule 13), nor whether
-        # the attributes that can be read are on stable storage: a killed process may have set one and not fsynced it.
+        # False after an unclean stop: the file may not end with a whole block (protocol rule 13), and its attributes
+        # may not be on stable storage, because a killed process may have set one without an fsync.
         self.verified = verified
-        self.known_durable_end = 0  # what the journal proves, for that verification
+        self.known_durable_end = 0  # proved by the journal, for that verification
         self.in_place_end = state.durable_end  # on stable storage in the file itself, without the journal
         # Blocks that are reserved ahead of appends: up to `allocated_bytes`, by a step of `allocation_bytes`, at
         # `allocated_s` in the loop's time. The next step is due when the length is beyond `allocate_at`.
         self.allocate_at = self.allocated_bytes = self.allocation_bytes = 0
         self.allocated_s = 0.0
-        self.reserved_bytes = 0  # of those, what the file system has agreed to
-        self.cuts = 0  # how often it was given back
+        self.reserved_bytes = 0  # the part of those that the file system has confirmed
+        self.cuts = 0  # how often the reservation was released
         # The newest bytes below `state.length`, which the file does not have yet: several appends are written at once.
         self.deferred: list[bytes] = []
         self.deferred_bytes = 0
-        self.gone = False  # deleted or quarantined: whoever waited for the lock finds nothing
+        self.gone = False  # deleted or quarantined: calls that waited for the lock must check this
         self.commit: CommitQueue | None = None  # group_commit.py's, while appends wait for durability
-        self.queued_end = 0  # of what calls have had queued for the journal; whether it came there, the state says
+        self.queued_end = 0  # the end of the bytes queued for the journal; `state` knows which of them it has
         self.followers: list[asyncio.Future[None]] | None = None
 
     def __repr__(self) -> str:
@@ -149,11 +150,11 @@ class Replica:
 
     @property
     def dirty_bytes(self) -> int:
-        """In the page cache only, as far as the file is concerned."""
+        """Bytes that are not yet synced in the file itself."""
         return self.state.length - self.in_place_end
 
     def follow_disk(self) -> None:
-        """Take over what the disk's state means for this replica."""
+        """Apply the disk's state to this replica."""
         disk = self.disk.state
         if disk is DiskState.WRITABLE:
             wanted = None
@@ -163,12 +164,12 @@ class Replica:
             self.state.note_read_only(wanted)
 
     def note_allocated(self, end: int, *, step_bytes: int) -> None:
-        """Blocks up to `end` are reserved, or about to be. The next ones when half of this step is used."""
+        """Blocks up to `end` are reserved, or about to be. The next step is due when half of this one is used."""
         self.allocated_bytes, self.allocation_bytes = end, step_bytes
         self.allocate_at = end - step_bytes // 2
 
     def wake_followers(self) -> None:
-        """Readers that wait for more: `committed` has moved, or the replica has changed for good."""
+        """Wake waiting readers: `committed` has advanced, or the replica has changed permanently."""
         followers, self.followers = self.followers, None
         for future in followers or ():
             if not future.done():
@@ -181,7 +182,7 @@ class Replica:
             self.fd = self.fs.open(self.disk.extent_path(self.extent_id))
 
     def close(self) -> None:
-        """Now, or when the last thread has done with it: the kernel may give the number to another file at once."""
+        """Close the file now, or after the last thread's use: the kernel may reuse the number at once."""
         self.closing = self.pins > 0
         if self.fd != NO_FD and not self.closing:
             fd, self.fd = self.fd, NO_FD
@@ -200,7 +201,7 @@ class Replica:
         return end <= self.reserved_bytes and self.state.read_only is None and self.fd != NO_FD
 
     def defer(self, body: bytes) -> None:
-        """Append `body`, which goes to the journal, and to the file when there is more, or when the file is needed.
+        """Append `body`, which the journal gets now, and the file later: with more bytes, or when it is needed.
 
         Does not note the length.
         """
@@ -208,10 +209,10 @@ class Replica:
         self.deferred_bytes += len(body)
 
     def write_deferred(self) -> None:
-        """Bring the file up to date, before it is synced or scanned.
+        """Write the deferred bytes, before the file is synced or scanned.
 
-        OSError leaves the replica as it was, or read-only. In a file that must not be written any more they stay
-        deferred: the journal has those that were acknowledged (scenario T23).
+        OSError leaves the replica unchanged, or read-only. If the file must not be written any more, they stay
+        deferred: the journal has the acknowledged ones (scenario T23).
         """
         if not self.deferred:
             return
@@ -229,7 +230,7 @@ class Replica:
         self.deferred_bytes = 0
 
     def write(self, body: Buffer) -> None:
-        """Append `body` to the file; OSError leaves the replica as it was, or read-only. Does not note the length."""
+        """Append `body` to the file; OSError leaves the replica unchanged, or read-only. Does not note the length."""
         if self.deferred:
             self.write_deferred()
         self._write_at(body, self.state.length)
@@ -247,15 +248,14 @@ class Replica:
             raise
 
     def cut_to(self, file_end: int) -> None:
-        """Nothing is to be above the file's end: what a failed write left there was never part of it, and blocks that
-        were reserved are given back."""
+        """Cut the file at its end: remove the remains of a failed write, and release reserved blocks."""
         self.cuts += 1
-        self.reserved_bytes = 0  # a cut gives it back
+        self.reserved_bytes = 0  # a cut releases it
         self.note_allocated(file_end, step_bytes=0)
         try:
             self.fs.truncate(self.fd, file_end)
         except OSError:
-            # The next append would begin in the middle of those bytes.
+            # The next append would begin in the middle of those remains.
             self.state.note_read_only(ReadOnly.DISK_FAILED)
 
     # --- in a thread: these block ----------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Replica:
         return read_exactly(self.fs, self.fd, offset, size_bytes)
 
     def persist(self, token: int | None, fence: bool) -> None:
-        """Set what is asked and fsync data and attributes."""
+        """Set the given attributes and fsync data and attributes."""
         if token is not None:
             self.fs.set_xattr(self.fd, attributes.TOKEN, attributes.encode_token(token))
         if fence:
@@ -293,15 +293,18 @@ class Replica:
         self.sync_all()
 
     def persist_seal(self, seal: Seal) -> None:
-        """Data first, then the seal, then the cut: bytes above the seal are none of the extent's from the seal on, so a
-        crash before the cut is repaired on start, and the journal's replay sees the seal and adds nothing (T26)."""
+        """Persist data first, then the seal, then the cut.
+
+        Bytes above a seal are not the extent's. So the next start repairs a crash before the cut, and the journal's
+        replay sees the seal and adds nothing (T26).
+        """
         self.sync_data()
         self.fs.set_xattr(self.fd, attributes.SEAL, attributes.encode_seal(seal))
         self.sync_all()
         self.cut(seal.length)
 
     def forget_doubt(self) -> None:
-        """After a seal, which voids both: their removal may be lost."""
+        """Remove `unsynced` and `doubtful`, which a seal voids: the removal may be lost."""
         self.fs.remove_xattr(self.fd, attributes.UNSYNCED)
         self.fs.remove_xattr(self.fd, attributes.DOUBTFUL)
 
@@ -309,8 +312,8 @@ class Replica:
         self.fs.truncate(self.fd, length)
         self.sync_all()
 
-    def write_index(self, seal: Seal, found: scan.Scan) -> index.BlockIndex:
-        made = index.from_scan(self.extent_id, seal, found)
+    def write_index(self, seal: Seal, result: scan.Scan) -> index.BlockIndex:
+        made = index.from_scan(self.extent_id, seal, result)
         index.write(
             self.fs,
             made,
@@ -323,7 +326,7 @@ class Replica:
 
 @contextmanager
 def _syncing() -> Iterator[None]:
-    """Tells errors of a sync from errors of other calls, which leave the file as it was."""
+    """Raise SyncFailed for errors of a sync: errors of other calls leave the file unchanged."""
     try:
         yield
     except OSError as error:
@@ -331,7 +334,10 @@ def _syncing() -> Iterator[None]:
 
 
 def make_replica(disk: Disk, meta: Meta, *, preallocate_bytes: int) -> Replica:
-    """A new, empty replica, durable with its name; blocks. Always a new inode: made aside, then renamed (rule 11)."""
+    """A new, empty replica, durable with its name; blocks.
+
+    Always a new inode, made in tmp/ and renamed (protocol rule 11).
+    """
     fs = disk.fs
     aside = disk.tmp_path(f"{meta.extent_id:016x}-{meta.incarnation:016x}.ext")
     path = disk.extent_path(meta.extent_id)
@@ -348,7 +354,7 @@ def make_replica(disk: Disk, meta: Meta, *, preallocate_bytes: int) -> Replica:
         fs.fsync_dir(disk.extent_folder(meta.extent_id))
     except BaseException:
         fs.close(fd)
-        for name in (aside, path):  # the store does not know it: it would be in the way of a repeated Create
+        for name in (aside, path):  # the store does not know the file, and it would block a repeated Create
             with suppress(OSError):
                 fs.unlink(name)
         raise
@@ -360,7 +366,7 @@ def make_replica(disk: Disk, meta: Meta, *, preallocate_bytes: int) -> Replica:
 
 
 def load_state(disk: Disk, extent_id: int) -> tuple[ReplicaState, int]:
-    """What the file's attributes and size say, and that size; blocks. BadAttribute: there is no such replica."""
+    """The state from a file's attributes and size, and that size; blocks. BadAttribute: there is no such replica."""
     fs = disk.fs
     fd = fs.open(disk.extent_path(extent_id), writable=False)
     try:
@@ -379,7 +385,7 @@ def load_state(disk: Disk, extent_id: int) -> tuple[ReplicaState, int]:
 
 
 def read_exactly(fs: FileSystem, fd: int, offset: int, size_bytes: int) -> bytes:
-    """As many bytes as asked for, fewer only at the end of the file."""
+    """Read exactly this many bytes, or fewer at the end of the file."""
     data = fs.pread(fd, size_bytes, offset)
     if len(data) == size_bytes or not data:
         return data
@@ -392,18 +398,16 @@ def read_exactly(fs: FileSystem, fd: int, offset: int, size_bytes: int) -> bytes
 
 
 def disk_error(disk: Disk, extent_id: int, error: OSError) -> NeveError:
-    """What an error of the file system means: for the disk, whose state changes, and for the caller."""
+    """The error for the caller; changes the disk's state according to the file system's error."""
     reason = f"{type(error).__name__}: {error}"
     if error.errno in FULL:
         disk.note_full(reason)
         return DiskFull(extent_id=extent_id, disk=disk.uuid, detail=reason)
-    if (
-        error.errno == errno.ENOENT
-    ):  # somebody removed the file: the other replicas of this disk are not the worse for it
+    if error.errno == errno.ENOENT:  # the file was removed, which says nothing about the disk's other replicas
         return ReplicaDamaged(extent_id=extent_id, detail=f"its file is gone: {reason}")
     if error.errno in SHORT_OF_RESOURCES:
         return Overloaded(what="file descriptors or memory", detail=reason)
-    # Whatever else a file system says (EIO, EROFS, ENODEV, …), this disk cannot be relied on.
+    # After any other error (EIO, EROFS, ENODEV, …) the disk cannot be relied on.
     disk.note_failed(reason)
     return DiskFailed(extent_id=extent_id, disk=disk.uuid, detail=reason)
 

@@ -1,14 +1,14 @@
-"""Reads all replicas again, slowly and for ever, to find what the disk has changed before a reader or a loss does.
+"""Reads all replicas again, slowly and without end, to find changes on the disk before a reader meets them.
 
-A bad sealed replica is quarantined: moved aside, not deleted, so that the manager has it copied from good ones and a
-person can look at it. A bad open one becomes doubtful and takes no more appends. Both are told to `on_bad`.
+A bad sealed replica is quarantined: moved aside, not deleted, so that the manager orders a copy from good ones and a
+person can look at it. A bad open one becomes doubtful and accepts no more appends. Both are reported to `on_bad`.
 
-Invariants: what is told was seen twice and is still so (store/audit.py); an error of the disk is not told as damage;
-            at most `bytes_per_s` are read, whatever there is to read;
+Invariants: a reported finding was seen twice and still holds (store/audit.py); a disk's error is not damage;
+            at most `bytes_per_s` are read, however much data there is;
             one replica's trouble does not end the round.
 
-A round begins at a random extent: a node that is restarted more often than a round takes comes to all of them all the
-same, without having to remember where it was.
+A round begins at a random extent. So a node that restarts more often than a round takes still reads all of them,
+without storing its position.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from neve.proto.stream_manager_pb2 import BadReplica
 log = logging.getLogger(__name__)
 
 PAGE_REPLICAS = 256
-ROUND_INTERVAL_S = 24 * 3600.0  # a small node is not read all day long
+ROUND_INTERVAL_S = 24 * 3600.0  # a small node does not read all day long
 
 
 @dataclass(slots=True)
 class Round:
-    """What one time over everything came to."""
+    """The outcome of one pass over everything."""
 
     seconds: float = 0.0
     bytes_read: int = 0
-    extents: int = 0  # looked at
+    extents: int = 0  # audited
     bad: int = 0
     skipped: int = 0  # changed meanwhile, or known to be bad
     read_errors: int = 0
@@ -47,7 +47,7 @@ class Round:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the process started, for metrics. `last_round` is the last one that was finished."""
+    """Counts since the process started, for metrics. `last_round` is the last finished one."""
 
     rounds: int = 0
     bytes_read: int = 0
@@ -59,6 +59,8 @@ class Counters:
 
 
 class Scrubber:
+    """Audits all replicas in rounds."""
+
     def __init__(
         self,
         storage: Storage,
@@ -69,7 +71,7 @@ class Scrubber:
         round_interval_s: float = ROUND_INTERVAL_S,
         reporter: str = "",
     ) -> None:
-        """`bytes_per_s` 0: as fast as the disks go. `round_interval_s`: from the beginning of a round to the next."""
+        """`bytes_per_s` 0: no bound. `round_interval_s`: from the beginning of a round to the next."""
         self.counters = Counters()
         self._store = storage.state
         self._inventory = storage.inventory
@@ -80,7 +82,7 @@ class Scrubber:
         self._pacer = Pacer(bytes_per_s=bytes_per_s, burst_bytes=SLICE_BYTES)
 
     async def run(self) -> None:
-        """For ever. To be cancelled before the store stops."""
+        """Scrub in rounds until cancelled, which must happen before the store stops."""
         loop = asyncio.get_running_loop()
         while True:
             begun_s = loop.time()
@@ -91,7 +93,7 @@ class Scrubber:
             await asyncio.sleep(max(1.0, begun_s + self._round_interval_s - loop.time()))
 
     async def scrub_all(self) -> Round:
-        """One round over every replica that is here."""
+        """One round over every existing replica."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         now = Round()
@@ -111,52 +113,52 @@ class Scrubber:
         return now
 
     async def _extent_ids(self) -> list[int]:
-        """From a random one on, and once around. What is made meanwhile has to wait for the next round."""
+        """All ids, beginning with a random one. Replicas made meanwhile wait for the next round."""
         ids: list[int] = []
         more = True
         while more:
             after = ids[-1] if ids else 0
             page, more = self._inventory.list(after_extent_id=after, limit=PAGE_REPLICAS, unsealed_only=False)
             ids += [info.extent_id for info in page]
-            await asyncio.sleep(0)  # 100,000 replicas are a fifth of a second's work
+            await asyncio.sleep(0)  # 100,000 replicas take a fifth of a second
         begin = self._rng.randrange(len(ids)) if ids else 0
         return ids[begin:] + ids[:begin]
 
     async def _scrub(self, extent_id: int, now: Round) -> None:
         try:
-            found = await audit(self._store, extent_id, pacer=self._pacer)
+            result = await audit(self._store, extent_id, pacer=self._pacer)
         except NeveError as error:
-            # The disk is failing or full of waiting calls: its state says so, and its replicas are recovered elsewhere.
+            # The disk fails or has too many waiting calls. Its state says so; its replicas are recovered elsewhere.
             now.read_errors += isinstance(error, DiskFailed)
             self.counters.read_errors += isinstance(error, DiskFailed)
             log.warning("scrub_not_read extent_id=%d error=%s", extent_id, error)
             return
-        now.bytes_read += found.bytes_read
-        self.counters.bytes_read += found.bytes_read
-        if found.skipped:
+        now.bytes_read += result.bytes_read
+        self.counters.bytes_read += result.bytes_read
+        if result.skipped:
             now.skipped += 1
             return
         now.extents += 1
         self.counters.extents += 1
-        now.indexes_rebuilt += found.index_rebuilt
-        self.counters.indexes_rebuilt += found.index_rebuilt
-        if found.finding is not None:
+        now.indexes_rebuilt += result.index_rebuilt
+        self.counters.indexes_rebuilt += result.index_rebuilt
+        if result.finding is not None:
             now.bad += 1
             self.counters.bad += 1
-            await self._bad(extent_id, found, found.finding)
+            await self._bad(extent_id, result, result.finding)
 
-    async def _bad(self, extent_id: int, found: Audit, finding: Finding) -> None:
-        if found.sealed:
+    async def _bad(self, extent_id: int, result: Audit, finding: Finding) -> None:
+        if result.sealed:
             try:
-                incarnation = found.replica.incarnation
+                incarnation = result.replica.incarnation
                 await quarantine(self._store, extent_id, incarnation=incarnation, reason=finding.reason)
             except NeveError as error:
-                # Known to be damaged, it is not served; a copy will replace it where it stands.
+                # It is marked as damaged, so it is not served; a copy will replace it in place.
                 log.error("scrub_not_quarantined extent_id=%d error=%s", extent_id, error)
         self._on_bad(
             BadReplica(
                 extent_id=extent_id,
-                replica=found.replica,
+                replica=result.replica,
                 offset=finding.offset,
                 reason=finding.reason,
                 reporter=self._reporter,

@@ -1,13 +1,13 @@
-"""Start and stop: the order of things, the journal's replay, and the marks of a clean end.
+"""Start and stop of a store: the order of the steps, the journal's replay, and the marks of a clean end.
 
-The order of a start, each step durable before the next one (rules 10-13):
+The steps of a start, each durable before the next (protocol rules 10 to 13):
 
     open disks and journal → read all replicas → make doubts durable → store the new boot id → replay the journal, sync
-    → doubts that the journal leaves → begin the journal afresh → serve
+    → make doubts of the replay durable → begin a new chain in the journal → serve
 
-Invariants: a start that dies at any point is repeated from the beginning by the next one, and forgets no doubt;
-            one disk's trouble is that disk's: the node starts with the others, and the journal keeps what it has of it;
-            being short of descriptors or memory is no disk's trouble: the start fails, and changes nothing by that;
+Invariants: if a start dies at any point, the next one repeats it from the beginning, and forgets no doubt;
+            one disk's trouble stays with that disk: the node starts with the others, and the journal keeps its records;
+            a shortage of descriptors or memory is no disk's trouble: the start fails, and that changes nothing;
             "clean" is stored only after everything is synced and every open replica is known to end with a whole block.
 """
 
@@ -35,11 +35,11 @@ class NoUsableDisk(Exception):
 
 
 class ShortOfResources(Exception):
-    """The process may not open enough files, or has too little memory, to start."""
+    """The process cannot open enough files, or has too little memory, to start."""
 
 
 async def start(store: StoreState, *, give_up_disks: Set[int] = frozenset()) -> None:
-    """`give_up_disks`: short ids; what the journal has of them is not kept any longer, by the operator's word."""
+    """Start the store. `give_up_disks`: short ids of disks that the operator gives up; their records are dropped."""
     opened: list[Disk] = []
     journal: Journal | None = None
     try:
@@ -48,9 +48,9 @@ async def start(store: StoreState, *, give_up_disks: Set[int] = frozenset()) -> 
         store.use_journal(journal)
         await _start(store, opened, give_up_disks)
     except Exception as error:
-        # It gives up its locks: another one may follow in the same process.
-        for found in store.replicas.values():
-            found.close()
+        # Release the locks: the same process may start another store.
+        for replica in store.replicas.values():
+            replica.close()
         for disk in opened:
             disk.close()
         if journal is not None:
@@ -79,7 +79,7 @@ async def _start(store: StoreState, opened: list[Disk], give_up_disks: Set[int])
         for scan in scans
         if scan.journal_uuid == journal.label.uuid and scan.disk.state is not DiskState.OFFLINE
     }
-    # A disk that named another journal until now: what this one has of it is of an earlier time.
+    # Disks that named another journal until now: this journal's records of them are outdated.
     foreign = {scan.disk.short_id for scan in scans if scan.journal_uuid != journal.label.uuid}
     result = await store.run(lambda: replay(chain, usable, store.replicas, given_up=give_up_disks | foreign))
     await store.run(_settle_replay, store, scans, result, chain)
@@ -145,12 +145,11 @@ def _open_journal(store: StoreState) -> Journal:
 
 
 def _settle_distrust(store: StoreState, opened: list[Disk], give_up_disks: Set[int]) -> list[Disk]:
-    """What disks say of others that failed, and what the operator gives up, goes to the journal's label; blocks. The
-    disks that can be read.
+    """Record in the journal's label which disks failed or were given up; returns the readable disks. Blocks.
 
-    Before any disk is loaded: that replaces its boot label.
+    Disks' boot labels may name other disks that failed. Loading a disk replaces its boot label, so this comes first.
     """
-    told, readable = set(give_up_disks), []
+    distrusted, readable = set(give_up_disks), []
     for disk in opened:
         try:
             boot = disk.last_boot()
@@ -158,14 +157,14 @@ def _settle_distrust(store: StoreState, opened: list[Disk], give_up_disks: Set[i
             _refuse(store, disk, error)
             continue
         readable.append(disk)
-        told.update(boot.distrusted if boot is not None else ())
-    for disk_id in sorted(told):
+        distrusted.update(boot.distrusted if boot is not None else ())
+    for disk_id in sorted(distrusted):
         store.journal.distrust(disk_id)
     return readable
 
 
 def _load_or_refuse(store: StoreState, disk: Disk) -> DiskScan | None:
-    """A disk that fails while it is read is left out."""
+    """Load a disk; None, and the disk is left out, if it fails."""
     try:
         return load_disk(disk, store.journal, store.wall_clock_ms())
     except OSError as error:
@@ -185,7 +184,7 @@ def _refuse(store: StoreState, disk: Disk, error: OSError) -> None:
 
 
 def _settle_replay(store: StoreState, scans: list[DiskScan], result: Replay, chain: Chain) -> None:
-    """Make durable what the replay could not bring back; blocks. After this the journal may begin afresh."""
+    """Make durable what the replay could not restore; blocks. Afterwards the journal may begin a new chain."""
     counters = store.counters
     counters.replayed_records += result.records
     counters.replayed_bytes += result.bytes_written
@@ -195,21 +194,21 @@ def _settle_replay(store: StoreState, scans: list[DiskScan], result: Replay, cha
     for disk in store.disks.values():
         if disk.state is DiskState.OFFLINE:
             store.journal.distrust(disk.short_id)
-    for found, reason in result.stalled.items():
-        log.error("replay_stalled extent_id=%d reason=%s", found.extent_id, reason)
-        found.verified = False
-        found.disk.note_full(reason)
-        store.stalled[found] = reason
-    doubted = dict.fromkeys(found for found, target in result.targets.items() if target.problem)
+    for replica, reason in result.stalled.items():
+        log.error("replay_stalled extent_id=%d reason=%s", replica.extent_id, reason)
+        replica.verified = False
+        replica.disk.note_full(reason)
+        store.stalled[replica] = reason
+    doubted = dict.fromkeys(replica for replica, target in result.targets.items() if target.problem)
     doubted.update(dict.fromkeys(_damaged(store, scans, chain)))
-    for found in doubted:
-        if found.disk.state is not DiskState.OFFLINE:
-            _doubt_or_distrust(store, found)
+    for replica in doubted:
+        if replica.disk.state is not DiskState.OFFLINE:
+            _doubt_or_distrust(store, replica)
     _distrust_absent(store, scans, chain, result)
 
 
 def _damaged(store: StoreState, scans: list[DiskScan], chain: Chain) -> list[Replica]:
-    """Whose records are lost. If nobody can tell, it may be any open replica whose disk depends on this journal."""
+    """The replicas with lost records. If the extents are unknown, every open replica that may depend on the journal."""
     lost: list[Replica] = []
     if chain.hole:
         log.error("journal_hole %s: open replicas become doubtful", chain.hole)
@@ -220,23 +219,23 @@ def _damaged(store: StoreState, scans: list[DiskScan], chain: Chain) -> list[Rep
         if broken:
             log.error("journal_hole disk=%s %s has lost records: open replicas become doubtful", scan.disk.uuid, broken)
         if chain.hole or broken:
-            lost += [found for found in scan.replicas if found.state.seal is None and not found.gone]
+            lost += [replica for replica in scan.replicas if replica.state.seal is None and not replica.gone]
     for record in chain.damaged:
-        found = store.replicas.get(record.extent_id)
+        replica = store.replicas.get(record.extent_id)
         log.error("journal_record_damaged extent_id=%d lsn=%d", record.extent_id, record.lsn)
-        if found is not None and found.state.seal is None and found.state.meta.incarnation == record.incarnation:
-            lost.append(found)
+        if replica is not None and replica.state.seal is None and replica.state.meta.incarnation == record.incarnation:
+            lost.append(replica)
     return lost
 
 
 def _distrust_absent(store: StoreState, scans: list[DiskScan], chain: Chain, result: Replay) -> None:
-    """Disks that are not here now and of which the journal has lost something: they are doubted when they are back."""
+    """Distrust absent disks with lost records: their replicas become doubtful when the disks return."""
     here = {scan.disk.short_id for scan in scans}
     lost = {record.disk for record in chain.damaged} | set(chain.broken_disks)
     if chain.hole:
         lost |= {short_id(wanted.expected_uuid) for wanted in store.config.disks if wanted.expected_uuid}
         lost |= {disk for kept in store.journal.label.kept for disk in kept.disks}
-        lost |= {disk for disks in result.kept.values() for disk in disks}  # which of their records, nobody can say
+        lost |= {disk for disks in result.kept.values() for disk in disks}  # which of their records is unknown
         lost |= set(store.refused_disks)
     for disk in sorted(lost - here):
         store.journal.distrust(disk)
@@ -254,19 +253,19 @@ def _kept(chain: Chain, result: Replay) -> list[Kept]:
     return kept
 
 
-def _doubt_or_distrust(store: StoreState, found: Replica) -> None:
-    reason = found.state.doubt or Doubt.DAMAGE
+def _doubt_or_distrust(store: StoreState, replica: Replica) -> None:
+    reason = replica.state.doubt or Doubt.DAMAGE
     try:
-        found.open()
-        found.persist_doubt(reason)
+        replica.open()
+        replica.persist_doubt(reason)
     except OSError as error:
         _raise_if_short(error)
         if error.errno not in FULL:
-            found.disk.note_failed(f"{type(error).__name__}: {error}")
-        store.journal.distrust(found.disk.short_id)
+            replica.disk.note_failed(f"{type(error).__name__}: {error}")
+        store.journal.distrust(replica.disk.short_id)
     finally:
-        found.close()
-    found.state.note_doubt(reason)
+        replica.close()
+    replica.state.note_doubt(reason)
     store.counters.replicas_doubted += 1
 
 
@@ -274,15 +273,15 @@ def _doubt_or_distrust(store: StoreState, found: Replica) -> None:
 
 
 async def stop_cleanly(store: StoreState) -> None:
-    """Sync everything, then say so: `unsynced` goes, the journal is retired, boot.json says clean."""
+    """Sync everything, then record it: remove `unsynced`, retire the journal, mark boot.json as clean."""
     clean: dict[Disk, bool] = {disk: disk.state is not DiskState.OFFLINE for disk in store.disks.values()}
-    for found in list(store.replicas.values()):
-        if not clean[found.disk]:
+    for replica in list(store.replicas.values()):
+        if not clean[replica.disk]:
             continue
-        if found.state.seal is None:
-            clean[found.disk] = await _stop_replica(store, found)
-        elif not found.verified:  # a process that was killed may have set its seal and not synced it
-            clean[found.disk] = False
+        if replica.state.seal is None:
+            clean[replica.disk] = await _stop_replica(store, replica)
+        elif not replica.verified:  # a killed process may have set its seal without syncing it
+            clean[replica.disk] = False
     for disk in list(store.distrust_pending)[:1]:
         await store.distrust(disk)
     if not all(clean.values()):
@@ -290,7 +289,7 @@ async def stop_cleanly(store: StoreState) -> None:
     else:
         try:
             await store.run(store.journal.retire)
-        except OSError as error:  # the next start reads it once more, and looks at all replicas
+        except OSError as error:  # the next start reads the journal again, and verifies all replicas
             log.error("journal_not_retired error=%s", error)
             return
     distrusted = tuple(disk.short_id for disk in store.distrust_pending)
@@ -298,23 +297,23 @@ async def stop_cleanly(store: StoreState) -> None:
         if is_clean:
             try:
                 await store.run(lambda disk=disk: disk.store_boot(clean=True, distrusted=distrusted))
-            except OSError as error:  # of this disk alone
+            except OSError as error:  # affects this disk alone
                 log.error("stop_not_clean disk=%s error=%s", disk.uuid, error)
 
 
-async def _stop_replica(store: StoreState, found: Replica) -> bool:
-    """Whether it is synced, whole, and not marked `unsynced` any more."""
-    read_only = found.state.read_only
-    if not found.verified or (read_only is not None and not read_only.can_sync):
+async def _stop_replica(store: StoreState, replica: Replica) -> bool:
+    """Whether the replica is synced, whole, and no longer marked `unsynced`."""
+    read_only = replica.state.read_only
+    if not replica.verified or (read_only is not None and not read_only.can_sync):
         return False
     try:
-        if found.in_place_end < found.state.length or found.state.unsynced:
-            found.open()
-            await store.sync_attributes(found, found.sync_all)
-        if found.state.unsynced and found.state.doubt is None:
-            await store.sync_attributes(found, found.clear_unsynced)
+        if replica.in_place_end < replica.state.length or replica.state.unsynced:
+            replica.open()
+            await store.sync_attributes(replica, replica.sync_all)
+        if replica.state.unsynced and replica.state.doubt is None:
+            await store.sync_attributes(replica, replica.clear_unsynced)
     except (OSError, NeveError) as error:
-        log.error("replica_not_synced extent_id=%d error=%s", found.extent_id, error)
+        log.error("replica_not_synced extent_id=%d error=%s", replica.extent_id, error)
         return False
-    read_only = found.state.read_only  # again: a sync that was under way may have failed
+    read_only = replica.state.read_only  # again: a sync under way may have failed
     return read_only is None or read_only.can_sync

@@ -6,11 +6,11 @@
     result = await storage.reader.read(request)
     await storage.stop()
 
-Invariants: every answer rests on what is durable where the protocol says so; see the module of each operation;
+Invariants: a reply relies only on durable state where the protocol says so; see the module of each operation;
             requests raise errors of proto.errors, never OSError;
             memory, descriptors, threads and waiting calls are bounded by StoreConfig.
-Not here:   the operations: store/append.py, read.py, store/control.py (orders of the manager), store/copy.py,
-            store/audit.py and inventory.py; RPC; copying from other nodes; when to scrub.
+Not here:   the operations: append.py, read.py, control.py (the manager's orders), copy.py, audit.py and inventory.py;
+            rpcs; copying from other nodes (copier.py); when to scrub (scrubber.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Storage:
         kernel_sync: KernelSync | None = None,
     ) -> None:
         """`pool` runs blocking calls; None: the loop's own. `rng` draws incarnations: in production a SystemRandom.
-        `kernel_sync`: only with the real file system, whose descriptors the kernel knows."""
+
+        `kernel_sync`: only with the real file system, whose descriptors the kernel knows.
+        """
         self.state = StoreState(config, fs, pool=pool, kernel_sync=kernel_sync, rng=rng, wall_clock_ms=wall_clock_ms)
         self.reader = Reader(self.state)
         self.inventory = Inventory(self.state)
@@ -58,8 +60,8 @@ class Storage:
     async def start(self, *, give_up_disks: Sequence[str] = ()) -> None:
         """Open disks and journal, replay, then serve.
 
-        Raises what says why the node cannot run at all: `store_start.NoUsableDisk`, `journal_label.JournalRefused`, or
-        OSError. `give_up_disks`: by uuid, or its first half; what the journal still has for them is given up.
+        Raises `NoUsableDisk`, `JournalRefused` or OSError if the node cannot run. `give_up_disks`: uuids, or their
+        first halves, of disks whose journal records are dropped.
         """
         await start(self.state, give_up_disks={short_id(disk) for disk in give_up_disks})
         self._verifier = self.state.spawn(verify_all(self.state))
@@ -75,7 +77,7 @@ class Storage:
             await asyncio.wait([self._verifier])
 
     async def stop(self, *, clean: bool = True) -> None:
-        """Refuse new requests, finish those begun, and, if `clean`, sync everything and store durably that it is."""
+        """Refuse new requests, finish running ones, and, if `clean`, sync everything and record that durably."""
         self.state.stopping = True
         self.state.dirty.stop()
         await self.state.join(self._daemons)
