@@ -1,1 +1,1 @@
-"""Stores extents: append, read, seal, copy; journal, disks, scrubbing."""
+"""The extent node: the server that stores replicas of extents."""

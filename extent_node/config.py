@@ -1,7 +1,7 @@
-"""What can be set about an extent node: a TOML file, and `--set key=value` over it.
+"""The settings of an extent node: a TOML file, and `--set key=value` over it.
 
 cluster = "main"
-disks = [                                    # a folder, or better: a folder and the uuid of the disk that belongs there
+disks = [                                    # a folder, or better: a folder and the uuid of its disk
     {folder = "/data/disk1", uuid = "6d0c3f0e-6f2b-4a57-9d0e-2f6d3f1f8a11"},
     "/data/disk2",
 ]
@@ -31,7 +31,7 @@ from neve.rpc.wire.sockets import split_address
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where the node stands, for placement."""
+    """The node's place, for placement."""
 
     region: str = ""
     rack: str = ""
@@ -41,8 +41,11 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskEntry:
-    """A disk of the node. With its uuid another disk in the folder, or none, is refused by name, and the node starts
-    without it; the folder is then never formatted. `neve inspect FOLDER` and the node's log say what the uuid is."""
+    """A disk of the node.
+
+    With its uuid, another disk in the folder, or none, is refused by name: the node starts without it and never formats
+    the folder. `neve inspect FOLDER` and the node's log show the uuid.
+    """
 
     folder: Path
     uuid: str = ""
@@ -58,29 +61,31 @@ class DiskEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
+    """The settings of a node apart from its store's."""
+
     cluster: str
     disks: list[DiskEntry]
     journal: Path
-    node_id: int = 0  # 0: as the disks say, or as the manager gives
+    node_id: int = 0  # 0: from the disks' labels, or from the manager
     managers: list[str] = field(default_factory=list)
-    manager_token: str = ""  # what this node shows to the managers and to other nodes
-    # Whether a node with nothing but empty folders formats them by itself. Not given: yes, unless `node_id` is. A node
-    # without a configured id gets a new one from the manager, and nothing that an earlier one had is expected of it.
-    # With a configured id such folders may be a device that was wiped or is not mounted, and formatting them would make
-    # this node answer "never existed" for replicas that it had: it takes the operator's word, by this key or by
+    manager_token: str = ""  # sent to the managers and to other nodes
+    # Whether a node formats its folders automatically if all of them are empty. The default is yes, unless `node_id` is
+    # set. A node without a configured id gets a new one from the manager, which expects no replicas of it. With a
+    # configured id, empty folders may be a device that was wiped or is not mounted. If they were formatted, the node
+    # would report "never existed" for replicas that it had. So the operator must confirm it, by this key or by
     # --format-disk.
     format_empty_disks: bool | None = None
     listen: FrontConfig = field(default_factory=FrontConfig)
-    advertise_wire: str = ""  # what others dial; empty: where we listen
+    advertise_wire: str = ""  # the address for others; empty: the listening address
     advertise_grpc: str = ""
     location: Location = field(default_factory=Location)
     log: Logging = field(default_factory=Logging)
 
-    threads: int = 16  # for what blocks: fsync, reads of cold ranges, verification
-    # fdatasyncs that the kernel's own workers do at a time, which costs less than a thread does; what is more is the
-    # threads'. 0: all are.
+    threads: int = 16  # for blocking calls: fsync, reads of cold ranges, verification
+    # fdatasyncs that run in the kernel's own workers at a time, which costs less than a thread does. Further ones run
+    # in threads; 0: all of them.
     kernel_syncs_max: int = 16
-    heartbeat_s: float = 1.0  # until the manager says otherwise
+    heartbeat_s: float = 1.0  # until the manager sets another interval
     report_interval_s: float = 60.0
     copies_max: int = 4
     copy_bytes_per_s_max: int = 200 * MIB
@@ -98,7 +103,7 @@ class NodeConfig:
         if len(set(uuids)) < len(uuids):
             raise ValueError("disks names a uuid twice")
         if not self.managers and not self.node_id:
-            raise ValueError("either managers or node_id is needed: a node without a manager must be told its id")
+            raise ValueError("either managers or node_id is needed: without a manager, a node's id must be configured")
         for name in ("threads", "heartbeat_s", "report_interval_s", "copies_max", "copy_bytes_per_s_max"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
@@ -116,17 +121,17 @@ class NodeConfig:
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> tuple[NodeConfig, StoreConfig]:
-    """The node's configuration and its store's; InvalidArgument names what is wrong. The store has no node id yet."""
+    """The node's configuration and its store's; InvalidArgument names the error. The store has no node id yet."""
     table = config.read_table(path, assignments)
     store_table = table.pop("store", {})
-    if isinstance(table.get("disks"), list):  # a folder alone is short for a table
+    if isinstance(table.get("disks"), list):  # a folder alone stands for a table
         table["disks"] = [{"folder": disk} if isinstance(disk, str) else disk for disk in table["disks"]]
     node = config.build(NodeConfig, table)
     if not isinstance(store_table, dict):
         raise InvalidArgument(what="config key store", detail=f"must be a table, not {store_table!r}")
     for key in ("cluster", "node_id", "disks", "journal_folder"):
         if key in store_table:
-            raise InvalidArgument(what=f"config key store.{key}", detail="is not set here but at the top of the file")
+            raise InvalidArgument(what=f"config key store.{key}", detail="is set at the top of the file, not here")
     identity = {
         "cluster": node.cluster,
         "node_id": node.node_id,
@@ -135,7 +140,7 @@ def load(path: Path | None, assignments: Sequence[str] = ()) -> tuple[NodeConfig
     }
     store = config.build(StoreConfig, {**store_table, **identity}, "store")
     marks = store.marks
-    if not 0 < marks.low <= marks.high <= 1:  # a share above 1 is no limit, which only tests may want
+    if not 0 < marks.low <= marks.high <= 1:  # a share above 1 is no limit, which only tests need
         detail = f"0 < low <= high <= 1 must hold, not low {marks.low} and high {marks.high}"
         raise InvalidArgument(what="config table [store.marks]", detail=detail)
     return node, store

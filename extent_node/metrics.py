@@ -1,7 +1,7 @@
-"""What Prometheus sees of a node: the store's counters and gauges, read when it asks, and how long calls take.
+"""A node's Prometheus metrics: the store's counters and gauges, read at each scrape, and histograms of call times.
 
-Counting on the hot path is a plain addition in `store_config.Counters`; nothing here runs while blocks are appended
-except one observation for a whole call, which is a bisection and two additions.
+Counting on the hot path is a plain addition in the store's `Counters`. While blocks are appended, nothing here runs but
+one observation per call, which is a bisection and two additions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LATENCY_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 
 
 class Times(Collector):
-    """A histogram of how long something took. prometheus_client's own takes a lock for each of its counters."""
+    """A histogram of durations. prometheus_client's own takes a lock for each of its counters."""
 
     __slots__ = ("_name", "_text", "counts", "sum_s")
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name = name
         self._text = text
-        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)  # of each bucket alone; the last one has no bound
+        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)  # of each bucket alone; the last one has no upper bound
         self.sum_s = 0.0
         registry.register(self)
 
@@ -50,7 +50,7 @@ class Times(Collector):
 
 
 class NodeMetrics:
-    """Histograms of the handlers. `registry` is the node's own, so that several nodes fit into one process."""
+    """Histograms of the handlers. Each node has its own `registry`, so that several nodes fit into one process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.append_s = Times(
@@ -64,9 +64,9 @@ class NodeMetrics:
 
 
 class StoreCollector(Collector):
-    """Turns counters and gauges into metrics at the moment of a scrape.
+    """Converts counters and gauges into metrics at each scrape.
 
-    `counters` are dataclasses of numbers by the name of the part that counts: "node", "copy", "scrub".
+    `counters` are dataclasses of numbers, by the name of the part that counts: "node", "copy", "scrub".
     """
 
     def __init__(self, storage: Storage, wire: WireServer, counters: Mapping[str, DataclassInstance]) -> None:

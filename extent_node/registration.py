@@ -1,9 +1,9 @@
-"""A node's tie to the stream manager: it registers, beats, and tells what it holds.
+"""A node's link to the stream manager: it registers, sends heartbeats, and reports its replicas.
 
-Invariants: the node serves whether or not a manager answers: losing the manager costs news, never data;
-            a heartbeat carries everything that the manager decides by, so that a lost one costs nothing;
-            replicas are reported in whole rounds: the last page says so, each page where the one before it ended, and a
-            round that broke off, or came to two managers, counts for nothing.
+Invariants: the node serves whether or not a manager answers: losing the manager loses reports, never data;
+            each heartbeat carries everything that the manager's decisions need, so that losing one costs nothing;
+            replicas are reported in whole rounds: each page says where the one before it ended, and the last page says
+            that it is the last. A round that was interrupted, or split over two managers, does not count.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ CALL_TIMEOUT_S = 5.0
 REPORT_PAGE = 2_000
 RETRY_DELAY_S_MAX = 10.0
 MANAGERS_MAX = 32
-BAD_REPLICAS_MAX = 1_000  # kept until a heartbeat was answered
+BAD_REPLICAS_MAX = 1_000  # kept until a heartbeat with them is answered
 
 
 class ManagerLink(Protocol):
+    """The calls that a node makes to the stream manager."""
+
     async def register(self, request: sm.RegisterNodeRequest) -> sm.RegisterNodeReply: ...
     async def heartbeat(self, request: sm.HeartbeatRequest) -> sm.HeartbeatReply: ...
     async def report_replicas(self, request: sm.ReportReplicasRequest) -> sm.ReportReplicasReply: ...
 
 
 class WireManagerLink:
-    """Calls whichever manager leads. Each call tries each known address once, the last good one first."""
+    """Calls the leading manager. Each call tries each known address once, the last successful one first."""
 
     def __init__(self, channels: ChannelPool, managers: Sequence[str]) -> None:
         self._channels = channels
@@ -79,13 +81,13 @@ class WireManagerLink:
         raise error
 
     def _prefer(self, address: str) -> None:
-        """Ask this one first from now on. A leader that was only heard of is remembered, the configured ones stay."""
+        """Try this address first from now on. Adds a leader named by a manager; keeps the configured addresses."""
         if self._managers[0] != address:
             self._managers = [address, *(other for other in self._managers if other != address)][:MANAGERS_MAX]
 
 
 class NodeView(Protocol):
-    """What a manager is told of the node; the store has it."""
+    """The store's lists for the manager."""
 
     def disks(self) -> Sequence[pb.DiskInfo]: ...
     def list(
@@ -123,10 +125,11 @@ class Registrar:
         self.leader = common_pb2.Leader()
 
     def report_bad(self, bad: sm.BadReplica) -> None:
-        """Tell the manager with the next heartbeat. The oldest ones go when too many wait: they are found again."""
+        """Report the replica with the next heartbeat. Of too many, the oldest are dropped: they are found again."""
         self._bad = [*self._bad, bad][-BAD_REPLICAS_MAX:]
 
     async def run(self) -> None:
+        """Register, send heartbeats and report replicas, until cancelled."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -166,7 +169,7 @@ class Registrar:
                 bad_replicas=bad,
             )
         )
-        self._bad = [entry for entry in self._bad if entry not in bad]  # others may have come meanwhile
+        self._bad = [entry for entry in self._bad if entry not in bad]  # keeps those reported meanwhile
         self.leader = reply.leader
         if reply.register_again:
             self.registered = False
@@ -216,7 +219,7 @@ def registration_request(
 
 
 async def first_id(link: ManagerLink, request: sm.RegisterNodeRequest, *, rng: random.Random, timeout_s: float) -> int:
-    """Ask for a node id, for a node that has none yet; tries until `timeout_s` is over."""
+    """Request an id for a node that has none yet; tries until `timeout_s` is over."""
     backoff = Backoff(Delays(0.2, RETRY_DELAY_S_MAX), lambda: rng.uniform(0.5, 1.0))
     async with asyncio.timeout(timeout_s):
         while True:

@@ -1,10 +1,10 @@
-"""The extent node as a process: puts store, copier, scrubber, servicer, registration and front doors together.
+"""The extent node as a process: builds store, copier, scrubber, servicer, registration and front doors.
 
     python -m neve.extent_node --config node.toml
     python -m neve.extent_node --set cluster=main --set 'disks=["/data/d1"]' --set journal=/data/j --set node_id=1
 
-SIGTERM and SIGINT stop it cleanly: no new calls, those in flight finish, everything is synced, and the next start knows
-that nothing is to be doubted. Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+SIGTERM and SIGINT stop it cleanly: it accepts no new calls, finishes running ones, and syncs everything, so that the
+next start has nothing to doubt. Exit codes: 0 stopped on request, 1 it could not run, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ from neve.rpc.service import Service
 
 log = logging.getLogger(__name__)
 
-DESCRIPTORS_BESIDE = 256  # for the journal, folders, files being made or copied, and what libraries keep
-GC_THRESHOLDS = (50_000, 20, 50)  # as the stream manager's
-FIRST_ID_TIMEOUT_S = 300.0  # a cluster that is being started may need that long to elect a manager
+DESCRIPTORS_BESIDE = 256  # for the journal, folders, files being made or copied, and libraries
+GC_THRESHOLDS = (50_000, 20, 50)  # the same as the stream manager's
+FIRST_ID_TIMEOUT_S = 300.0  # a starting cluster may need that long to elect a manager
 
 
 class ExtentNode(ServerProcess):
-    """One node. What ends: news, doors, copies, store."""
+    """One node. It stops in this order: registration and scrubber, front doors, copies, store."""
 
     kind = "extent_node"
     log_name = "node"
@@ -225,7 +225,7 @@ async def serve(
     format_journal: bool,
     give_up_disks: Sequence[str],
 ) -> None:
-    """Run a node until the process is told to stop."""
+    """Run a node until the process receives a signal to stop."""
     node = ExtentNode(
         config,
         store_config,
@@ -239,21 +239,24 @@ async def serve(
 
 
 def _settle_garbage() -> None:
-    """What was made by the start stays: no collection needs to look through it again. And a frame of many streams makes
-    thousands of objects that live until its sync: with Python's own thresholds each has several collections."""
+    """Tune the garbage collector after the start.
+
+    Objects made by the start stay, so no collection needs to scan them again. A frame of many streams makes thousands
+    of objects that live until its sync: with Python's own thresholds each frame has several collections.
+    """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _disk_name(text: str) -> str:
-    """A disk's uuid, or the first half of one, as the log has it."""
-    short_id(text)  # ValueError: argparse says what is wrong
+    """Check a disk's uuid, or the first half of one, as the log shows it."""
+    short_id(text)  # raises ValueError, which argparse reports
     return text
 
 
 def _allow_descriptors(config: NodeConfig, store_config: StoreConfig) -> None:
     allowed = raise_descriptor_limit()
-    # A connection has a second one once it has sent from a file.
+    # A connection has a second descriptor once it has sent from a file.
     connections = 2 * config.listen.limits.connections_max
     wanted = store_config.open_replicas_max + store_config.sealed_files_max + connections
     if allowed < wanted + DESCRIPTORS_BESIDE:
@@ -279,8 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         type=_disk_name,
         metavar="UUID",
-        help="forget what the journal still holds for this disk, because the disk is lost: acknowledged bytes that are "
-        "nowhere else on this node. If the disk comes back its open replicas are doubtful",
+        help="drop the journal's records of this disk, because the disk is lost: they are acknowledged bytes that are "
+        "nowhere else on this node. If the disk returns, its open replicas are doubtful",
     )
     options = parsed(parser, arguments)
     try:

@@ -1,7 +1,7 @@
-"""The rpcs of an extent node: check who gives an order, call the part of the storage that carries it out, attach bytes.
+"""The rpcs of an extent node: check the order's sender, call the part of the storage that executes it, attach bytes.
 
-Invariants: an order of a manager that is known to be deposed is refused: the highest election known is remembered;
-            a large reply is reserved before it is made, and not while a follower still waits for it.
+Invariants: an order of a deposed manager is refused: the node remembers the highest election that it has seen;
+            room for a large reply is reserved before it is made, and not while a follower still waits for bytes.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ from neve.rpc.diagnostics import build_version
 from neve.rpc.limits import KIB
 from neve.rpc.service import Answer, Call, Encoded, eager, now
 
-RESERVE_BYTES_MIN = 64 * KIB  # smaller replies are bounded well enough by the number of calls
+RESERVE_BYTES_MIN = 64 * KIB  # for smaller replies the bound on the number of calls is enough
 LIST_LIMIT_MAX = 10_000
-LIST_REPLICA_BYTES = 256  # of one replica in a list, at most
-AUDITS_MAX = 64  # by order, at a time: each has a descriptor of its own, and reads as fast as it is let
+LIST_REPLICA_BYTES = 256  # the most that one replica takes in a list
+AUDITS_MAX = 64  # requested audits at a time: each has its own descriptor, and reads as fast as its caller allows
 
 
 class LeaderMemory:
-    """The newest manager that this node has heard of, by its election. Only in memory: what must survive a restart is
-    decided by etcd transactions, and eversions guard the orders that follow from them."""
+    """The newest manager that this node has seen, by its election.
+
+    It is only in memory: etcd transactions decide what must survive a restart, and eversions guard the orders that
+    follow from them.
+    """
 
     def __init__(self) -> None:
         self.newest = common_pb2.Leader()
 
     def check(self, leader: common_pb2.Leader) -> None:
-        """NotLeader if a newer one has given orders; otherwise this is the newest."""
+        """NotLeader if a newer manager has given orders; otherwise remember this one."""
         if leader.create_revision < self.newest.create_revision:
-            detail = f"election {leader.create_revision} is over, {self.newest.create_revision} was heard of"
+            detail = f"election {leader.create_revision} is over, {self.newest.create_revision} is newer"
             raise NotLeader(leader=self.newest.address, detail=detail)
         if leader.create_revision > self.newest.create_revision:
             self.newest = leader
 
 
 class Timed(Answer[Rep]):
-    """An answer whose time is observed when it comes."""
+    """An answer whose duration is observed when it is complete."""
 
     __slots__ = ("_answer", "_begun_s", "_loop", "_times")
 
@@ -77,6 +80,8 @@ class Timed(Answer[Rep]):
 
 
 class ExtentNodeServicer:
+    """Handles the rpcs of one node."""
+
     def __init__(
         self,
         storage: Storage,
@@ -96,7 +101,7 @@ class ExtentNodeServicer:
         self._node_id = node_id
         self._read_bytes_max = read_bytes_max
         self._leaders = LeaderMemory()
-        self._audits = 0  # under way
+        self._audits = 0  # running ones
         self._version = build_version()
         self._loop = asyncio.get_running_loop()
 
@@ -121,7 +126,7 @@ class ExtentNodeServicer:
         begun_s = self._loop.time()
         if request.HasField("payload_crc32c"):
             if crc32c(call.attachment) != request.payload_crc32c:
-                raise InvalidArgument(what="payload_crc32c", detail="it is not the payload's: damaged on the way")
+                raise InvalidArgument(what="payload_crc32c", detail="it does not match: the payload was damaged")
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
         reply = await store_append.append(self._store, request.segments, call.attachment, brief=request.brief)
@@ -131,7 +136,7 @@ class ExtentNodeServicer:
     @eager
     async def read_block(self, request: pb.ReadBlockRequest, call: Call) -> pb.ReadBlockReply:
         if request.follow:
-            await asyncio.sleep(0)  # what follows waits with a timeout, for which it needs a task of its own
+            await asyncio.sleep(0)  # following waits with a timeout, for which it needs a task of its own
             await self._reader.follow(request)
             request.follow = False
         begun_s = self._loop.time()
@@ -139,7 +144,7 @@ class ExtentNodeServicer:
         if wanted_bytes >= RESERVE_BYTES_MIN:
             await call.reserve_reply(wanted_bytes)
         result = await self._reader.read(request)
-        # Every block has its CRC, which the reader checks (rule 21): a second one over all of them would add nothing.
+        # Every block has its CRC, which the reader checks (protocol rule 21): another one over all would add nothing.
         if result.file is not None:
             call.attach_file(result.file, own_checksums=True)
         else:
@@ -173,7 +178,7 @@ class ExtentNodeServicer:
 
     async def delete_extent(self, request: pb.DeleteExtentRequest, call: Call) -> pb.DeleteExtentReply:
         if not request.leader.create_revision:
-            raise InvalidArgument(what="leader", detail="a delete is carried out by order of an elected manager only")
+            raise InvalidArgument(what="leader", detail="only an elected manager may order a delete")
         self._leaders.check(request.leader)
         return pb.DeleteExtentReply(deleted=await store_control.delete(self._store, request))
 
@@ -205,8 +210,8 @@ class ExtentNodeServicer:
         return result.reply
 
     async def audit_replica(self, request: pb.AuditReplicaRequest, call: Call) -> pb.AuditReplicaReply:
-        asked = pb.DescribeReplicaRequest(extent_id=request.extent_id, replica=request.replica)
-        self._inventory.describe(asked)  # that it is the one which is meant
+        wanted = pb.DescribeReplicaRequest(extent_id=request.extent_id, replica=request.replica)
+        self._inventory.describe(wanted)  # raises unless it is the requested replica
         pacer = Pacer(bytes_per_s=request.bytes_per_s_max, burst_bytes=SLICE_BYTES)
         if self._audits >= AUDITS_MAX:
             raise Overloaded(what="audits under way")
@@ -216,7 +221,7 @@ class ExtentNodeServicer:
         finally:
             self._audits -= 1
         reply = pb.AuditReplicaReply(
-            info=self._inventory.describe(asked),
+            info=self._inventory.describe(wanted),
             bytes_read=result.bytes_read,
             blocks=result.blocks,
             skipped=result.skipped,

@@ -172,7 +172,7 @@ class NotConfirmed:
     """Reply `confirmed = false` with this length, so that a copy fills the replica.
 
     First, if `fence`: set `fenced`, fsync, `note_fenced`. The extent is sealed, so no append may be accepted any more,
-    even though this replica never received a Fence (T8).
+    even though this replica never received a Fence (scenario T8).
     """
 
     length: int

@@ -7,7 +7,7 @@ the order, and again when the copy is complete, so that changes in the meantime 
     a tombstone older than the order   make one: the manager chose the node again after the delete
     a tombstone as new or newer        refuse: the order precedes the delete and is late
     not sealed: short, doubtful, …     replace it (protocol rule 20: shorter replicas are filled)
-    sealed, the same digest            verify it: a file's existence proves nothing (T35)
+    sealed, the same digest            verify it: a file's existence proves nothing (scenario T35)
     the same, older than the order     replace it: a delete order for it may be under way (protocol rule 24)
     sealed, damaged or other bytes     replace it
     sealed at another length           refuse: an extent has one seal, so a person must look

@@ -20,7 +20,7 @@ class ReadOnly(Enum):
 
     DISK_FULL = "the disk is past its usage mark"  # attributes, seals and copies may still use the reserve
     DISK_FAILED = "the disk failed"
-    # Permanent in this process: after a failed fsync, a second one may succeed although the bytes are lost (T23).
+    # Permanent in this process: after a failed fsync, a second one may succeed with the bytes lost (scenario T23).
     SYNC_FAILED = "a sync of this file failed"
 
     @property
@@ -43,8 +43,8 @@ class ReplicaState:
 
     committed: int = 0  # acknowledged by all replicas, as reported to this process since it started
     # Two ends, each a promise about all bytes below it. `journaled_end` counts entries that were handed to the journal,
-    # synced or not. Entries are replayed in order and never beyond a gap, so the next may rest on them: see protocol
-    # rule 10.
+    # synced or not: entries are replayed in order and never beyond a gap, so later ones may rest on them. That is
+    # protocol rule 10.
     durable_end: int = 0  # on stable storage, in the file or in a synced journal: a synced append's reply waits for it
     journaled_end: int = 0  # durable, or in the journal
     damaged_at: int | None = None  # the first offset known to be wrong or missing: only bytes below are valid
@@ -238,7 +238,7 @@ class Refuse:
 
 
 def wrong_replica(state: ReplicaState, wanted: common_pb2.Replica) -> WrongReplica | None:
-    """The refusal if the request names another node, disk or incarnation; empty fields are not checked (T32)."""
+    """The refusal if the request names another node, disk or incarnation; empty fields match any (scenario T32)."""
     meta, incarnation, disk_uuid, node_id = state.meta, wanted.incarnation, wanted.disk_uuid, wanted.node_id
     if incarnation and incarnation != meta.incarnation:
         detail = f"incarnation {incarnation:016x} is wanted, {meta.incarnation:016x} is here"

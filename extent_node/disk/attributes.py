@@ -65,13 +65,13 @@ class Doubt(IntEnum):
     POWER_CUT = 1  # the page cache was lost, with bytes that were acknowledged from it (protocol rule 12)
     DAMAGE = 2  # the start found more than a torn last block, or a hole in the journal (protocol rule 13)
     # fsync failed. The kernel may now show bytes that are not on the disk and consider them clean, so that even a later
-    # successful fsync proves nothing (T23). Only bytes read after the page cache is gone can be trusted.
+    # successful fsync proves nothing (scenario T23). Only bytes read after the page cache is gone can be trusted.
     SYNC_FAILED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The file's identity. It has node and disk, so that a file or a disk moved elsewhere is recognised (T32)."""
+    """The file's identity. With node and disk, a file or a disk moved elsewhere is recognised (scenario T32)."""
 
     extent_id: int
     eversion: int

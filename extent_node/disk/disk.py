@@ -10,7 +10,8 @@
                      the node. Its extent is reported as damaged meanwhile, and only a copy makes it again
     tombstones/      <id>.<eversion>.<ms>: empty files whose names hold everything, so that they cannot be torn
 
-Invariants: a disk that is wiped, swapped, foreign, locked or of an unknown format is refused by name, never used (T32);
+Invariants: a disk that is wiped, swapped, foreign, locked or of an unknown format is refused by name, never used
+            (scenario T32);
             a tombstone is durable before its replica is gone;
             an error of one disk changes only that disk's state: WRITABLE → READ_ONLY ⇄ WRITABLE, any → OFFLINE;
             all calls block: the store runs them in threads.
@@ -98,7 +99,7 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Shares of the capacity in use. The room above `high` is the reserve for seals and copies (T24)."""
+    """Shares of the capacity in use. The room above `high` is the reserve for seals and copies (scenario T24)."""
 
     high: float = 0.92
     low: float = 0.90

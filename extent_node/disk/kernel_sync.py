@@ -6,7 +6,7 @@ kernel's asynchronous I/O (io_submit with IOCB_CMD_FDSYNC, Linux 4.18 and later)
 10 µs.
 
 Invariants: the outcome is that of fdatasync on the same open file: an error that the kernel reports once goes to the
-            caller of that request, and to no other (T23);
+            caller of that request, and to no other (scenario T23);
             the kernel holds the file during the sync, so its descriptor may be closed meanwhile;
             at most `orders_max` requests are under way. Further ones, and all where the kernel, the machine or the file
             system lacks support, need a thread (`begin` returns False): only speed depends on this module.

@@ -2,8 +2,8 @@
 
 Invariants: a label is replaced as a whole: written to a second file, fsynced, exchanged with the old one, and the
             folder fsynced, so that a crash leaves the old label or the new one;
-            the second file keeps its blocks: a start on a disk without a free byte can still write its labels (T24).
-            It is written only when it is certainly not the label on the disk;
+            the second file keeps its blocks: a start on a full disk can still write its labels (scenario T24). It is
+            written only when it is certainly not the label on the disk;
             a label carries a CRC32C of its other fields: one with a flipped bit is refused, never partly used.
 """
 

@@ -3,7 +3,7 @@
 Invariants: folders are formatted automatically only for a node without any sign of earlier use: all folders are empty,
             no disk's uuid is configured, and neither is its id, unless the operator sets `format_empty_disks`.
             Otherwise an empty folder may be a disk that was wiped or is not mounted: it is refused by name, and becomes
-            a new disk only with `--format-disk` (T32). The journal's folder is treated alike (`--format-journal`): a
+            a new disk only with `--format-disk` (scenario T32). The same holds for the journal (`--format-journal`): a
             new journal in place of one that is not mounted would lose its records;
             a folder whose disk's uuid is configured is never formatted: the node starts without it and reports it;
             the next start continues an interrupted first start: as long as no process has started on the journal, and

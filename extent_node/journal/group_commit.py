@@ -213,7 +213,7 @@ class Committer:
         """Start one fdatasync; the future is done at its end.
 
         The sync continues, and its outcome is noted, even if every caller gives up: the kernel reports a failed write
-        once, and if that were lost, the next sync would falsely succeed (T23).
+        once, and if that were lost, the next sync would falsely succeed (scenario T23).
         """
         assert queue.syncing is None, replica
         syncing = queue.syncing = asyncio.get_running_loop().create_future()
@@ -245,7 +245,7 @@ class Committer:
         """Hold off other syncs of this file.
 
         If two ran at once, the kernel would report a failed write to only one, and the other's success would be
-        believed (T23).
+        believed (scenario T23).
         """
         while (queue := self._queue(replica)).syncing is not None:
             await asyncio.shield(queue.syncing)

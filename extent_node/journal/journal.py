@@ -7,13 +7,13 @@ files: an fdatasync of a file that neither grows nor gets new blocks needs no co
 
 Invariants: a record is written only if all bytes below it are durable or journaled (protocol rule 10);
             a segment is used again only after every extent with records in it, on every disk, has them in its own file
-            on stable storage (T25); segments are freed in the order in which they were filled;
+            on stable storage (scenario T25); segments are freed in the order in which they were filled;
             a segment with records of a failed or absent disk is kept, and the label says so, until that disk returns or
             the operator gives it up; kept segments are bounded, and without a free one appends are synced in place;
             a segment file that could not be read, or not be prepared on start, is not used again; the label says so
             before another file gets its number;
             after a failed write or sync the journal is `failed` for the rest of the process: it writes and promises
-            nothing any more, and the waiting calls get the error (T23);
+            nothing any more, and the waiting calls get the error (scenario T23);
             one process has the folder, by a lock file.
 """
 

@@ -1,7 +1,7 @@
 """Background work of a store: syncs extents in place, frees and makes journal segments, checks disks, empties trash.
 
-Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (T25). One with
-            records of a failed disk is set aside instead, so that the ring continues without it;
+Invariants: a segment is freed when every extent with records in it is synced in place, on every disk (scenario
+            T25). One with records of a failed disk is set aside instead, so that the ring continues without it;
             at most `checkpoint_syncs_max` extents are synced at a time, and a failing disk stops only its own;
             every loop continues after an error, which is logged and counted.
 """
@@ -70,7 +70,7 @@ async def free_segments(store: StoreState) -> None:
             try:
                 journal.add_ready(await store.run(journal.grow, journal.needed_from))
             except OSError as error:
-                # No room for more journal: appends are synced in place meanwhile (T24).
+                # No room for more journal: appends are synced in place meanwhile (scenario T24).
                 log.warning("journal_not_grown slots=%d error=%s", journal.label.slots, error)
                 if journal.failed:
                     store.journal_failed()

@@ -8,7 +8,8 @@ long as every block is good somewhere. At the end the digest of all bytes must b
                            ─→ draft ─→ ranges … ─→ digest ─→ fsync ─→ install ─────→ DONE
                                         └ all sources failed at one block ─────────→ FAILED, nothing is left
 
-Invariants: DONE means: this task verified every byte, and all are on stable storage, under a durable name (T34, T35);
+Invariants: DONE means: this task verified every byte, and all are on stable storage, under a durable name (scenarios
+            T34 and T35);
             one task for an extent at a time; a task that is ordered again runs once;
             bytes a second are bounded over all tasks, and for each task as its order says;
             tasks are not kept over a restart: the manager's query then returns UNKNOWN, and the manager orders again.
@@ -272,7 +273,7 @@ class Copier:
             await quarantine(self._store, request.extent_id, incarnation=incarnation, reason=reason)
 
     async def _verify_here(self, task: _Task) -> Replica | None:
-        """Return the existing replica if every byte of it is right (T35). A wrong one is marked as damaged."""
+        """Return the existing replica if every byte of it is right (scenario T35). A wrong one is marked as damaged."""
         replica = self._store.replicas.get(task.request.extent_id)
         if replica is None:
             return None

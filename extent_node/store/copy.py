@@ -6,7 +6,7 @@
     replica = await store.copies.install(draft, request)
 
 Invariants: a draft is in `tmp/` until all of its bytes, attributes and index are on stable storage. A start empties
-            `tmp/`, so a crash at any point leaves no replica or a whole one (T34, T35);
+            `tmp/`, so a crash at any point leaves no replica or a whole one (scenarios T34 and T35);
             it is a new inode with a new incarnation: no journal record and no late request matches it (protocol
             rule 11);
             a node has one live replica of an extent, over all its disks: the old one is moved aside first;
@@ -207,7 +207,7 @@ class Copies:
         return self._decide(self._store.replicas.get(request.extent_id), request)
 
     def choose_disk(self, request: pb.StartCopyRequest) -> Disk:
-        """The disk that the order names, or else one with room. Copies may use the reserve of a full one (T24)."""
+        """The disk that the order names, or else one with room. Copies may use a full one's reserve (scenario T24)."""
         store, wanted, extent_id = self._store, request.replica, request.extent_id
         if wanted.node_id and wanted.node_id != store.config.node_id:
             detail = f"node {wanted.node_id} is wanted, this is node {store.config.node_id}"

@@ -4,10 +4,10 @@ Above an extent's last sync, a power cut leaves arbitrary bytes in its file. For
 is right. A record is written at its offset if the extent is whole up to there. The bytes already there must be equal,
 or not a valid block.
 
-Invariants: nothing is written beyond a gap, to a sealed replica, or to a file of another incarnation (T26);
+Invariants: nothing is written beyond a gap, to a sealed replica, or to a file of another incarnation (scenario T26);
             a valid block is never replaced by other bytes: that is damage, and the replica becomes doubtful;
             equal bytes are written again: a sync that failed just before the end may have left them in the page cache
-            as clean, and the next sync would then not write them (T23);
+            as clean, and the next sync would then not write them (scenario T23);
             everything applied is synced before the journal begins a new chain;
             if a record's disk is absent, fails or is full, only the operator can give the record up: its segment is
             kept;

@@ -6,7 +6,7 @@ Invariants: bytes are written only at the file's end, and count only once all of
             they are written before anything syncs or scans the file, or writes behind them; readers get them from
             memory;
             an attribute is noted in `state` after its fsync, never before;
-            after a failed fsync the file is not written and not synced again in this process (T23);
+            after a failed fsync the file is not written and not synced again in this process (scenario T23);
             a change of the replica requires its `lock`; the store's loop is the only thread that touches `state`.
 Not here:   the set of replicas (store/state.py), descriptors of sealed extents (open_files.py).
 """
@@ -36,7 +36,7 @@ DEFERRED_BYTES_MAX = 16 << 10
 
 
 class SyncFailed(OSError):
-    """An fsync or fdatasync failed: what the disk has of the file is unknown (T23)."""
+    """An fsync or fdatasync failed: what the disk has of the file is unknown (scenario T23)."""
 
 
 class NotWritten(OSError):
@@ -296,7 +296,7 @@ class Replica:
         """Persist data first, then the seal, then the cut.
 
         Bytes above a seal are not the extent's. So the next start repairs a crash before the cut, and the journal's
-        replay sees the seal and adds nothing (T26).
+        replay sees the seal and adds nothing (scenario T26).
         """
         self.sync_data()
         self.fs.set_xattr(self.fd, attributes.SEAL, attributes.encode_seal(seal))

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class StoreState:
-    """What all parts of a store share."""
+    """The shared state of a store."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class StoreState:
         return answer
 
     def sync_failed(self, replica: Replica, error: OSError) -> NeveError:
-        """Handle a failed sync: in this process the file is never written or synced again (T23)."""
+        """Handle a failed sync: in this process the file is never written or synced again (scenario T23)."""
         if isinstance(error, NotWritten):  # no sync ran and nothing is lost: it may be tried again
             self.counters.write_failures += 1
             return self.disk_error(replica.disk, replica.extent_id, error)
