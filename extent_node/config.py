@@ -116,7 +116,7 @@ class NodeConfig:
                 raise ValueError(f"managers: {error.detail}") from error
 
     @property
-    def formats_by_itself(self) -> bool:
+    def formats_automatically(self) -> bool:
         return not self.node_id if self.format_empty_disks is None else self.format_empty_disks
 
 

@@ -26,7 +26,7 @@ from neve.extent_node.journal.folder import format_journal, read_journal_label
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoldersFound:
     """The present state of the configured folders."""
 
     labelled: dict[str, int]  # disk folder → the node id in its label
@@ -37,12 +37,12 @@ class Found:
     begun: bool = False
 
     @property
-    def nothing_is_known(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether nothing here shows that this node has ever served."""
         return not self.unreadable and (self.begun or not (self.labelled or self.journal_node_id is not None))
 
 
-def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Found:
+def inspect_folders(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> FoldersFound:
     labelled: dict[str, int] = {}
     journals_named: set[str] = set()
     unlabelled: list[str] = []
@@ -64,14 +64,14 @@ def look(fs: FileSystem, disk_folders: Sequence[str], journal_folder: str) -> Fo
         begun = journal.never_used and journals_named <= {journal.uuid}
     if unreadable and not labelled and journal_node_id is None:
         raise DiskRefused("; ".join(unreadable.values()))  # no label gives the node's id
-    return Found(labelled, unlabelled, journal_node_id, unreadable, begun)
+    return FoldersFound(labelled, unlabelled, journal_node_id, unreadable, begun)
 
 
-def settled_node_id(found: Found, configured: int) -> int:
+def agreed_node_id(folders: FoldersFound, configured: int) -> int:
     """The id that labels and configuration agree on; 0 if there is none yet; DiskRefused if they disagree."""
-    claims = {f"disk {folder}": node_id for folder, node_id in found.labelled.items()}
-    if found.journal_node_id is not None:
-        claims["the journal"] = found.journal_node_id
+    claims = {f"disk {folder}": node_id for folder, node_id in folders.labelled.items()}
+    if folders.journal_node_id is not None:
+        claims["the journal"] = folders.journal_node_id
     if configured:
         claims["the configuration"] = configured
     if len(set(claims.values())) > 1:
@@ -80,37 +80,39 @@ def settled_node_id(found: Found, configured: int) -> int:
     return next(iter(claims.values()), 0)
 
 
-def disks_to_format(found: Found, *, automatic: bool, by_word: Sequence[str], expected: Mapping[str, str]) -> list[str]:
+def disks_to_format(
+    folders: FoldersFound, *, automatic: bool, by_operator: Sequence[str], expected: Mapping[str, str]
+) -> list[str]:
     """The folders to format; DiskRefused names one that has no label and may not be formatted.
 
     `expected`: folder → uuid of its disk. Such a folder without a label is left to the store, which starts without it.
     """
-    for folder in by_word:
-        if folder in found.labelled:
-            if found.begun:
+    for folder in by_operator:
+        if folder in folders.labelled:
+            if folders.begun:
                 continue  # the interrupted start formatted it at the same order
             raise DiskRefused(f"{folder} is a disk already: it is not formatted again")
-        if folder in found.unreadable:
-            raise DiskRefused(f"{folder} seems to be a disk that cannot be read: {found.unreadable[folder]}")
-        if folder not in found.unlabelled:
+        if folder in folders.unreadable:
+            raise DiskRefused(f"{folder} seems to be a disk that cannot be read: {folders.unreadable[folder]}")
+        if folder not in folders.unlabelled:
             raise DiskRefused(f"{folder} is not one of the configured disks")
         if expected.get(folder):
             raise DiskRefused(
                 f"disk {expected[folder]} is configured for {folder}: a new one has another uuid. Remove the uuid from "
                 "the configuration first; what is lost with the old disk is recovered elsewhere"
             )
-    unknown = [folder for folder in found.unlabelled if not expected.get(folder)]
-    brand_new = found.nothing_is_known and not any(expected.values())
+    unknown = [folder for folder in folders.unlabelled if not expected.get(folder)]
+    brand_new = folders.is_unused and not any(expected.values())
     if automatic and brand_new:
         return unknown
     for folder in unknown:
-        if folder not in by_word:
+        if folder not in by_operator:
             why = "this node has been used before" if not brand_new else "nothing says that this node is a new one"
             raise DiskRefused(
                 f"{folder} has no {disks.LABEL}, and {why}: the disk was wiped or is not mounted. Mount it; or, to use "
                 f"the folder as a new disk, start once with --format-disk {folder}"
             )
-    return [folder for folder in by_word if folder not in found.labelled]
+    return [folder for folder in by_operator if folder not in folders.labelled]
 
 
 async def prepare(
@@ -121,28 +123,28 @@ async def prepare(
     journal_folder: str,
     configured_node_id: int,
     automatic: bool,
-    by_word: Sequence[str],
-    format_journal_by_word: bool,
+    by_operator: Sequence[str],
+    format_missing_journal: bool,
     journal_segment_bytes: int,
-    ask_for_id: Callable[[], Awaitable[int]],
+    fetch_node_id: Callable[[], Awaitable[int]],
     rng: random.Random,
     expected_uuids: Mapping[str, str] | None = None,
 ) -> int:
     """Make the folders ready and return the node's id. Requests one from the manager if no label or setting has it."""
     expected = expected_uuids or {}
-    found = look(fs, disk_folders, journal_folder)
-    to_format = disks_to_format(found, automatic=automatic, by_word=by_word, expected=expected)
-    node_id = settled_node_id(found, configured_node_id)
+    folders = inspect_folders(fs, disk_folders, journal_folder)
+    to_format = disks_to_format(folders, automatic=automatic, by_operator=by_operator, expected=expected)
+    node_id = agreed_node_id(folders, configured_node_id)
     if not node_id and any(expected.values()):
         raise DiskRefused(
             "which node is this? No disk and no journal gives its id, and the configuration names disks of a node "
             "that was used before: mount them, or set node_id"
         )
-    node_id = node_id or await ask_for_id()
-    if found.journal_node_id is None:
+    node_id = node_id or await fetch_node_id()
+    if folders.journal_node_id is None:
         if not (
-            format_journal_by_word
-            or (automatic and not found.labelled and not found.unreadable and not any(expected.values()))
+            format_missing_journal
+            or (automatic and not folders.labelled and not folders.unreadable and not any(expected.values()))
         ):
             raise DiskRefused(
                 f"{journal_folder} has no {journals.LABEL}, and this node may have disks that depend on a journal: "
@@ -157,7 +159,7 @@ async def prepare(
             journal_uuid=_uuid(rng),
             segment_bytes=journal_segment_bytes,
             # A journal for used disks: if this start fails and the next finds no disks, this is still no new node.
-            in_use=bool(found.labelled or found.unreadable or any(expected.values())),
+            in_use=bool(folders.labelled or folders.unreadable or any(expected.values())),
         )
     else:
         journal_uuid = read_journal_label(fs, journal_folder).uuid

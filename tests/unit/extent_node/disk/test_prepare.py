@@ -30,13 +30,13 @@ async def run(
     *disks: str,
     node_id: int = 0,
     automatic: bool = True,
-    by_word: tuple[str, ...] = (),
+    by_operator: tuple[str, ...] = (),
     format_journal: bool = False,
     cluster: str = "main",
     given: int = 7,
     uuids: dict[str, str] | None = None,
 ) -> int:
-    async def ask_for_id() -> int:
+    async def fetch_node_id() -> int:
         return given
 
     return await prepare(
@@ -46,10 +46,10 @@ async def run(
         journal_folder=str(tmp_path / "journal"),
         configured_node_id=node_id,
         automatic=automatic,
-        by_word=[str(tmp_path / disk) for disk in by_word],
-        format_journal_by_word=format_journal,
+        by_operator=[str(tmp_path / disk) for disk in by_operator],
+        format_missing_journal=format_journal,
         journal_segment_bytes=SEGMENT_BYTES,
-        ask_for_id=ask_for_id,
+        fetch_node_id=fetch_node_id,
         rng=random.Random(1),
         expected_uuids={str(tmp_path / disk): uuid for disk, uuid in (uuids or {}).items()},
     )
@@ -84,7 +84,7 @@ async def test_t32_a_wiped_disk_is_refused_by_name_and_not_formatted(tmp_path: P
     with pytest.raises(DiskRefused, match=r"d2 has no disk\.json.*wiped or is not mounted.*--format-disk"):
         await run(tmp_path, "d1", "d2", node_id=3)
     assert not (tmp_path / "d2" / "disk.json").exists()
-    assert await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",)) == 3
+    assert await run(tmp_path, "d1", "d2", node_id=3, by_operator=("d2",)) == 3
     assert (tmp_path / "d2" / "disk.json").read_bytes() != label  # a new disk, with a new uuid
 
 
@@ -93,11 +93,11 @@ async def test_an_added_disk_is_formatted_by_the_operators_word_only(tmp_path: P
     use(tmp_path, node_id=3)
     with pytest.raises(DiskRefused, match="--format-disk"):
         await run(tmp_path, "d1", "d2", node_id=3)
-    await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",))
+    await run(tmp_path, "d1", "d2", node_id=3, by_operator=("d2",))
     with pytest.raises(DiskRefused, match="is a disk already"):
-        await run(tmp_path, "d1", "d2", node_id=3, by_word=("d2",))
+        await run(tmp_path, "d1", "d2", node_id=3, by_operator=("d2",))
     with pytest.raises(DiskRefused, match="not one of the configured disks"):
-        await run(tmp_path, "d1", "d2", node_id=3, by_word=("d3",))
+        await run(tmp_path, "d1", "d2", node_id=3, by_operator=("d3",))
 
 
 async def test_a_journal_that_is_not_there_is_refused_and_made_anew_by_the_operators_word_only(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ async def test_a_folder_with_other_files_is_never_formatted(tmp_path: Path) -> N
 # --- a first start that is cut short ---------------------------------------------------------------------------
 
 
-async def first_start(fs: SimFileSystem, *, by_word: bool) -> int:
-    async def ask_for_id() -> int:
+async def first_start(fs: SimFileSystem, *, by_operator: bool) -> int:
+    async def fetch_node_id() -> int:
         return 7
 
     folders = ["/d1", "/d2"]
@@ -137,23 +137,23 @@ async def first_start(fs: SimFileSystem, *, by_word: bool) -> int:
         cluster="main",
         disk_folders=folders,
         journal_folder="/journal",
-        configured_node_id=7 if by_word else 0,
-        automatic=not by_word,
-        by_word=folders if by_word else (),
-        format_journal_by_word=by_word,
+        configured_node_id=7 if by_operator else 0,
+        automatic=not by_operator,
+        by_operator=folders if by_operator else (),
+        format_missing_journal=by_operator,
         journal_segment_bytes=SEGMENT_BYTES_MIN,
-        ask_for_id=ask_for_id,
+        fetch_node_id=fetch_node_id,
         rng=random.Random(1),
     )
 
 
-@pytest.mark.parametrize("by_word", [False, True])
+@pytest.mark.parametrize("by_operator", [False, True])
 @pytest.mark.parametrize("ending", ["crash", "power_cut"])
 async def test_a_first_start_that_ends_at_any_step_is_gone_on_with_by_the_same_command(
-    by_word: bool, ending: str
+    by_operator: bool, ending: str
 ) -> None:
     whole = SimFileSystem()
-    await first_start(whole, by_word=by_word)
+    await first_start(whole, by_operator=by_operator)
     steps = [line.split() for line in whole.log if line[:6].strip()]
     for step in [
         int(number) for number, operation, path, *_ in steps if "/extents/" not in path or path.endswith("7f")
@@ -161,9 +161,9 @@ async def test_a_first_start_that_ends_at_any_step_is_gone_on_with_by_the_same_c
         fs = SimFileSystem()
         fs.stop_at(step)
         with pytest.raises(SimulatedCrash):
-            await first_start(fs, by_word=by_word)
+            await first_start(fs, by_operator=by_operator)
         getattr(fs, ending)()
-        assert await first_start(fs, by_word=by_word) == 7, step
+        assert await first_start(fs, by_operator=by_operator) == 7, step
         journal = read_journal_label(fs, "/journal")
         for folder in ("/d1", "/d2"):
             assert read_disk_label(fs, folder).journal_uuid == journal.uuid, step
@@ -173,21 +173,21 @@ async def test_a_first_start_that_ends_at_any_step_is_gone_on_with_by_the_same_c
 async def test_t32_a_new_journal_for_old_disks_does_not_make_a_wiped_disk_a_new_one() -> None:
     """The journal was lost and made anew, and the node died just after its first disk named the new one."""
     fs = SimFileSystem()
-    await first_start(fs, by_word=False)
+    await first_start(fs, by_operator=False)
     fs.wipe("/journal")
     uuid_new = format_journal(
         fs, "/journal", cluster="main", node_id=7, journal_uuid=uuid.UUID(int=5), segment_bytes=SEGMENT_BYTES_MIN
     )
     fs.wipe("/d2")
     with pytest.raises(DiskRefused, match="has been used before"):
-        await first_start(fs, by_word=False)
+        await first_start(fs, by_operator=False)
     journal = Journal.open(fs, "/journal", cluster="main", node_id=7)
     disk = Disk.open(fs, "/d1", cluster="main", node_id=7)
     load_disk(disk, journal, 0)
     assert read_disk_label(fs, "/d1").journal_uuid == uuid_new
     fs.crash()
     with pytest.raises(DiskRefused, match="has been used before"):
-        await first_start(fs, by_word=False)
+        await first_start(fs, by_operator=False)
 
 
 async def test_t32_a_new_journal_for_old_disks_that_are_not_mounted_next_does_not_make_their_folders_new_disks(
@@ -219,25 +219,25 @@ UUID = "6d0c3f0e-6f2b-4a57-9d0e-2f6d3f1f8a11"
 
 
 def test_a_node_with_a_configured_id_formats_nothing_by_itself_unless_it_is_told_to() -> None:
-    assert not load(None, GOOD)[0].formats_by_itself
-    assert load(None, [*GOOD, "format_empty_disks=true"])[0].formats_by_itself
+    assert not load(None, GOOD)[0].formats_automatically
+    assert load(None, [*GOOD, "format_empty_disks=true"])[0].formats_automatically
     by_manager = [*GOOD[:3], 'managers=["127.0.0.1:1"]']
-    assert load(None, by_manager)[0].formats_by_itself
-    assert not load(None, [*by_manager, "format_empty_disks=false"])[0].formats_by_itself
+    assert load(None, by_manager)[0].formats_automatically
+    assert not load(None, [*by_manager, "format_empty_disks=false"])[0].formats_automatically
 
 
 async def test_t32_a_wiped_device_with_disk_and_journal_is_not_taken_for_a_new_node_of_the_same_id(
     tmp_path: Path,
 ) -> None:
     node, _ = load(None, ["cluster=main", 'disks=["/d1"]', "journal=/j", "node_id=3"])
-    await run(tmp_path, "d1", node_id=3, by_word=("d1",), format_journal=True, automatic=node.formats_by_itself)
+    await run(tmp_path, "d1", node_id=3, by_operator=("d1",), format_journal=True, automatic=node.formats_automatically)
     shutil.rmtree(tmp_path / "d1")
     shutil.rmtree(tmp_path / "journal")
     with pytest.raises(DiskRefused, match=r"d1 has no disk\.json.*wiped or is not mounted.*--format-disk"):
-        await run(tmp_path, "d1", node_id=3, automatic=node.formats_by_itself)
+        await run(tmp_path, "d1", node_id=3, automatic=node.formats_automatically)
     assert not (tmp_path / "d1").exists()
     with pytest.raises(DiskRefused, match=r"no journal\.json.*--format-journal"):
-        await run(tmp_path, "d1", node_id=3, automatic=node.formats_by_itself, by_word=("d1",))
+        await run(tmp_path, "d1", node_id=3, automatic=node.formats_automatically, by_operator=("d1",))
     assert not (tmp_path / "d1").exists()  # the journal's refusal comes first
 
 
@@ -249,7 +249,7 @@ async def test_a_folder_whose_disk_is_known_by_its_uuid_is_never_formatted(tmp_p
     assert await run(tmp_path, "d1", "d2", node_id=3, uuids={"d2": UUID}) == 3
     assert not (tmp_path / "d2").exists()
     with pytest.raises(DiskRefused, match=f"disk {UUID} is configured"):
-        await run(tmp_path, "d1", "d2", node_id=3, uuids={"d2": UUID}, by_word=("d2",))
+        await run(tmp_path, "d1", "d2", node_id=3, uuids={"d2": UUID}, by_operator=("d2",))
 
 
 # --- configuration -------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ async def test_one_disk_whose_label_cannot_be_read_does_not_stop_the_node_and_is
     assert await run(tmp_path, "d1", "d2", given=8) == 7
     assert label.read_text() == damaged
     with pytest.raises(DiskRefused, match="cannot be read"):
-        await run(tmp_path, "d1", "d2", by_word=("d2",))
+        await run(tmp_path, "d1", "d2", by_operator=("d2",))
 
 
 async def test_a_node_of_which_nothing_can_be_read_is_refused_and_nothing_is_formatted(tmp_path: Path) -> None:
