@@ -1,5 +1,5 @@
-"""The metadata store: etcd, and an in-memory twin with the same semantics (transactions, leases, watches).
+"""The metadata store: etcd, or an in-memory store with the same semantics (transactions, leases, watches).
 
-`store.py` has the interface that everything else uses; `etcd.py` and `memory.py` implement it; `lease.py`,
-`election.py` and `lock.py` build on the interface alone, so they run on both.
+`store.py` has the interface that all other packages use. `etcd/` and `memory/` implement it. `lease.py`, `election.py`
+and `lock.py` use only the interface, so they run on both.
 """

@@ -1,9 +1,10 @@
-"""A candidate for ever: campaigns, leads, and campaigns again, on a new lease for every term.
+"""A permanent candidate in an election: it campaigns, leads a term and campaigns again, on a new lease for each term.
 
-Invariants: at most one term at a time, and each on its own lease, which is given back at its end: nobody waits for it;
-            the leadership is resigned at the end of every term, also when leading failed (T15): better no leader than
-            one that serves nothing;
-            after terms that came to nothing the pauses grow, so that a manager that cannot lead lets others.
+Invariants: there is at most one term at a time, on a lease of its own; the candidate revokes the lease at the end of
+            the term, so that the next leader does not wait for it;
+            the candidate resigns at the end of every term, also after a failure (scenario T15), because no leader is
+            better than one that serves nothing;
+            after terms that never served, the pauses grow, so that a manager that cannot lead makes way for others.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ REVOKE_TIMEOUT_S = 1.0
 
 
 class Candidate:
-    """`lead` runs a term to its end and says whether it came to serving; `resigned` is called when it is over."""
+    """Campaigns until it is cancelled.
+
+    `lead` runs a term to its end and returns whether the term served requests. `resigned` is called after each term.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Candidate:
         self._resigned = resigned
 
     async def run(self, address: str) -> None:
-        """Until it is cancelled. `address` is what observers of the election see."""
+        """Campaign and lead until cancelled. Observers of the election see `address`."""
         backoff = Backoff(Delays(2 * PAUSE_S, PAUSE_S_MAX), self._spread)
         while True:
             served = False
@@ -75,11 +79,11 @@ class Candidate:
                 return await self._lead(leadership)
         finally:
             await _revoke(lease)
-            self._resigned()  # after resigning: what it does may take a while
+            self._resigned()  # after resigning, because it may take a while
 
 
 async def _revoke(lease: Lease) -> None:
-    """So that nobody has to wait for its end; if the store does not answer it ends by itself."""
+    """Revoke the lease, so that no candidate waits for its end. If the store does not answer, the lease expires."""
     if not lease.alive():
         return
     with contextlib.suppress(NeveError, TimeoutError):

@@ -1,7 +1,7 @@
-"""A process that contends for the lead of its kind: follows, campaigns, leads while it has won, and knows who leads.
+"""The part that all elected managers share: it follows the metadata, campaigns, leads terms and watches the election.
 
-Invariants: at most one term at a time; who leads is always watched, leading or not;
-            a term that is over is not handed out: whoever asks hears `NotLeader`, with where to ask instead.
+Invariants: there is at most one term at a time, and the election is watched whether this process leads or not;
+            `leading` never returns a term that is over: it raises `NotLeader` with the leader's address.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from neve.proto.errors import NotLeader
 
 class LedTerm(Protocol):
     def ensure_leading(self) -> None:
-        """`NotLeader` once it is over."""
+        """Raise `NotLeader` if the term is over."""
 
 
 T = TypeVar("T", bound=LedTerm)
 
 
 class Contender(ABC, Generic[T]):
-    """`start` returns at once; it leads when it wins. `store` is closed by whoever made it."""
+    """`start` returns at once; a term begins when the campaign is won. The caller closes `store`."""
 
-    follower: Follower[Any]  # set by who derives from it, before `start`
+    follower: Follower[Any]  # set by the subclass before `start`
 
     def __init__(self, store: MetaStore, election_prefix: bytes, *, lease_ttl_s: int, rng: random.Random) -> None:
         self.address = ""
@@ -48,7 +48,7 @@ class Contender(ABC, Generic[T]):
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, address: str) -> None:
-        """`address` is where others reach this one."""
+        """Begin to follow and to campaign. Other processes reach this one at `address`."""
         self.address = address
         self.follower.start()
         loop = asyncio.get_running_loop()
@@ -58,14 +58,14 @@ class Contender(ABC, Generic[T]):
         ]
 
     async def stop(self) -> None:
-        """Resign, if it leads, so that another one need not wait for the lease to end."""
+        """Stop campaigning. A leader resigns, so that the next one does not wait for the lease to end."""
         for task in reversed(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.follower.stop()
 
     def leading(self) -> T:
-        """The current term; `NotLeader` with the leader's address if there is none."""
+        """The current term. Raises `NotLeader` with the leader's address if there is none."""
         term = self.term
         if term is None:
             raise self.not_leader()
@@ -77,7 +77,7 @@ class Contender(ABC, Generic[T]):
 
     @abstractmethod
     async def _lead(self, leadership: Leadership) -> bool:
-        """One term, to its end; whether it came to serving."""
+        """Run one term to its end and return whether it served requests."""
 
     def _after_term(self) -> None:
-        """A campaign is over, whether it was won or not."""
+        """Called at the end of each campaign, whether it was won or not."""

@@ -1,7 +1,8 @@
-"""When to try again what has failed: delays that double up to a bound, and a memory of what was tried.
+"""Retries: delays that double up to a bound, and a memory of attempts by key.
 
-Invariants: nothing here waits, reads a clock or draws lots: callers pass the time, and a factor that spreads delays;
-            a memory is bounded: the key that was postponed longest ago is forgotten first, and is due at once.
+Invariants: nothing in this module waits, reads a clock or draws random numbers: callers pass the time, and a factor
+            that spreads delays;
+            a memory is bounded: the key that was postponed longest ago is forgotten first, and is then due at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Delays:
     max_s: float
 
     def after(self, failures: int, *, factor: float = 1.0) -> float:
-        """The delay in seconds when so many attempts failed before the one that failed now."""
+        """The delay in seconds after a failure that was preceded by `failures` others."""
         return float(min(self.max_s, self.first_s * 2 ** min(failures, DOUBLINGS_MAX))) * factor
 
 
@@ -34,12 +35,12 @@ def _evenly() -> float:
 
 
 class Backoff:
-    """The delays of one loop that tries until it succeeds, its deadline passes or its owner ends it."""
+    """The delays of one loop that retries until it succeeds, its deadline passes or its owner ends it."""
 
     __slots__ = ("_delays", "_failures", "_spread")
 
     def __init__(self, delays: Delays, spread: Callable[[], float] = _evenly) -> None:
-        """`spread` draws the factor of each delay, so that many processes do not come back in step."""
+        """`spread` returns a factor for each delay, so that many processes do not retry at the same time."""
         self._delays = delays
         self._spread = spread
         self._failures = 0
@@ -56,7 +57,7 @@ class Backoff:
 
 
 class Retry:
-    """How often one thing was tried, and when it is due again: at once, before the first attempt."""
+    """The number of attempts at one thing, and the time when the next is due. The first attempt is due at once."""
 
     __slots__ = ("attempts", "due_s")
 
@@ -68,7 +69,7 @@ class Retry:
         return now_s >= self.due_s
 
     def postpone(self, now_s: float, delays: Delays) -> None:
-        """Count an attempt; the next one is due after its delay, unless the key is forgotten because it succeeded."""
+        """Count an attempt and make the next one due after its delay. If the attempt succeeds, forget the `Retry`."""
         self.due_s = now_s + delays.after(self.attempts)
         self.attempts += 1
 
@@ -103,18 +104,18 @@ class Retries(Generic[K]):
         return retry.attempts if retry is not None else 0
 
     def expect(self, key: K, due_s: float) -> None:
-        """Make a key known that was not tried here yet; nothing changes for one that is known."""
+        """Add a key that has not been tried yet, due at `due_s`. A known key does not change."""
         if key not in self._by_key:
             self._put(key, Retry(due_s))
 
     def postpone(self, key: K, now_s: float) -> None:
-        """Count an attempt; the next one is due after its delay."""
+        """Count an attempt and make the next one due after its delay."""
         retry = self._by_key.pop(key, None) or Retry()
         retry.postpone(now_s, self._delays)
         self._put(key, retry)
 
     def forget(self, key: K) -> None:
-        """It succeeded, or is no longer to be done."""
+        """Remove a key that succeeded or is no longer needed."""
         self._by_key.pop(key, None)
 
     def _put(self, key: K, retry: Retry) -> None:

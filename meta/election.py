@@ -1,11 +1,11 @@
 """Elections: of all candidates under a prefix, the one whose key was created first leads.
 
-Invariants: leading means owning the election key by create revision (protocol.md, rule 25): whoever writes as the
-            leader compares it in the same transaction, so that a deposed leader changes nothing (G7);
-            candidates queue by create revision, and each watches only its predecessor: no stampede;
-            every term has a create revision of its own, also on one lease: no write of an earlier term passes;
-            a campaign that fails or is cancelled withdraws: nobody waits for a candidate that went away.
-Not here:   what a leader does. If it cannot load its state it resigns: better no leader than one that serves nothing.
+Invariants: leading means owning the election key by create revision (protocol rule 25): every write of a leader
+            compares it in the same transaction, so that a deposed leader changes nothing (G7);
+            candidates queue by create revision and each watches only its predecessor, so they do not all wake at once;
+            every term has a create revision of its own, even on the same lease, so no write of an earlier term passes;
+            a campaign that fails or is cancelled withdraws, so that no candidate waits for one that has left.
+Not here:   the work of a leader. A leader that cannot load its state resigns (candidate.py).
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from neve.proto.errors import NotLeader
 
 log = logging.getLogger(__name__)
 
-WITHDRAWAL_WAIT_S = 1.0  # of a campaign that ends: enough for a store that answers, and it goes on behind the caller
+# A campaign that ends waits so long for its withdrawal: enough for a store that answers. The withdrawal then continues
+# in the background.
+WITHDRAWAL_WAIT_S = 1.0
 
 
 def _withdrawal_guard(bid: Bid, mine: KeyValue | None) -> tuple[Compare, ...]:
-    """The key as we know it. In doubt whatever stands there: no other campaign has a key of this name."""
+    """Compare the key's known create revision. In doubt compare nothing, as no other campaign uses this key."""
     if mine is None or bid.doubtful:
         return ()
     return (create_revision_is(mine.key, mine.create_revision),)
 
 
 class Leadership(OwnedKey):
-    """Held by the winner of a campaign. As a context it resigns at the end, however that comes."""
+    """The winner's hold on the election key. As a context manager it resigns at the end."""
 
     @property
     def create_revision(self) -> int:
@@ -73,16 +75,16 @@ class Election:
         self._store = store
         self._prefix = prefix.rstrip(b"/") + b"/"
         self._candidates = KeyRange.prefix(self._prefix)
-        self._void_prefix = prefix.rstrip(b"/") + b"-void/"  # beside the candidates, not among them: see `bid`
+        self._void_prefix = prefix.rstrip(b"/") + b"-void/"  # outside of the candidates' keys: see key_claim.py
 
     async def campaign(self, value: bytes, lease: Lease) -> Leadership:
-        """Wait until we lead; `value` is what observers see. One campaign at a time on a lease.
+        """Wait until this candidate leads. Observers see `value`. A lease allows one campaign at a time.
 
-        Raises `LeaseLost` when the lease is lost before that, `NotLeader` when somebody deleted our key.
+        Raises `LeaseLost` if the lease is lost before that, and `NotLeader` if the candidate's key is deleted.
         """
-        # A key of its own for every campaign, also on the same lease: a term never has the create revision of an
-        # earlier one, whose delayed writes would pass its guard, and what was delayed of an earlier campaign, its
-        # entering or its withdrawal, cannot touch this one.
+        # Every campaign has a key of its own, even on the same lease. So no term has the create revision of an earlier
+        # term, whose delayed writes would pass its guard. And a delayed put or withdrawal of an earlier campaign cannot
+        # touch this campaign's key.
         nonce = lease.next_nonce().encode()
         key = self._prefix + nonce
         bid = Bid(self._store, lease, Put(key, value, lease.lease_id), void_key=self._void_prefix + nonce)
@@ -100,7 +102,7 @@ class Election:
         return Leadership(self._store, lease, mine, bid)
 
     async def _end_earlier(self, lease: Lease) -> None:
-        """Delete what an earlier campaign on this lease has left: we would wait for it, that is, for ourselves."""
+        """Delete the key of an earlier campaign on this lease. Otherwise this campaign would wait for it."""
         own = KeyRange.prefix(self._prefix + f"{lease.lease_id:x}.".encode())
         listing = await until_settled(lease, lambda: self._store.range_all(own))
         for kv in listing.kvs:
@@ -111,10 +113,10 @@ class Election:
         await self._store.txn((create_revision_is(kv.key, kv.create_revision),), (Delete(kv.key),))
 
     async def _enter(self, bid: Bid) -> KeyValue:
-        """Put the key unless an earlier attempt has."""
+        """Put the key unless an earlier attempt has put it."""
         found, _ = await bid.send(key_absent(bid.put.key))
         if found is None or (found.value, found.lease_id) != (bid.put.value, bid.put.lease_id):
-            raise NotLeader(detail="somebody else put or deleted the candidate's key while it was put")
+            raise NotLeader(detail="another process put or deleted the candidate's key during the put")
         return found
 
     async def _await_turn(self, mine: KeyValue, lease: Lease) -> None:
@@ -126,16 +128,16 @@ class Election:
             await until_changed(self._store, ahead, seen_revision=listing.revision)
 
     def _candidate_ahead(self, mine: KeyValue, listing: Listing) -> KeyValue | None:
-        """The one to wait for: the last that was created before us. None: it is our turn."""
+        """The candidate to wait for, which is the last one created before this one; None if this one leads."""
         if not any(kv.key == mine.key and kv.create_revision == mine.create_revision for kv in listing.kvs):
             raise NotLeader(detail="the candidate's key was deleted")
         earlier = [kv for kv in listing.kvs if kv.create_revision < mine.create_revision]
         return max(earlier, key=lambda kv: kv.create_revision, default=None)
 
     async def observe(self) -> AsyncGenerator[KeyValue | None, None]:
-        """The leader's key now, and again whenever leader or value changes; None while there is none.
+        """The leader's key now, and again whenever the leader or its value changes; None while there is no leader.
 
-        Whoever stops before its end closes it (`contextlib.aclosing`): it holds a watch.
+        It holds a watch: a caller that stops iterating must close it (`contextlib.aclosing`).
         """
         listing = await self._store.range_all(self._candidates)
         candidates = {kv.key: kv for kv in listing.kvs}

@@ -1,9 +1,9 @@
-"""A part of the metadata store, kept in step by a watch: what a process knows that does not decide, or not yet.
+"""A copy of a part of the metadata store that a watch keeps up to date, for processes that do not decide, or not yet.
 
-Invariants: the state is always that of one revision: a watch delivers whole transactions, in order, or says `Resync`,
-            and then everything is made anew;
-            nothing is answered before the first listing is complete;
-            what it knows is news, and news may be late: whoever writes by it compares revisions in the transaction.
+Invariants: the state is always that of one revision: a watch delivers whole transactions in order, or `Resync`, after
+            which the state is rebuilt;
+            the follower answers nothing before the first listing is complete;
+            the state may be out of date: a write that is based on it compares revisions in its transaction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE_KEYS = 5000
 
 
 class Followed(Protocol):
-    """What is kept in step."""
+    """A state that a `Follower` keeps up to date."""
 
     revision: int
 
@@ -37,7 +37,10 @@ S = TypeVar("S", bound=Followed)
 
 
 class Follower(Generic[S]):
-    """`ranges` are listed, all at one revision; `watched` spans them. `on_change` runs after each revision."""
+    """Lists `ranges`, all at one revision, then watches `watched`, which spans them.
+
+    `on_change` runs after each revision.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Follower(Generic[S]):
         self._watched = watched
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._waiting: dict[asyncio.Future[bool], Callable[[S], bool]] = {}  # done with whether their time was over
+        self._waiting: dict[asyncio.Future[bool], Callable[[S], bool]] = {}  # result: whether the time was over
         self.state: S | None = None  # None until the first listing is complete
 
     def start(self) -> None:
@@ -62,7 +65,7 @@ class Follower(Generic[S]):
             self._task = asyncio.get_running_loop().create_task(self._run(), name="follower")
 
     async def stop(self) -> None:
-        """Forget the state, too."""
+        """Stop following and drop the state."""
         task, self._task = self._task, None
         self.state = None
         if task is not None:
@@ -71,40 +74,40 @@ class Follower(Generic[S]):
         self._wake()
 
     def take(self) -> S | None:
-        """Stop, and hand the state over: nothing is applied to it any more. It is of one whole revision."""
+        """Stop following and return the state, which is that of one revision and no longer changes."""
         state, task = self.state, self._task
         self.state = self._task = None
         if task is not None:
-            task.cancel()  # it waits for the watch: between two revisions it never does
+            task.cancel()  # the task awaits only the watch, never in the middle of a revision
         self._wake()
         return state
 
     async def at(self, revision_min: int, *, deadline_s: float) -> S:
-        """The state, once it is at least of this revision; `MetaUnavailable` if it is not in time."""
+        """The state, once it has reached this revision. Raises `MetaUnavailable` at the deadline."""
         what = f"revision {revision_min}"
         return await self.until(lambda state: state.revision >= revision_min, deadline_s=deadline_s, what=what)
 
     async def until(self, holds: Callable[[S], bool], *, deadline_s: float, what: str) -> S:
-        """The state, once this holds; `MetaUnavailable` if it does not in time. `what` is for people."""
+        """The state, once `holds` is true. Raises `MetaUnavailable` at the deadline. `what` describes it for people."""
         loop = asyncio.get_running_loop()
         while self.state is None or not holds(self.state):
             waiter: asyncio.Future[bool] = loop.create_future()
             self._waiting[waiter] = holds
-            timer = loop.call_at(deadline_s, _settle, waiter, True)  # asyncio.timeout wants a task: handlers have none
+            timer = loop.call_at(deadline_s, _settle, waiter, True)  # not asyncio.timeout, which needs a task
             try:
                 late = await waiter
-            finally:  # not by the next change alone: while a watch is down there is none, and callers ask on and on
+            finally:  # `_wake` alone would not do: while a watch is down nothing changes, and waiters would pile up
                 timer.cancel()
                 self._waiting.pop(waiter, None)
             if late:
                 known = self.state.revision if self.state is not None else 0
-                raise MetaUnavailable(detail=f"this manager has heard of revision {known}, {what} is wanted")
+                raise MetaUnavailable(detail=f"this manager knows revision {known}, but {what} is wanted")
             if self._task is None and self.state is None:
                 raise MetaUnavailable(detail="this manager has stopped following: ask again")
         return self.state
 
     async def read(self, *, revision: int = 0) -> S:
-        """Everything at one revision: the newest, read linearizably with the first page, or one that etcd still has."""
+        """The state at one revision: the newest, read linearizably, or an older one that etcd still has."""
         state = self._make()
         for keys in self._ranges:
             async for page in self._store.range_pages(keys, page_keys=PAGE_KEYS, revision=revision):
@@ -118,7 +121,7 @@ class Follower(Generic[S]):
                 await self._follow()
             except NeveError as error:
                 log.warning("follower_restarts error=%s", error)
-            except Exception:  # a record that cannot be: better no answers than wrong ones, and say so
+            except Exception:  # an impossible record: no answers are better than wrong ones
                 log.exception("follower_state_refused")
             self.state = None
             await asyncio.sleep(PAUSE_S)
@@ -132,12 +135,12 @@ class Follower(Generic[S]):
                 try:
                     state = self._followed(state, item)
                 except BaseException:
-                    self.state = None  # at once: closing the watch takes its time, and half a revision is no answer
+                    self.state = None  # before the slow closing of the watch, because half a revision is no answer
                     raise
                 self._publish(state)
 
     def _followed(self, state: S, item: WatchItem) -> S:
-        """The state with one item more. If it raises, `state` is of no revision any more."""
+        """The state after one more item. If it raises, `state` is no longer that of one revision."""
         if isinstance(item, Resync):
             state = self._make()
             state.load((kv for kv in item.kvs if self._is_listed(kv.key)), item.revision)
@@ -161,7 +164,7 @@ class Follower(Generic[S]):
             self._wake()
 
     def _wake(self) -> None:
-        """Those whose time has come; all of them when there is no state to wait for."""
+        """Wake the waiters whose condition holds, or all of them if there is no state any more."""
         state = self.state
         for waiter, holds in [*self._waiting.items()]:
             if state is None or holds(state):

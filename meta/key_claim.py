@@ -1,11 +1,14 @@
-"""A bid for a key: a put on our lease that must not take effect after we have given the key up.
+"""A bid for a key: a put on a lease that must not take effect after the bidder has given the key up.
 
-Invariants: a put without an answer may reach the store much later, after a timeout, a cancellation or a release, and
-            would then be a key that nobody holds and everybody waits for, for as long as the lease is renewed.
-            So every put of a bid compares that its void key is absent, and withdrawing puts the void key;
-            a withdrawal is tried until the store has answered it, also after its caller is gone, or the lease is lost.
+An unanswered put may reach the store much later: after a timeout, a cancellation or a release. It would then create a
+key that no process holds and every other process waits for, as long as the lease is renewed.
 
-A void key is put only where an outcome was unknown. It is on the same lease: when that ends, so do the late puts.
+Invariants: every put of a bid compares that the bid's void key is absent, and a withdrawal puts the void key;
+            a withdrawal is retried until the store has answered it or the lease is lost, even after its caller has
+            ended.
+
+A withdrawal puts the void key only if an outcome was unknown. The void key is on the same lease; once the lease has
+ended, late puts fail for that reason.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class Bid:
-    """`put` is what we want to stand; it is on `lease`. `void_key` belongs to this bid alone."""
+    """The claim to a key. `put` is the desired put, on `lease`. No other bid uses `void_key`."""
 
     def __init__(self, store: MetaStore, lease: Lease, put: Put, *, void_key: bytes) -> None:
         assert put.lease_id == lease.lease_id, put
         self.put = put
-        self.doubtful = False  # a put was sent and its outcome is unknown: it may still arrive
+        self.doubtful = False  # a put was sent whose outcome is unknown: it may still arrive
         self._store = store
         self._lease = lease
         self._void_key = void_key
@@ -37,30 +40,30 @@ class Bid:
         self._withdrawal: asyncio.Task[None] | None = None
 
     async def send(self, compare: Compare) -> tuple[KeyValue | None, int]:
-        """Put the key if `compare` holds; returns the key as it stands then, and the store's revision."""
+        """Put the key if `compare` holds. Returns the key's state after that, and the store's revision."""
         assert self._withdrawal is None, f"{self.put.key!r} was withdrawn"
         key = self.put.key
         doubtful = self.doubtful
-        self.doubtful = True  # also for a caller that is cancelled while it waits
+        self.doubtful = True  # stays set if the caller is cancelled while it waits
         try:
             result = await self._store.txn((compare, key_absent(self._void_key)), (self.put, Get(key)), (Get(key),))
         except MaybeApplied:
             raise
         except NeveError:
-            self.doubtful = doubtful  # certainly not applied
+            self.doubtful = doubtful  # this put was certainly not applied
             raise
         self.doubtful = doubtful
         self._applied = self._applied or result.succeeded
         return result.get_at(1 if result.succeeded else 0).first, result.revision
 
     def withdraw_behind(self, guard: Sequence[Compare]) -> asyncio.Task[None] | None:
-        """Begin to delete the key if `guard` holds, and to void what is under way; None if nothing is to be done."""
+        """Start deleting the key if `guard` holds, and voiding late puts, in the background. None: nothing to do."""
         if self._withdrawal is None and (self._applied or self.doubtful) and self._lease.alive():
             self._withdrawal = self._lease.run_behind(self._withdraw(tuple(guard)))
         return self._withdrawal
 
     async def withdraw(self, guard: Sequence[Compare], *, wait_s: float) -> None:
-        """The same, and wait for it, but not for longer than `wait_s`: it goes on without us."""
+        """As `withdraw_behind`, but wait for up to `wait_s`. After that it continues in the background."""
         task = self.withdraw_behind(guard)
         if task is None:
             return
@@ -79,6 +82,6 @@ class Bid:
         except LeaseLost:
             log.info("bid_left_to_its_lease key=%r", key)  # the store deletes it with the lease
         except NeveError as error:
-            # Refused, so trying again is no use, and while we renew the lease the key would stand.
+            # The store refused it, so repeating it is useless, and renewing the lease would keep the key.
             log.error("bid_not_withdrawn key=%r error=%s", key, error)
             self._lease.abandon(f"the key {key!r} cannot be withdrawn: {error}")

@@ -1,9 +1,9 @@
-"""The keys of a cluster that more than one kind of process knows. Each kind's own keys are in its records.
+"""The keys of a cluster that more than one kind of process uses. In this module a region is a key range.
 
-/<cluster>/leader/…               who leads the stream managers
-/<cluster>/partition-manager/…    who leads the partition managers
+/<cluster>/leader/…               the election of the stream managers
+/<cluster>/partition-manager/…    the election of the partition managers
 /<cluster>/partition-servers/ID   PartitionServerEntry, on the server's lease
-/<cluster>/region-map             RegionMapRecord: the version of the map, and what has changed it last
+/<cluster>/region-map             RegionMapRecord: the version of the map, and the last calls that changed it
 /<cluster>/regions/ID             RegionRecord
 """
 
@@ -18,12 +18,12 @@ PARTITION_MANAGERS = b"partition-manager"
 
 
 def root_of(cluster: str) -> bytes:
-    """What all keys of a cluster begin with."""
+    """The prefix of all keys of a cluster."""
     return f"/{cluster}/".encode()
 
 
 def id_text(number: int) -> bytes:
-    """Sixteen hex digits: the order of keys is the order of ids."""
+    """Sixteen hex digits, so that the order of keys is the order of ids."""
     return b"%016x" % number
 
 
@@ -48,10 +48,10 @@ def region_ranges(root: bytes) -> list[KeyRange]:
 
 
 def region_span(root: bytes) -> KeyRange:
-    """One range with all of `region_ranges`, so that one watch has their changes in one order."""
+    """One range that contains all of `region_ranges`, so that one watch delivers their changes in one order."""
     return KeyRange(root + PARTITION_SERVERS, KeyRange.prefix(root + REGIONS).end)
 
 
 def partition_lock(partition_id: int) -> str:
-    """The lock that the streams of a partition have in common."""
+    """The name of the lock that the streams of a partition share."""
     return f"partition/{partition_id:016x}"

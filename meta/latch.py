@@ -1,7 +1,7 @@
-"""A latch: something that happens once, is known at once, and never becomes undone.
+"""A latch: an event that happens once, is visible at once, and is never undone.
 
 Invariants: once set it stays set, with the first reason;
-            callbacks run inside `set`, before anything else can run: a server stops serving there and then.
+            callbacks run inside `set`, before any other code of the loop, so that a server stops serving immediately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Latch:
 
     def __init__(self) -> None:
         self.reason = ""
-        self.reached = False  # what `is_set` says, for who cannot afford the call
+        self.reached = False  # equals `is_set()`; hot code reads it to save the call
         self._event = asyncio.Event()
         self._callbacks: list[Callable[[str], None]] = []
 
@@ -35,11 +35,11 @@ class Latch:
         for callback in callbacks:
             try:
                 callback(reason)
-            except Exception:  # one listener's bug must not keep the news from the others
+            except Exception:  # a bug in one callback must not stop the others
                 log.exception("latch_callback_failed reason=%s", reason)
 
     def add_callback(self, callback: Callable[[str], None]) -> None:
-        """Call it with the reason when the latch is set; at once if it is."""
+        """Call `callback` with the reason when the latch is set; immediately if it is set already."""
         if self.reached:
             callback(self.reason)
         else:

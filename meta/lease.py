@@ -1,12 +1,12 @@
-"""A lease that knows by itself when it may be over, also while the store does not answer.
+"""A lease that determines its end by its own clock, even while the store does not answer.
 
-Invariants: the deadline counts from the *sending* of the last keep-alive that succeeded (rule 2), and is early by what
-            two clocks may differ in their rates: the store counts from a later moment and by a clock of its own, and
-            never ends the lease before we think it over;
-            past its deadline a lease is lost for ever, whatever a late answer says;
-            `alive` and `ensure_alive` compare the clock, so a process that was stopped and goes on notices
+Invariants: the deadline counts from the *sending* of the last keep-alive that succeeded (protocol rule 2), and is early
+            by the possible difference between the rates of two clocks. The store counts from a later moment and by its
+            own clock, so it never ends the lease before this deadline;
+            past its deadline a lease is lost for ever, even if a late answer renews it;
+            `alive` and `ensure_alive` compare the clock, so a process that was stopped and resumed notices the end
             before it does anything, even if none of its timers has run yet.
-Not here:   how a keep-alive travels: the store behind `LeaseKeeper`.
+Not here:   sending a keep-alive, which is the store's part (`LeaseKeeper`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from neve.proto.errors import LeaseLost, NeveError
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVES_PER_TTL = 3  # two may be lost in a row and the third is still in time
-# How far apart two clocks may run: we may count 99 seconds while the store counts 100. Disciplined clocks differ by
-# less than a thousandth; this has room for some that are not, and costs a hundredth of every lease.
+KEEP_ALIVES_PER_TTL = 3  # if two in a row are lost, the third is still in time
+# The difference that is tolerated between the rates of two clocks: this process may count 99 seconds while the store
+# counts 100. Disciplined clocks differ by less than a thousandth. The margin costs a hundredth of every lease.
 RATE_ERROR_MAX = 0.01
-RETRIES_PER_TTL = 10  # after a keep-alive that failed, try again sooner than that
+RETRIES_PER_TTL = 10  # after a failed keep-alive, the next one is sent sooner
 
 
 class LeaseKeeper(Protocol):
-    """What a lease needs of its store."""
+    """The part of a store that a lease needs."""
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float) -> float:
         """Renew once and return the time to live in seconds; 0 if the store does not know the lease."""
@@ -38,7 +38,7 @@ class LeaseKeeper(Protocol):
 
 
 class Lease:
-    """`sent_s` is the clock when the grant was sent. Make it while a loop runs: it keeps itself alive."""
+    """A lease that renews itself until it is lost. It needs a running loop. `sent_s` is when the grant was sent."""
 
     def __init__(
         self, keeper: LeaseKeeper, *, lease_id: int, ttl_s: float, sent_s: float, clock: Callable[[], float]
@@ -57,7 +57,7 @@ class Lease:
         self._task.add_done_callback(self._on_task_done)
 
     def remaining_s(self) -> float:
-        """How long the lease is certain to live; 0 when it is lost."""
+        """The time for which the lease is certain to live; 0 if it is lost."""
         if not self.lost.is_set() and self._clock() >= self._deadline_s:
             self._lose("its time to live has passed")
         return 0.0 if self.lost.is_set() else self._deadline_s - self._clock()
@@ -66,28 +66,28 @@ class Lease:
         return self.remaining_s() > 0
 
     def ensure_alive(self) -> None:
-        """Raise `LeaseLost` unless the lease is certain to live now. Call it before acting on the lease."""
-        if self._clock() < self._deadline_s and not self.lost.reached:  # mostly: this is asked several times a call
+        """Raise `LeaseLost` unless the lease is certain to live now. Call it before an action that needs the lease."""
+        if self._clock() < self._deadline_s and not self.lost.reached:  # the usual case; runs several times a call
             return
         if not self.alive():
             raise LeaseLost(lease_id=self.lease_id, detail=self.lost.reason)
 
     def next_nonce(self) -> str:
-        """A text that no other call returns, here or in any other process: lease ids are unique."""
+        """A text that no other call returns, in this or any other process, because lease ids are unique."""
         self._nonces += 1
         return f"{self.lease_id:x}.{self._nonces}"
 
     async def revoke(self) -> None:
-        """End the lease and delete its keys. It is lost here first, whatever the store answers."""
+        """End the lease and delete its keys. This process counts it as lost first, whatever the store answers."""
         self._lose("it was revoked")
         await self._keeper.revoke(self.lease_id)
 
     def abandon(self, reason: str) -> None:
-        """Stop renewing and count it as lost; the store ends it when its time is over."""
+        """Stop renewing the lease and count it as lost. The store ends it when it expires."""
         self._lose(reason)
 
     def run_behind(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work`, which must end when the lease is lost, whether or not its caller waits for it."""
+        """Run `work` in the background. It must end when the lease is lost, whether or not its caller awaits it."""
         task = self._loop.create_task(work, name=f"behind-lease-{self.lease_id:x}")
         self._behind.add(task)
         task.add_done_callback(self._behind.discard)
@@ -107,7 +107,7 @@ class Lease:
 
     def _on_timer(self) -> None:
         left_s = self.remaining_s()
-        if left_s > 0:  # renewed since, or the two clocks differ a little
+        if left_s > 0:  # it was renewed meanwhile, or the two clocks differ a little
             self._timer = self._loop.call_later(left_s, self._on_timer)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
@@ -118,7 +118,7 @@ class Lease:
             self._lose(f"its keep-alive task failed: {error}")
 
     def _renewed(self, *, sent_s: float, ttl_s: float) -> None:
-        if not self.alive():  # the answer came after the deadline: the timer decides, not the answer
+        if not self.alive():  # the answer arrived after the deadline, which counts
             return
         self._deadline_s = max(self._deadline_s, sent_s + _certain_s(ttl_s))
         self._timer.cancel()
@@ -135,7 +135,7 @@ class Lease:
             try:
                 ttl_s = await self._keeper.keep_alive(self.lease_id, timeout_s=period_s)
             except NeveError as error:
-                # Whatever it was, the deadline bounds how often this is tried.
+                # The deadline bounds the number of attempts, whatever the error was.
                 log.warning("lease_keep_alive_unanswered lease_id=%x error=%s", self.lease_id, error)
                 wait_s = self.ttl_s / RETRIES_PER_TTL
                 continue
@@ -147,12 +147,12 @@ class Lease:
 
 
 def _certain_s(ttl_s: float) -> float:
-    """How long by our clock a lease lives for certain that lives so long by the store's."""
+    """The time for which a lease with this time to live by the store's clock is certain to live by our clock."""
     return ttl_s * (1 - RATE_ERROR_MAX)
 
 
 class HeldLeases:
-    """The leases of one store: closing the store ends their tasks with it."""
+    """The leases of one store. Closing the store ends their tasks."""
 
     def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
@@ -163,7 +163,7 @@ class HeldLeases:
         return lease
 
     def ended(self, lease_id: int) -> None:
-        """The store has said so, in answer to a write."""
+        """The store has answered a write by saying that this lease has ended."""
         if (lease := self._leases.get(lease_id)) is not None:
             lease.abandon("the store has ended it")
 

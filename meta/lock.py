@@ -1,10 +1,11 @@
 """Locks with fencing tokens: `locks/<name>` on the owner's lease; the key's mod revision is the token.
 
-Invariants: every acquisition takes a new, higher token, also one by the process that holds the lock (rule 1): with
-            an equal token, delayed requests of the earlier holding would still pass;
-            the key of another live owner is never adopted: it is waited for, or taken over by name of its revision;
-            whose put it was is known by a nonce in the value, so an unknown outcome is settled by looking;
-            a claim whose outcome was unknown does not bring the key back after it was released: see `bid`.
+Invariants: every acquisition takes a new, higher token, even in the process that holds the lock (protocol rule 1),
+            because with an equal token, delayed requests of the earlier holding would still pass;
+            the key of another live owner is never adopted: the claimant waits for its end, or replaces that revision
+            in an explicit takeover;
+            a nonce in the value identifies the put, so a read settles an unknown outcome;
+            a put with an unknown outcome cannot bring the key back after its release: see key_claim.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from neve.proto.errors import LockHeld, MaybeApplied, MetaUnavailable, NotOwner
 
 log = logging.getLogger(__name__)
 
-WITHDRAWAL_WAIT_S = 1.0  # of an acquisition that failed: it goes on behind the caller
+WITHDRAWAL_WAIT_S = 1.0  # the wait for the withdrawal of a failed acquisition, which continues in the background
 
 
 def lock_key(root: bytes, name: str) -> bytes:
@@ -32,7 +33,7 @@ def lock_key(root: bytes, name: str) -> bytes:
 
 
 def void_key(root: bytes, nonce: str) -> bytes:
-    """Beside the locks, not among them: see `bid`."""
+    """The void key of a bid for a lock, outside of the locks' keys: see key_claim.py."""
     return root + b"locks-void/" + nonce.encode()
 
 
@@ -41,13 +42,13 @@ def encode_value(*, nonce: str, owner: str) -> bytes:
 
 
 def owner_of(value: bytes) -> str:
-    """The owner's name for people; the whole value if somebody else's program wrote it."""
+    """The owner's name for people; the whole value if another program wrote it."""
     text = value.decode(errors="replace")
     return text.partition("\n")[2] or text
 
 
 class Lock(OwnedKey):
-    """A lock that we hold, or held. As a context it is released at the end."""
+    """A lock that this process holds or held. As a context manager it is released at the end."""
 
     def __init__(self, store: MetaStore, lease: Lease, kv: KeyValue, bid: Bid, *, name: str) -> None:
         self.name = name
@@ -70,12 +71,12 @@ class Lock(OwnedKey):
         return NotOwner(lock=self.name, token=self.token, detail=self.lost.reason)
 
     async def verify(self) -> None:
-        """Ask the store, linearizably, whether we hold the lock at this moment; `NotOwner` if not."""
+        """Check with a linearizable read that we hold the lock now; raise `NotOwner` if not."""
         self.ensure()
         kv = await self._store.get(self.key)
         if kv is None or not self._is_ours(kv):
             self._lose("the key was deleted" if kv is None else "the key was replaced")
-        self.ensure()  # again: the answer may have taken longer than the lease
+        self.ensure()  # again, because the answer may have taken longer than the lease
 
     async def release(self) -> None:
         await self.give_up("released")
@@ -83,21 +84,21 @@ class Lock(OwnedKey):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Our put is the one that stands."""
+    """The key has the value that we put."""
 
     kv: KeyValue
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Put the key if this still holds."""
+    """We may put the key if `compare` still holds."""
 
     compare: Compare
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Another owner is alive as far as the store knows."""
+    """The store has a live key of another owner."""
 
     kv: KeyValue
 
@@ -105,7 +106,7 @@ class Wait:
 def next_step(
     key: bytes, kv: KeyValue | None, *, value: bytes, lease_id: int, takeover_token: int | None
 ) -> Held | Claim | Wait:
-    """What to do about a lock whose key was last seen as `kv`. `takeover_token`: the holding to replace, if any."""
+    """The next step for a lock whose key was last seen as `kv`. `takeover_token`: the holding to replace, if any."""
     if kv is None:
         return Claim(key_absent(key))
     if kv.value == value:  # an attempt whose outcome was unknown
@@ -125,13 +126,13 @@ async def acquire_lock(
     takeover: bool = False,
     timeout_s: float,
 ) -> Lock:
-    """Hold the lock, with a new token.
+    """Acquire the lock with a new token.
 
-    While another live owner has it: wait for up to `timeout_s`, then `LockHeld`. With `takeover`, replace the holding
-    that is found first, and that one alone: whoever comes in between is waited for like anybody else.
-    `LeaseLost` when our own lease ends first. If the store does not answer for so long, its error is raised; a call
-    to it that is under way at `timeout_s` is waited for. After any error, and after a cancellation, what may have
-    been put is withdrawn, behind the caller if need be.
+    While another live owner has the lock, wait for up to `timeout_s`, then raise `LockHeld`. With `takeover`, replace
+    the holding that is found first, and only that one: wait for any later holding as usual. Raises `LeaseLost` if our
+    own lease ends first, and the store's error if the store does not answer for `timeout_s`. A call to the store that
+    has begun by then is awaited. After any error or cancellation, a put that may have been applied is withdrawn, in the
+    background if necessary.
     """
     key = lock_key(root, name)
     nonce = lease.next_nonce()
@@ -140,7 +141,7 @@ async def acquire_lock(
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     try:
         kv = await _win(store, bid, lease, name=name, takeover=takeover, deadline_s=deadline_s)
-        lease.ensure_alive()  # the lease may have ended while the answer was on its way (T18)
+        lease.ensure_alive()  # the lease may have ended while the answer was on its way (scenario T18)
     except BaseException:
         await bid.withdraw((value_is(key, put.value),), wait_s=WITHDRAWAL_WAIT_S)
         raise
@@ -149,11 +150,11 @@ async def acquire_lock(
 
 
 async def _win(store: MetaStore, bid: Bid, lease: Lease, *, name: str, takeover: bool, deadline_s: float) -> KeyValue:
-    """Claim and wait until our put is the one that stands."""
+    """Put and wait until the key has our value."""
     loop = asyncio.get_running_loop()
     backoff = LeaseBackoff(lease)
     key, value = bid.put.key, bid.put.value
-    kv: KeyValue | None = None  # a guess; the first transaction tells if it was wrong
+    kv: KeyValue | None = None  # a guess, which the first transaction corrects
     seen_revision = 0
     takeover_token: int | None = None
     while True:
@@ -178,7 +179,7 @@ async def _win(store: MetaStore, bid: Bid, lease: Lease, *, name: str, takeover:
 
 
 async def _look(store: MetaStore, key: bytes, lease: Lease, *, deadline_s: float) -> tuple[KeyValue | None, int]:
-    """The key as it stands. Past the deadline the store is asked once, and its error raised."""
+    """The present state of the key. After the deadline there is only one attempt, whose error is raised."""
     left_s = deadline_s - asyncio.get_running_loop().time()
     page = await while_alive(lease, until_settled(lease, lambda: store.range(key), timeout_s=left_s))
     return (page.kvs[0] if page.kvs else None), page.revision
@@ -187,7 +188,7 @@ async def _look(store: MetaStore, key: bytes, lease: Lease, *, deadline_s: float
 async def _await_change(
     store: MetaStore, kv: KeyValue, lease: Lease, *, name: str, deadline_s: float, seen: int
 ) -> None:
-    """Wait for the holding `kv` to end; `LockHeld` at the deadline."""
+    """Wait until the holding `kv` ends; raise `LockHeld` at the deadline."""
     left_s = deadline_s - asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(max(0.0, left_s)):

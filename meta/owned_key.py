@@ -1,11 +1,12 @@
-"""A key on our lease that proves something while it stands: that we lead, or that we own a lock.
+"""A key on our lease that proves a right while it exists: that we lead, or that we own a lock.
 
-Invariants: `lost` is set at once when the lease is lost, or when the key is seen deleted or replaced, and stays;
-            a key of the same name that somebody else put is not ours: revisions decide, never names or values.
-            giving it up is tried until the store has answered, also when its caller is gone: see `bid`.
+Invariants: `lost` is set at once when the lease is lost or the key is seen deleted or replaced, and stays set;
+            a key of the same name that another process put is not ours: revisions decide, never names or values;
+            giving the key up is retried until the store has answered, even after its caller has ended: see
+            key_claim.py.
 
-`lost` is news, and news may come late. What proves ownership is the lease's clock (`ensure`) for what we do alone,
-and `guard` in the transaction for what we write.
+`lost` may be set late. The proof of ownership is the lease's clock (`ensure`) for actions of this process alone, and
+`guard` in the transaction for writes.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ class OwnedKey(ABC):
 
     @abstractmethod
     def guard(self) -> tuple[Compare, ...]:
-        """What to compare in every transaction that only the owner may do."""
+        """The compares for every transaction that only the owner may make."""
 
     @abstractmethod
     def _is_ours(self, kv: KeyValue) -> bool: ...
 
     @abstractmethod
     def _withdrawal_guard(self) -> tuple[Compare, ...]:
-        """What tells that the key to delete is of our own bid, whichever of its puts it was."""
+        """The compares that prove that the key to delete is from our own bid, whichever of its puts created it."""
 
     @abstractmethod
     def _not_ours(self) -> NeveError:
-        """The error for a key that somebody else has, or nobody."""
+        """The error for a key that is not ours or does not exist."""
 
     def ensure(self) -> None:
-        """Raise unless, for all we can know without asking, the key is still ours. Never waits."""
+        """Raise if this process knows, without asking the store, that the key may not be ours. Never waits."""
         self.lease.ensure_alive()
         if self.lost.reached:
             raise self._not_ours()
@@ -69,8 +70,9 @@ class OwnedKey(ABC):
     async def give_up(self, reason: str) -> None:
         """Stop counting as the owner, then delete the key if it is still ours.
 
-        If the store does not answer within a lease's time, or the caller is cancelled, the deleting goes on behind
-        it until the store has answered or the lease is lost: a lease that is renewed would keep the key for ever.
+        If the store does not answer within the lease's time, or the caller is cancelled, the deletion continues in the
+        background until the store has answered or the lease is lost. Otherwise a renewed lease would keep the key for
+        ever.
         """
         self._lose(reason)
         await self._bid.withdraw(self._withdrawal_guard(), wait_s=self.lease.ttl_s)
@@ -88,11 +90,11 @@ class OwnedKey(ABC):
         if self.lost.is_set():
             return
         self.lease.lost.remove_callback(self._on_lease_lost)
-        if asyncio.current_task() is not self._task:  # that one is about to end, and closes its watch first
+        if asyncio.current_task() is not self._task:  # that task is about to end and closes its watch first
             self._task.cancel()
         log.info("owned_key_lost key=%r reason=%s", self.key, reason)
         self.lost.set(reason)
-        if self._bid.doubtful:  # a late put would stand although nobody asks us to give it up any more
+        if self._bid.doubtful:  # a late put would create the key, and no later call would delete it
             self._bid.withdraw_behind(self._withdrawal_guard())
 
     def _on_lease_lost(self, reason: str) -> None:
@@ -101,7 +103,7 @@ class OwnedKey(ABC):
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("owned_key_watch_failed key=%r", self.key, exc_info=error)
-        # Without a watch we would not hear of a successor: better to stop than to go on deaf.
+        # Without a watch this process would not notice a successor, so it stops counting as the owner.
         self._lose("its watch ended")
 
     async def _watch_key(self) -> None:
@@ -114,7 +116,7 @@ class OwnedKey(ABC):
 
 
 def _newest(item: WatchItem) -> KeyValue | None:
-    """The one watched key after this item; None when it is deleted."""
+    """The watched key after this item; None if it was deleted."""
     if isinstance(item, Resync):
         return item.kvs[0] if item.kvs else None
     event = item.events[-1]

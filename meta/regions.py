@@ -1,7 +1,7 @@
-"""The region map and the partition servers as the metadata store has them: which keys are whose, at one revision.
+"""The region map (key ranges and their partition servers) and the partition servers, as of one metadata revision.
 
-Invariants: a record is never changed, only replaced; its mod revision is what a transaction that replaces it compares;
-            a record of a format that is not known here is refused: better no map than a wrong one.
+Invariants: a record is never changed, only replaced by a transaction that compares its mod revision;
+            a record of an unknown format is refused, because no map is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Stored(Generic[R]):
 
 
 class RegionsState:
-    """A `follower.Followed`."""
+    """The decoded records. It implements `follower.Followed`."""
 
     def __init__(self, root: bytes) -> None:
         self.revision = 0
         self.regions: dict[int, Stored[pm.RegionRecord]] = {}
         self.servers: dict[int, Stored[pm.PartitionServerEntry]] = {}
-        self.map: Stored[pm.RegionMapRecord] | None = None  # None: nothing was bootstrapped yet
+        self.map: Stored[pm.RegionMapRecord] | None = None  # None: the cluster has no regions yet
         self._root = root
         self._map_key = keys.region_map_key(root)
 

@@ -1,6 +1,6 @@
-"""Who leads, and which managers there are: the candidates of the election, watched.
+"""The list of the managers and their leader: the candidates of an election, from a watch.
 
-Invariants: it is news, and news may be late: it tells callers where to ask, and decides nothing (25).
+Invariants: the list may be out of date. It says where to send a call and decides nothing (protocol rule 25).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Roster:
         return list(dict.fromkeys(kv.value.decode(errors="replace") for kv in ordered))
 
     def not_leader(self, *, own_address: str, detail: str = "") -> NotLeader:
-        """Where to ask instead. Never ourselves: we have just said no, and the news of our end may be on its way."""
+        """The error with the leader's address. Never our own address: the watch may not have reported our end yet."""
         leader = self.leader
         elsewhere = leader.address if leader is not None and leader.address != own_address else ""
         return NotLeader(leader=elsewhere, detail=detail)

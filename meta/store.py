@@ -4,9 +4,9 @@ Invariants: one transaction is one revision, applied as a whole or not at all;
             a listing of several pages is read at one revision and is complete, or it is an error;
             a watch delivers every change of its range in order and once, or says `Resync`;
             a write that ends in `MetaUnavailable` was not applied, one that ends in `MaybeApplied` may be.
-Not here:   I/O of any kind, and what the keys mean: each server knows its own.
+Not here:   I/O of any kind, and the meaning of the keys, which the servers define.
 
-A caller who cancels a write does not know whether it was applied, as after `MaybeApplied`.
+After cancelling a write, its caller does not know whether it was applied, as after `MaybeApplied`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from neve.meta.txn import (
 )
 from neve.proto.errors import InvalidArgument, TooLarge
 
-PAGE_KEYS = 500  # at most 1.5 MiB a value by etcd's default; ours are a few KiB, so a page stays near one MiB
+PAGE_KEYS = 500  # etcd's default allows values of 1.5 MiB; Neve's have a few KiB, so a page has about one MiB
 
 
 TTL_S_MAX = 9_000_000_000  # etcd's own bound
@@ -56,7 +56,7 @@ def check_read(*, limit: int, revision: int) -> None:
 
 def check_start_revision(revision: int) -> None:
     check_int64("start_revision", revision)
-    if revision < 1:  # 0 is "from now on" in etcd, and nobody can say what such a watch has missed
+    if revision < 1:  # 0 means "from now on" in etcd: it is unknown what such a watch has missed
         raise InvalidArgument(what="start_revision", detail=f"{revision}, at least 1")
 
 
@@ -65,7 +65,7 @@ def check_start_revision(revision: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RangePage:
-    """Keys in order. `revision` is the one that was read: ask for the next page at the same."""
+    """Keys in order, read at `revision`. Read the next page at the same revision."""
 
     kvs: tuple[KeyValue, ...]
     more: bool
@@ -75,7 +75,7 @@ class RangePage:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All keys of a range as they stood at `revision`."""
+    """All keys of a range at `revision`."""
 
     kvs: tuple[KeyValue, ...]
     revision: int
@@ -88,7 +88,7 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One key's change. A DELETE has the key and the mod revision only."""
+    """The change of one key. A DELETE has only the key and the mod revision."""
 
     kind: EventKind
     kv: KeyValue
@@ -96,7 +96,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """All changes of the watched range in one revision: one transaction is never cut in half."""
+    """All changes of the watched range in one revision, so a transaction is never split."""
 
     revision: int
     events: tuple[Event, ...]
@@ -117,9 +117,9 @@ WatchItem = WatchBatch | Resync
 
 
 class Watch(ABC):
-    """An async iterator of `WatchItem`s that survives disconnections. Close it, or use it as a context.
+    """An async iterator of `WatchItem`s that survives disconnections. Close it, or use it as a context manager.
 
-    It ends only by an error that trying again cannot heal, by `close`, or with its store.
+    It ends only with a permanent error, by `close`, or with its store.
     """
 
     @abstractmethod
@@ -146,17 +146,17 @@ class Watch(ABC):
 class MetaStore(ABC):
     """A connection to the metadata store. Reads are linearizable unless `serializable` is asked for."""
 
-    clock: Callable[[], float]  # leases are measured by it: seconds, never set back, counting while we sleep
+    clock: Callable[[], float]  # measures leases: seconds, never set back, also counting while the machine is suspended
 
     @abstractmethod
     async def range(self, keys: Keys, *, limit: int = 0, revision: int = 0, serializable: bool = False) -> RangePage:
-        """One page, at the newest revision or, until it is compacted, at an older one (`Compacted`)."""
+        """One page, at the newest revision or at an older one; raises `Compacted` if that was compacted away."""
 
     @abstractmethod
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation] = ()
     ) -> TxnResult:
-        """Run `success` if all compares hold, else `failure`. A put on an ended lease is `LeaseLost`."""
+        """Run `success` if all compares hold, else `failure`. A put on an ended lease raises `LeaseLost`."""
 
     async def write(
         self,
@@ -165,10 +165,10 @@ class MetaStore(ABC):
         values: Mapping[bytes, bytes | None],
         reads: Sequence[bytes] = (),
     ) -> TxnResult:
-        """The commonest transaction: if `guard` holds and every key of `revisions` has that mod revision (0: it is
-        absent), put `values` (None: delete), else read the keys of `reads`. `responses` are those of the reads.
+        """The most common transaction, which a store may execute faster than `txn`.
 
-        A store may have a shorter way for it than by the objects of `txn`.
+        If `guard` holds and every key of `revisions` has that mod revision (0: it is absent), put `values` (None:
+        delete). Otherwise read the keys of `reads`; `responses` are those of the reads.
         """
         compares = [*guard, *(mod_revision_is(key, revision) for key, revision in revisions.items())]
         success: list[Operation] = [Delete(key) if value is None else Put(key, value) for key, value in values.items()]
@@ -176,9 +176,9 @@ class MetaStore(ABC):
         return TxnResult(True, result.revision, ()) if result.succeeded else result
 
     async def mod_revisions(self, guard: Sequence[Compare], keys: Sequence[bytes]) -> list[int] | None:
-        """Of these keys, at one moment at which `guard` holds, 0 for one that is absent; None: it does not hold.
+        """The mod revisions of these keys at one revision at which `guard` holds; None if it does not hold.
 
-        A store may have a shorter way for it than by the objects of `txn`.
+        An absent key has 0. A store may execute this faster than `txn`.
         """
         result = await self.txn(guard, [Get(key) for key in keys])
         if not result.succeeded:
@@ -188,19 +188,19 @@ class MetaStore(ABC):
 
     @abstractmethod
     async def grant_lease(self, ttl_s: int) -> Lease:
-        """A new lease, kept alive from now on. The store may grant a longer one: see `Lease.ttl_s`."""
+        """A new lease, which renews itself. The store may grant a longer time to live: see `Lease.ttl_s`."""
 
     @abstractmethod
     async def revoke(self, lease_id: int) -> None:
-        """End a lease and delete its keys. One that is gone already is fine."""
+        """End a lease and delete its keys. It is no error if the lease has ended already."""
 
     @abstractmethod
     async def compact(self, revision: int) -> None:
-        """Forget what was overwritten or deleted before `revision`. For tests and operators."""
+        """Drop values that were overwritten or deleted before `revision`. For tests and operators."""
 
     @abstractmethod
     def watch(self, keys: Keys, *, start_revision: int) -> Watch:
-        """Every change from `start_revision` on; list first, and begin at the listing's revision + 1."""
+        """Every change from `start_revision` on. List first, and start at the listing's revision + 1."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -215,22 +215,22 @@ class MetaStore(ABC):
         return (await self.txn((), (Put(key, value, lease_id),))).revision
 
     async def delete(self, keys: Keys) -> int:
-        """Returns how many keys there were to delete."""
+        """Returns the number of deleted keys."""
         response = (await self.txn((), (Delete(keys),))).responses[0]
         assert isinstance(response, DeleteResult), response
         return response.deleted_count
 
     async def revision(self, key: bytes = b"\x00") -> int:
-        """The newest revision, read linearizably: no write acknowledged before the call is above it.
+        """The newest revision, read linearizably: every write acknowledged before the call is at or below it.
 
-        Any key does; where etcd restricts a user to some keys, name one of those.
+        Any key will do. Where etcd restricts a user to some keys, pass one of those.
         """
         return (await self.range(key, limit=1)).revision
 
     async def range_pages(
         self, keys: Keys, *, page_keys: int = PAGE_KEYS, revision: int = 0, serializable: bool = False
     ) -> AsyncIterator[RangePage]:
-        """All pages at one revision, the first page's. An error of any page is raised, so none is missing."""
+        """All pages at the revision of the first page. An error of any page is raised, so none can be missing."""
         if page_keys < 1:
             raise InvalidArgument(what="page_keys", detail=f"{page_keys}, at least 1")
         rest: KeyRange | None = as_range(keys)
@@ -240,7 +240,7 @@ class MetaStore(ABC):
             except TooLarge:
                 if page_keys == 1:
                     raise
-                page_keys //= 2  # values are larger than usual: the same range in smaller pages
+                page_keys //= 2  # the values are unusually large: read the same range in smaller pages
                 continue
             revision = page.revision
             yield page

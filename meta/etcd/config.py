@@ -1,6 +1,6 @@
-"""How to reach etcd: endpoints, TLS, credentials, limits.
+"""The configuration of the connection to etcd: endpoints, TLS, credentials, limits.
 
-Invariants: a configuration that cannot work is refused when it is made, naming the setting.
+Invariants: a configuration that cannot work is refused at construction, with the name of the setting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from neve.proto.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """PEM files. Without `ca_file` the system's authorities are trusted; a client certificate is optional."""
+    """PEM files for TLS. Without `ca_file` the system's authorities are trusted. A client certificate is optional."""
 
     ca_file: Path | None = None
     cert_file: Path | None = None
@@ -37,9 +37,9 @@ class EtcdConfig:
     tls: EtcdTls | None = None
     user: str = ""
     password: str = field(default="", repr=False)
-    call_timeout_s: float = 5.0  # of a call as a whole, all attempts included
+    call_timeout_s: float = 5.0  # of a whole call, including all attempts
     attempt_timeout_s: float = 2.0  # of one attempt of a read: above etcd's default election timeout of 1 s
-    connect_timeout_s: float = 1.0  # how long one endpoint may take before the next is tried
+    connect_timeout_s: float = 1.0  # after this, the next endpoint is tried
 
     def __post_init__(self) -> None:
         if not self.endpoints:
@@ -57,7 +57,7 @@ class EtcdConfig:
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Who we are to etcd, for whom the endpoints are told by others."""
+    """TLS and credentials for etcd, for processes that get the endpoints from a server."""
 
     tls: EtcdTls | None = None
     user: str = ""

@@ -1,6 +1,6 @@
-"""What an error of etcd or gRPC means for the caller, above all: may the write have been applied?
+"""The translation of errors of etcd and gRPC into Neve's, above all: may the write have been applied?
 
-Invariants: `MetaUnavailable` for a write only where it is certain that nothing was applied; in doubt `MaybeApplied`.
+Invariants: a write ends in `MetaUnavailable` only if it was certainly not applied, and in doubt in `MaybeApplied`.
 
     status              text contains                        raised by etcd                        a write was
     ------------------  -----------------------------------  ------------------------------------  ---------------
@@ -18,10 +18,9 @@ Invariants: `MetaUnavailable` for a write only where it is certain that nothing 
     anything else       request timed out, leader changed,   after proposing, or unknown           maybe applied
                         server stopped, socket closed …
 
-"etcdserver: mvcc: database space exceeded" is in the last group on purpose: the write that first finds the quota
-exceeded is applied *and* answered with that error (quotaApplierV3). So are "Received message
-larger than max" of our own side and "trying to send message larger than max" of etcd's: the answer was too large,
-after the write.
+"etcdserver: mvcc: database space exceeded" is in the last group on purpose: etcd applies the first write that exceeds
+the quota *and* answers it with that error (quotaApplierV3). "Received message larger than max" on our side and "trying
+to send message larger than max" on etcd's side are there too: the answer was too large, after the write.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _REQUEST_TOO_LARGE = (
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger"),
     (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: request is too large"),
 )
-_CREDENTIALS = (  # etcd says INVALID_ARGUMENT to a wrong password and to a token from before a change of the users
+_CREDENTIALS = (  # etcd answers INVALID_ARGUMENT to a wrong password and to a token older than a change of the users
     "etcdserver: authentication failed",
     "etcdserver: user name is empty",
     "etcdserver: revision of auth store is old",
@@ -59,7 +58,7 @@ _ANSWER_TOO_LARGE = ("Received message larger than max", "trying to send message
 
 
 def translate(code: grpc.StatusCode, text: str, *, write: bool) -> NeveError:
-    """The error to raise for a call that ended so. `write`: the call changes something when it is applied."""
+    """The error to raise for a call that ended with this status. `write`: the call changes something."""
     detail = f"etcd: {code.name}: {text}"
     if any(code is known and part in text for known, part in _REQUEST_TOO_LARGE):
         return TooLarge(what="request to etcd", detail=detail)

@@ -1,16 +1,16 @@
-"""Which releases of etcd are sound. Pure.
+"""The table of unsound releases of etcd. Pure.
 
-Invariants: a release that is known to lose or to corrupt data is never used without a warning.
+Invariants: a release that is known to lose or corrupt data is never used without a warning.
 """
 
 from __future__ import annotations
 
 import re
 
-BUILT_VERSION = "3.6.16"  # what `neve etcd install` builds: tools/etcd_build/go.mod names the same release
+BUILT_VERSION = "3.6.16"  # built by `neve etcd install`; tools/etcd_build/go.mod names the same release
 INSTALL_COMMAND = "neve etcd install"
 
-# For each minor release: the patch that fixed a defect, and what the defect does. A sound release has all of the fixes.
+# For each minor release: the patch that fixed a defect, and the defect's effect. A sound release has all the fixes.
 DEFECTS: dict[tuple[int, int], tuple[tuple[int, str], ...]] = {
     (3, 4): (
         (21, "a single member that is killed may lose writes that it acknowledged (etcd issue 14370)"),
@@ -23,7 +23,8 @@ DEFECTS: dict[tuple[int, int], tuple[tuple[int, str], ...]] = {
     ),
 }
 # Not in this table: before 3.4.31 and 3.5.13 a deposed leader renews leases, and may make its successor revoke them
-# (issue 15247). `etcd.EtcdStore.keep_alive` does not rely on the first; the second costs a lease, and no data.
+# (etcd issue 15247). `EtcdStore.keep_alive` does not rely on such renewals; a wrong revocation costs a lease, but no
+# data.
 OLDEST = (3, 4)  # before that, hasleader, fragments and reads at a revision differ from what Neve needs
 
 
@@ -34,7 +35,7 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 
 def version_warning(text: str) -> str | None:
-    """Why this release of etcd is no place for data that matters; None for a sound one."""
+    """Why this release of etcd must not store data that matters; None for a sound release."""
     version = parse_version(text)
     if version is None:
         return f"cannot tell the version of etcd from {text!r}"

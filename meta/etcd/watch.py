@@ -1,16 +1,16 @@
-"""A watch on etcd that heals itself: it reconnects, resumes and, after a compaction, lists again.
+"""A watch on etcd that recovers by itself: it reconnects, resumes and, after a compaction, lists again.
 
 Invariants: every change from `start_revision` on is delivered once and in order, or a `Resync` covers it;
-            all events of one revision are in one batch, however etcd cut them into messages;
-            what is read ahead is bounded: beyond it the stream is dropped and resumed when there is room.
+            all events of one revision are in one batch, even if etcd split them over several messages;
+            read-ahead is bounded: at the bound the stream is dropped, and resumed when there is room.
 
-Three defects of etcd that are around shape this file:
+Three defects of etcd releases shape this module:
 - A watch that starts exactly at the compacted revision misses that revision's deletes (before 3.4.36 and 3.5.18:
-  the tombstones are gone). So we ask from the revision *before* the first one we want, and drop what we had.
-- A watcher that does not read may lose events without a word when its history is compacted (before 3.4.31 and
-  3.5.13). So we read ahead, and rather end the stream than let it fill up in the server.
+  the tombstones are gone). So we watch from the revision *before* the first one wanted, and drop known events.
+- A watcher that does not read may silently lose events when its history is compacted (before 3.4.31 and 3.5.13). So
+  we read ahead, and end the stream rather than let it fill up in the server.
 - A progress *request* may be answered ahead of events (before 3.4.25 and 3.5.8). So we use only the periodic
-  notifications, which travel in order with the events.
+  notifications, which are sent in order with the events.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from neve.proto.errors import MetaError, MetaUnavailable, NeveError
 
 log = logging.getLogger(__name__)
 
-# Why etcd cancels a watch that its user may not have, or not with this token: before 3.5.6 always the first.
+# The reasons that etcd gives for cancelling a watch that its user, or its token, may not have. Before 3.5.6 it always
+# gives the first.
 _REFUSALS = (
     "permission denied",
     "invalid auth token",
@@ -46,9 +47,9 @@ AHEAD_BYTES_MAX = 32 * 1024 * 1024
 
 
 class BatchAssembler:
-    """Makes whole revisions of etcd's messages. No I/O.
+    """Assembles etcd's messages into whole revisions. No I/O.
 
-    `next_revision` is the first revision that is not complete here: where to resume.
+    `next_revision` is the first revision that is not complete yet, from which to resume.
     """
 
     def __init__(self, start_revision: int) -> None:
@@ -56,18 +57,18 @@ class BatchAssembler:
         self._partial: list[Event] = []
 
     def stream_started(self, *, next_revision: int | None = None) -> None:
-        """What was cut off in the middle comes again, from the beginning of its revision."""
+        """A new stream begins. It repeats an incomplete revision from that revision's beginning."""
         self._partial = []
         if next_revision is not None:
             self.next_revision = next_revision
 
     def feed(self, events: Sequence[Event], *, fragment: bool) -> list[WatchBatch]:
-        """The batches that this message completes. `fragment`: the message goes on in the next one."""
+        """The batches that this message completes. `fragment`: the message continues in the next one."""
         self._partial += [event for event in events if event.kv.mod_revision >= self.next_revision]
         if not self._partial:
             return []
         last_revision = self._partial[-1].kv.mod_revision
-        # In a fragment only the last revision can go on: those before it are whole.
+        # In a fragment only the last revision can continue; the revisions before it are whole.
         whole = [event for event in self._partial if not fragment or event.kv.mod_revision < last_revision]
         self._partial = self._partial[len(whole) :]
         batches = [
@@ -79,12 +80,12 @@ class BatchAssembler:
         return batches
 
     def progressed(self, revision: int) -> None:
-        """etcd says that nothing up to `revision` is missing."""
+        """etcd has reported that all events up to `revision` were delivered."""
         self.next_revision = max(self.next_revision, revision + 1)
 
 
 class EtcdWatch(Watch):
-    """`relist` reads the whole range, after a compaction; `probe` reads any of it, to see whether we may."""
+    """The watch. `relist` reads the whole range after a compaction; `probe` reads a key to test our permission."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class EtcdWatch(Watch):
         self._ahead_bytes = 0
         self._failed: BaseException | None = None
         self._closed = False
-        self._failures = 0  # streams in a row that brought nothing
+        self._failures = 0  # consecutive streams that delivered nothing
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._pump(), name="etcd-watch")
@@ -150,7 +151,7 @@ class EtcdWatch(Watch):
         self._filled.set()
 
     async def _pump(self) -> None:
-        """Stream after stream until closed. Only an error that will not heal gets out."""
+        """Read one stream after another until closed. Raises only permanent errors."""
         while True:
             member = self._link.first_member()
             try:
@@ -164,7 +165,7 @@ class EtcdWatch(Watch):
                 await self._drained.wait()
 
     async def _stream(self, member: Member) -> None:
-        """Read one stream until it breaks (an error), is compacted away, or there is no more room."""
+        """Read one stream until it fails (an error), its history is compacted, or there is no more room."""
         config = self._link.config
         if not await member.connected(config.connect_timeout_s):
             raise MetaUnavailable(detail=f"cannot connect to etcd at {member.address}")
@@ -189,7 +190,7 @@ class EtcdWatch(Watch):
             raise MetaUnavailable(detail=f"{member.address} did not begin the watch in time") from None
         except grpc.aio.AioRpcError as error:
             raise await self._stream_error(error, member, token) from error
-        except asyncio.InvalidStateError as error:  # gRPC's word for writing to a stream that has ended
+        except asyncio.InvalidStateError as error:  # gRPC raises it for a write to a stream that has ended
             raise MetaUnavailable(detail=f"{member.address} ended the watch's stream: {error}") from error
         except asyncio.CancelledError:
             if was_cancelled():
@@ -202,7 +203,7 @@ class EtcdWatch(Watch):
         translated = translate(error.code(), error.details() or "", write=False)
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._link.config.user:
             await self._link.renew_token(member, stale=token)
-            return MetaUnavailable(detail=f"the token had run out: {translated}")
+            return MetaUnavailable(detail=f"the token had expired: {translated}")
         return translated
 
     def _request(self) -> Any:
@@ -219,7 +220,7 @@ class EtcdWatch(Watch):
         events = [codec.event(message) for message in response.events]
         for batch in self._assembler.feed(events, fragment=response.fragment):
             self._push(batch)
-        # The header of a message with events tells etcd's revision, not how far the events go.
+        # The header of a message with events has etcd's revision, which may be beyond the events.
         if not response.events and not response.created and not response.fragment:
             self._assembler.progressed(response.header.revision)
 
@@ -232,11 +233,11 @@ class EtcdWatch(Watch):
             return
         reason = response.cancel_reason
         if self._link.config.user and any(part in reason for part in _REFUSALS):
-            # A token that ran out may look like a missing permission. A read of the same keys with a new token
-            # tells them apart: it raises `PermissionDenied` if that is what it was.
+            # An expired token may look like a missing permission. A read of the same keys with a new token
+            # distinguishes the two: it raises `PermissionDenied` if the permission is missing.
             await self._link.renew_token(member, stale=token)
             await self._probe()
-            raise MetaUnavailable(detail=f"the watch's token had run out: {reason}")
+            raise MetaUnavailable(detail=f"the watch's token had expired: {reason}")
         denied = "permission denied" in reason
         code = grpc.StatusCode.PERMISSION_DENIED if denied else grpc.StatusCode.UNKNOWN
         raise translate(code, f"etcd cancelled the watch: {reason}", write=False)

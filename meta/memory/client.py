@@ -1,8 +1,8 @@
-"""The in-memory twin of etcd: a `MemoryStore` is the cluster, a `MemoryClient` a process's connection.
+"""The in-memory metadata store: a `MemoryStore` is the cluster, a `MemoryClient` is one process's connection to it.
 
-Invariants: the same answers as etcd for the same requests (conformance and differential tests run on both);
-            deterministic: time is the loop's, ids are counted, faults come from the client's `FaultPlan`;
-            a watch reads the store's history from where it stands, so it has no queue that could overflow.
+Invariants: it gives the same answers as etcd to the same requests (conformance and differential tests run on both);
+            it is deterministic: time is the loop's, ids are counted, faults come from the client's `FaultPlan`;
+            a watch reads the store's history from its own position, so it has no queue that could overflow.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from neve.meta.txn import (
 from neve.proto.errors import LeaseLost, MetaUnavailable
 
 CALL_TIMEOUT_S = 5.0
-LEASE_ID_FIRST = 0x1001  # far from revisions, so that a test that mixes them up fails
+LEASE_ID_FIRST = 0x1001  # far from revisions, so that a test that confuses the two fails
 
 
 class MemoryStore:
-    """The shared state: what an etcd cluster would hold. It lives on one loop."""
+    """The state that an etcd cluster would hold, for all clients of one loop."""
 
     def __init__(self) -> None:
         self.key_space = KeySpace()
         self._lease_id_next = LEASE_ID_FIRST
         self._ttls_s: dict[int, float] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self.watches: dict[MemoryWatch, None] = {}  # a dict, not a set: woken in the order of creation
+        self.watches: dict[MemoryWatch, None] = {}  # a dict and not a set, to wake them in the order of creation
 
     def client(self, *, plan: FaultPlan | None = None, call_timeout_s: float = CALL_TIMEOUT_S) -> MemoryClient:
         return MemoryClient(self, plan=plan, call_timeout_s=call_timeout_s)
@@ -73,7 +73,7 @@ class MemoryStore:
         return self._ttls_s[lease_id]
 
     def end_lease(self, lease_id: int) -> None:
-        """Revoke it, or let it run out: its keys are deleted in one revision."""
+        """End a revoked or expired lease. Its keys are deleted in one revision."""
         if self._ttls_s.pop(lease_id, None) is None:
             return
         self._timers.pop(lease_id).cancel()
@@ -96,7 +96,7 @@ class MemoryStore:
 
 
 class MemoryWatch(Watch):
-    """`next_revision` is the first revision not delivered; it moves only when an item is handed over."""
+    """The watch. `next_revision` is the first undelivered revision; it moves only when an item is returned."""
 
     def __init__(self, client: MemoryClient, keys: KeyRange, start_revision: int) -> None:
         self._client = client
@@ -122,7 +122,7 @@ class MemoryWatch(Watch):
                 continue
             if (delay_s := self._link.plan.draw_delay_s()) > 0:
                 await asyncio.sleep(delay_s)
-            # No await from here to the return: a consumer that is cancelled has lost nothing.
+            # No await from here to the return, so a cancelled consumer loses no item.
             if self._link.passing and not self._closed and (item := self._take()) is not None:
                 return item
         raise StopAsyncIteration
@@ -156,7 +156,7 @@ class MemoryWatch(Watch):
 
 
 class MemoryClient(MetaStore):
-    """One process's connection. The methods at the end are its fault hooks; `plan` may change at any time."""
+    """One process's connection. The methods at the end inject faults; `plan` may change at any time."""
 
     def __init__(
         self, store: MemoryStore, *, plan: FaultPlan | None = None, call_timeout_s: float = CALL_TIMEOUT_S
@@ -182,7 +182,7 @@ class MemoryClient(MetaStore):
     ) -> TxnResult:
         check_txn(compares, success, failure)
         self._check_open()
-        request = tuple(compares), tuple(success), tuple(failure)  # it may arrive after the caller changed its lists
+        request = tuple(compares), tuple(success), tuple(failure)  # copies: the caller may change its lists
         try:
             return await self.link.call(lambda: self.store.txn(*request), write=True)
         except LeaseLost as error:
@@ -243,7 +243,7 @@ class MemoryClient(MetaStore):
         self._wake_watches()
 
     def interrupt_watches(self, for_s: float) -> None:
-        """The watches see nothing for a while, then go on by themselves, as after a reconnection."""
+        """The watches see nothing for `for_s` seconds and then resume, as after a reconnection."""
         for watch in self.watches:
             watch.interrupt(for_s)
 

@@ -1,8 +1,8 @@
-"""The way between a simulated process and the in-memory store: delays, losses, stalls, all by plan.
+"""The simulated connection between a process and the in-memory store, with planned delays, losses and stalls.
 
-Invariants: a request may be executed after its caller gave up: that is what makes an outcome unknown;
-            the same plan gives the same faults: nothing here draws on real time or real chance;
-            an error tells the truth as etcd's client does: `MetaUnavailable` only if nothing was executed.
+Invariants: a request may be executed after its caller has given up, which is how an outcome becomes unknown;
+            the same plan gives the same faults: the module uses neither real time nor real randomness;
+            as with etcd's client, an error is `MetaUnavailable` for a write only if it was not executed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from neve.proto.errors import MaybeApplied, MetaUnavailable, NeveError
 
 T = TypeVar("T")
 
-HELD_MAX = 10_000  # requests and answers that a stalled link keeps; far above what any caller has under way
+HELD_MAX = 10_000  # requests and answers that a stalled link keeps; far above the calls in flight of any caller
 
 
 class Fault(enum.Enum):
-    """What happens to one call."""
+    """The fault of one call."""
 
     UNAVAILABLE = "unavailable"  # refused before it was sent
-    LOST_BEFORE_APPLY = "lost before apply"  # the connection ends on the way there: not executed, unknown
-    LOST_AFTER_APPLY = "lost after apply"  # the connection ends on the way back: executed, unknown
+    LOST_BEFORE_APPLY = "lost before apply"  # the request is lost: not executed, but the caller cannot know
+    LOST_AFTER_APPLY = "lost after apply"  # the answer is lost: executed, but the caller cannot know
 
 
 @dataclass(slots=True)
 class FaultPlan:
-    """Which calls fail and how slow the link is. `scripted` faults come first, one a call."""
+    """The faults and delays of a link. `scripted` faults come first, one for each call."""
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     delay_s_min: float = 0.0  # one way
@@ -42,7 +42,7 @@ class FaultPlan:
     lost_after_apply_share: float = 0.0
     scripted: deque[Fault] = field(default_factory=deque)
     scripted_for_writes_only: bool = True
-    on_fault: Callable[[Fault, bool], None] = lambda fault, write: None  # told of each that is not scripted
+    on_fault: Callable[[Fault, bool], None] = lambda fault, write: None  # called for each fault that is not scripted
 
     def draw_fault(self, *, write: bool) -> Fault | None:
         if self.scripted and (write or not self.scripted_for_writes_only):
@@ -65,7 +65,7 @@ class FaultPlan:
 
 
 class _Call:
-    """One request under way."""
+    """One request in flight."""
 
     def __init__(self, answer: asyncio.Future[None], *, write: bool) -> None:
         self.answer = answer
@@ -93,7 +93,7 @@ class Link:
         return self.up and not self.stalled
 
     async def call(self, execute: Callable[[], T], *, write: bool, timeout_s: float | None = None) -> T:
-        """Have the server run `execute`, which must not fail but by raising an error of ours."""
+        """Have the server run `execute`, which may raise only a `NeveError`."""
         fault = self.plan.draw_fault(write=write)
         if not self.up or fault is Fault.UNAVAILABLE:
             await asyncio.sleep(self.plan.draw_delay_s())
@@ -116,7 +116,7 @@ class Link:
             else:
                 failed = None
             if fault is Fault.LOST_AFTER_APPLY:
-                call.lose("the simulated connection ended before the answer came")
+                call.lose("the simulated connection ended before the answer arrived")
                 return
             self._send(lambda: answer(failed))
 
@@ -149,7 +149,7 @@ class Link:
         asyncio.get_running_loop().call_later(self.plan.draw_delay_s(), on_the_other_side)
 
     def stall(self) -> None:
-        """Nothing arrives on either side until `resume`; then everything does, also what nobody waits for."""
+        """Nothing arrives on either side until `resume`. Then everything arrives, even without a waiting caller."""
         self.stalled = True
 
     def resume(self) -> None:
@@ -159,7 +159,7 @@ class Link:
             loop.call_soon(self._held.popleft())
 
     def disconnect(self) -> None:
-        """Every call under way fails with its outcome unknown, and new ones are refused."""
+        """Every call in flight fails with an unknown outcome, and new calls are refused."""
         self.up = False
         self._held.clear()
         for call in self._calls.values():

@@ -1,8 +1,8 @@
 """etcd's key space as plain code: revisions, transactions, history, compaction. No clock, no loop, no I/O.
 
 Invariants: the revision grows by one for each transaction that changes something, and by none otherwise;
-            a read at a revision sees exactly what the transactions up to it left, until it is compacted;
-            a transaction is checked in full before it changes anything, so it cannot stop half-way.
+            until it is compacted, a read at a revision sees exactly the result of the transactions up to it;
+            a transaction is checked completely before it changes anything, so it cannot fail half-way.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class KeySpace:
         """The caller has run `txn.check_txn`."""
         succeeded = all(_compare_holds(compare, self._at(compare.key, self.revision)) for compare in compares)
         branch = success if succeeded else failure
-        for op in branch:  # of the branch taken alone, as etcd does
+        for op in branch:  # like etcd, check only the branch that is taken
             if isinstance(op, Put) and op.lease_id and op.lease_id not in self.leases:
                 raise LeaseLost(lease_id=op.lease_id, detail="the store does not know it")
         events: list[Event] = []
@@ -196,7 +196,7 @@ class KeySpace:
             self._batches.append(WatchBatch(self.revision, tuple(events)))
 
     def validate(self) -> None:
-        """The facts that only a bug here can break; the simulator checks them after every step."""
+        """Assert the facts that only a bug in this class can break. The simulator calls it after every step."""
         assert self._keys == sorted(self._history), "the key index and the histories differ"
         assert self.compact_revision <= self.revision
         for key, history in self._history.items():

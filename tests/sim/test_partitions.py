@@ -270,7 +270,7 @@ async def test_a_bootstrap_that_broke_off_leaves_no_streams_behind(cluster: Part
 async def test_a_bootstrap_that_is_made_and_not_heard_of_in_time_keeps_its_streams(cluster: PartitionCluster) -> None:
     """The transaction is done, but the manager's own watch lags for longer than the manager waits."""
     regions = (await cluster.leader()).manager.regions
-    known, late = regions.known, MetaUnavailable(detail="this manager has heard of revision 1, version 1 is wanted")
+    known, late = regions.known, MetaUnavailable(detail="this manager knows revision 1, but version 1 is wanted")
 
     async def lagging(version: int) -> Snapshot:
         regions.known = known  # type: ignore[method-assign]
