@@ -1,4 +1,4 @@
-"""One servicer, three transports: `wire` (TCP, inside the cluster), `grpc` (the edge), `sim` (tests).
+"""Calls between processes: one servicer on two transports, `wire` (TCP, inside the cluster) and `grpc` (the edge).
 
-Only this package and `meta` open sockets. See `rpc/service.py` for the two interfaces everything else uses.
+Only this package and `meta` open sockets. `rpc/service.py` has the two interfaces that all other packages use.
 """

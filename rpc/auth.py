@@ -1,8 +1,8 @@
-"""Who is calling: tokens, checked the same way on both network transports.
+"""Authentication of callers by token, the same on both network transports.
 
 Invariants: tokens are compared in constant time and are never logged;
-            a token file that cannot be read or parsed keeps the last good set, and says so.
-Not here:   what a principal may do (authorisation.py).
+            if a token file cannot be read or parsed, the last good set stays in use and a warning is logged.
+Not here:   the rights of a principal (authorisation.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AllowAll:
 
 
 class TokenFile:
-    """Tokens from a file with a line `principal token` each; read again when the file changes.
+    """Tokens from a file with lines `principal token`, which is read again when it changes.
 
     Blank lines and lines that begin with # are skipped. Only hashes are kept in memory.
     """
@@ -54,7 +54,7 @@ class TokenFile:
                 log.error("token_file_unreadable path=%s error=%s: the last good tokens stay", self._path, error)
         digest = hashlib.sha256(token.encode()).digest()
         found = ""
-        for known, principal in self._principals.items():  # all of them, so that time tells nothing
+        for known, principal in self._principals.items():  # all of them, so that the time reveals nothing
             if hmac.compare_digest(known, digest):
                 found = principal
         if not found:

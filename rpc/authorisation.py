@@ -1,8 +1,8 @@
-"""Authorisation: what a principal may do. Every server asks an `Authoriser` before it executes a call.
+"""Authorisation: the rights of principals. Every server asks an `Authoriser` before it executes a call.
 
 Invariants: an authoriser decides at once: it neither waits nor changes anything;
-            it sees the request as it came, so that a rule may look at the names in it.
-Not here:   who is calling (auth.py).
+            it sees the original request, so that a rule may depend on the names in it.
+Not here:   the identity of the caller (auth.py).
 """
 
 from __future__ import annotations

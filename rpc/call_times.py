@@ -1,4 +1,4 @@
-"""How long the calls of a server take, by method, for Prometheus. One observation is a bisection and two additions."""
+"""The durations of a server's calls by method, for Prometheus. One observation is a bisection and two additions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOW_CALL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 
 
 class _Durations:
-    """One method's histogram. A list and a sum: prometheus_client's own takes longer than a whole read."""
+    """One method's histogram, as a list and a sum. prometheus_client's own takes longer than a whole read."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -24,7 +24,7 @@ class _Durations:
 
 
 class CallTimes(Collector):
-    """`registry` is the server's own, so that several servers fit into one process."""
+    """The histograms of one server. `registry` is the server's own, so that a process may have several servers."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, *, buckets_s: Sequence[float] = SLOW_CALL_BUCKETS_S

@@ -1,7 +1,6 @@
-"""The command line of a server process: a configuration from a file and flags, logging, the loop, exit codes. And what
-all command lines have in common.
+"""The command line of a server process (configuration, logging, event loop, exit codes), and parsing for all commands.
 
-Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+Exit codes: 0 stopped by a signal, 1 it could not run, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -35,8 +34,11 @@ C = TypeVar("C", bound=ServerConfig)
 
 
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line says. Bytes that are no text are wrong usage, but for names of files, a `Path`, and
-    what is parsed to `bytes`: all else goes into messages, which are UTF-8. Every command has `--version`."""
+    """The parsed command line. Every command gets the option `--version`.
+
+    Arguments that are not UTF-8 are wrong usage, because messages are UTF-8. File names (`Path`) and arguments that are
+    parsed to `bytes` are exempt.
+    """
     parser.add_argument("--version", action="version", version=f"{parser.prog} {neve.__version__}")
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
@@ -44,7 +46,7 @@ def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
             try:
                 text.encode()
             except UnicodeEncodeError:
-                parser.error(f"argument {name}: this is not UTF-8")  # it may be a secret: it is not shown
+                parser.error(f"argument {name}: this is not UTF-8")  # not shown, because it may be a secret
     return options
 
 
@@ -63,7 +65,7 @@ def run_server(
     load: Callable[[Path | None, Sequence[str]], C],
     serve: Callable[[C], Coroutine[Any, Any, None]],
 ) -> int:
-    """`kind` as in "stream manager"; its package has a `config.py` that lists the keys."""
+    """Run a server. `kind` is for example "stream manager"; its package's `config.py` lists the keys."""
     program = "neve-" + kind.replace(" ", "-")
     parser = argparse.ArgumentParser(prog=program, description=f"Run a {kind} of Neve.")
     keys = f"{kind.replace(' ', '_')}/config.py"

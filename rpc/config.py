@@ -1,11 +1,11 @@
 """Configuration of a server process: a frozen dataclass filled from a TOML file and from flags.
 
-A field is a key, a field that is itself a dataclass is a table. Types are checked, unknown keys are refused, and every
-complaint names the key: a typo stops the start instead of being ignored. Only a key that the last release still had is
-ignored, with a warning (removed_settings.py). Numbers are finite and not negative, in every
-table; what has to be above 0 is said by its table, with `check_above_zero`.
+A field is a key; a field that is itself a dataclass is a table. Types are checked, unknown keys are refused, and every
+error names the key, so a typo stops the start instead of being ignored. Only a key that the last release still had is
+ignored, with a warning (removed_settings.py). Numbers are finite and not negative in every table. A table lists the
+numbers that must be above 0 with `check_above_zero`.
 
-Keys of numbers of bytes (`…_bytes`, `…_bytes_max`, `…_bytes_per_s`) also take text such as "64 MiB".
+Keys for numbers of bytes (`…_bytes`, `…_bytes_max`, `…_bytes_per_s`) also accept text such as "64 MiB".
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _SIZE_KEY = re.compile(r"_bytes(_[a-z]+)*$")
 
 
 def load(cls: type[T], path: Path | None, assignments: Sequence[str] = ()) -> T:
-    """Read `path`, if there is one, apply `key=value` assignments over it, and check everything."""
+    """Read `path` if it is given, apply the `key=value` assignments over it, and check everything."""
     return build(cls, read_table(path, assignments))
 
 
 def read_table(path: Path | None, assignments: Sequence[str] = ()) -> dict[str, Any]:
-    """The tables of `path` with the assignments over them, unchecked."""
+    """The tables of `path` with the assignments applied, unchecked."""
     table: dict[str, Any] = {}
     if path is not None:
         try:
@@ -52,7 +52,7 @@ def read_table(path: Path | None, assignments: Sequence[str] = ()) -> dict[str, 
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """`cls` from a table; `where` is the path of the table, for complaints."""
+    """An instance of `cls` from a table. `where` is the path of the table, for errors."""
     assert dataclasses.is_dataclass(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
@@ -68,7 +68,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
             raise InvalidArgument(what=f"config key {_join(where, name)}", detail="is missing, and has no default")
     try:
         return cls(**values)
-    except ValueError as error:  # what a dataclass checks about its fields together
+    except ValueError as error:  # from a dataclass's own check of its fields
         raise InvalidArgument(what=f"config table [{where}]" if where else "config", detail=str(error)) from error
 
 
@@ -103,18 +103,18 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return int(float(match[1]) * _UNITS[match[2]])
     if kind is Path and isinstance(value, str):
         return Path(value)
-    if kind in (int, float) and type(value) in (int, float) and not 0 <= value < math.inf:  # nan is not, either
+    if kind in (int, float) and type(value) in (int, float) and not 0 <= value < math.inf:  # refuses nan, too
         raise _wrong(where, "a number that is 0 or more", value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if type(value) is not kind:  # exactly: a bool is not a number here
+    if type(value) is not kind:  # exact, because a bool is no number here
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path as text"}
         raise _wrong(where, names.get(kind, str(kind)), value)
     return value
 
 
 def check_above_zero(table: Any, *, but: Sequence[str] = ()) -> None:
-    """For `__post_init__`: every number of this table is above 0, or at least 0 if it is named in `but`."""
+    """For `__post_init__`: check that every number of this table is above 0, or at least 0 if `but` names it."""
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -128,7 +128,7 @@ def _wrong(where: str, wanted: str, value: Any) -> InvalidArgument:
 
 
 def _assign(table: dict[str, Any], assignment: str) -> None:
-    """`listen.wire=127.0.0.1:0` or `limits.connections_max=10`: the value is TOML, or else text."""
+    """Apply `listen.wire=127.0.0.1:0` or `limits.connections_max=10`. The value is TOML, or otherwise text."""
     key, equals, text = assignment.partition("=")
     if not equals or not all(key.split(".")):
         raise InvalidArgument(

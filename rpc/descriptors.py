@@ -1,7 +1,7 @@
-"""How many files and sockets a server process may have open.
+"""The limit of open files and sockets of a server process.
 
-Shells and units start processes with a soft limit of 1,024, which old programs need; the hard limit is what the
-operator allows. A server takes all of it.
+Shells and systemd start processes with a soft limit of 1,024, which old programs need. The hard limit is the
+operator's. A server raises its soft limit to the hard one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import resource
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit to the hard one; what may be open from now on."""
+    """Raise the soft limit to the hard one, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

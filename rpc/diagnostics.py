@@ -1,4 +1,4 @@
-"""The service that every server of Neve answers: is it there, what is it, how far away is it."""
+"""The servicer of Diagnostics, which every Neve server has: Echo and ServerInfo."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from neve.rpc.wire.frame import PROTOCOL_VERSION
 
 
 def build_version() -> common_pb2.Version:
-    """This build, as servers tell it to each other."""
+    """This build's version, as servers report it to each other."""
     try:
         build = version("neve")
-    except PackageNotFoundError:  # run from a folder that was never installed
+    except PackageNotFoundError:  # the process runs from a folder that was never installed
         build = "unknown"
     return common_pb2.Version(protocol=PROTOCOL_VERSION, build=build)
 

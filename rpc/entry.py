@@ -1,10 +1,11 @@
-"""The way into every process of Neve: what has to be right before anything is imported, and after everything is done.
+"""The entry point of every Neve process: the steps before all imports, and those after the end of `main`.
 
-Invariants: descriptors 0 to 2 are open: what was closed (`>&-`) is /dev/null, or the first file that we open would take
-            its place, and the loop would abort on it;
-            Ctrl-C while modules are imported ends the process by the signal, without a word: nothing has begun;
-            what was printed has left when the process ends, or the exit code says that it has not.
-Note:       It imports nothing of Neve, on purpose.
+Invariants: descriptors 0 to 2 are open. A closed one (`>&-`) becomes /dev/null. Otherwise the first file that the
+process
+            opens would get its number, and the event loop would abort;
+            Ctrl-C during the imports ends the process by the signal and without output, because nothing has begun;
+            when the process ends, its output has been written, or the exit code says that it has not.
+Note:       This module imports nothing of Neve, on purpose.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-INTERRUPTED, PIPE_CLOSED = 130, 141  # as shells have them for SIGINT and SIGPIPE
+INTERRUPTED, PIPE_CLOSED = 130, 141  # the shells' exit codes for SIGINT and SIGPIPE
 OUTPUT_LOST = 1
 
 
 def enter(program: str, module: str) -> int:
-    """Run `main()` of that module; the exit code. `program` is what the command is called."""
+    """Run `main()` of that module and return the exit code. `program` is the name of the command."""
     open_standard_descriptors()
     with _interrupts_end_the_process():
         main: Callable[[], int] = importlib.import_module(module).main
@@ -34,22 +35,22 @@ def enter(program: str, module: str) -> int:
     except BrokenPipeError:
         drop_output()
         return PIPE_CLOSED
-    except OSError as error:  # of the parser, or of the flush: a command tells its own, which may be of a file
+    except OSError as error:  # from the parser or the flush: a command reports its own errors
         drop_output()
-        with contextlib.suppress(OSError):  # stderr may be as full: then the exit code has to do
+        with contextlib.suppress(OSError):  # if stderr is full too, the exit code must do
             print(f"{program}: the output is lost: {error.strerror}", file=sys.stderr)
         return OUTPUT_LOST
 
 
 def open_standard_descriptors() -> None:
-    """Whichever of 0, 1 and 2 is closed becomes /dev/null, and Python's stream for it with it."""
+    """Open /dev/null for each of 0, 1 and 2 that is closed, and Python's stream for it."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, hence this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             assert opened == number, (opened, number)
-            os.set_inheritable(opened, True)  # as the standard descriptors are
+            os.set_inheritable(opened, True)  # like the standard descriptors
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, "r", closefd=False)
     if sys.stdout is None:
@@ -59,7 +60,7 @@ def open_standard_descriptors() -> None:
 
 
 def drop_output() -> None:
-    """Nobody reads stdout, or it is full: Python would complain once more when it flushes it at its end."""
+    """Discard stdout, which is closed or full. Otherwise Python would report the error again when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -67,9 +68,9 @@ def drop_output() -> None:
 
 @contextlib.contextmanager
 def _interrupts_end_the_process() -> Iterator[None]:
-    """A KeyboardInterrupt in the middle of somebody's import may show up as anything, or not at all."""
+    """Let SIGINT end the process. A KeyboardInterrupt during an import may surface as any error, or not at all."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, for one: a shell's background job
+    if before is not signal.default_int_handler:  # for example ignored, in a shell's background job
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -80,7 +81,7 @@ def _interrupts_end_the_process() -> Iterator[None]:
 
 
 def _ended(main: Callable[[], int]) -> int:
-    """The exit code also of argparse, after --help or wrong usage."""
+    """The exit code of `main`, including argparse's after --help or wrong usage."""
     try:
         return main()
     except SystemExit as end:

@@ -1,7 +1,7 @@
-"""The front doors of a server process: wire, gRPC and the status page, opened and closed together.
+"""The ports of a server process: wire, gRPC and the status page, opened and closed together.
 
-Every server of Neve is one `Front` with its own services. Order at the end matters: first no new calls, then those in
-flight finish, then the process closes what they used.
+Every Neve server has one `Front` with its services. The order of a stop matters: first new calls are refused, then
+calls in flight finish, then the process closes the resources that they used.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
-    """Table [listen]. An address is host:port; port 0 takes a free one; empty: that door stays closed."""
+    """Table [listen]. An address is host:port; port 0 takes a free one; an empty address disables that port."""
 
     wire: str = "127.0.0.1:0"
     grpc: str = ""
     status: str = ""
-    token_file: Path | None = None  # lines of `principal token`; without it everybody is welcome
+    token_file: Path | None = None  # lines of `principal token`; without it every caller is accepted
     tls: TlsFiles | None = None
     limits: Limits = field(default_factory=Limits)
 
@@ -106,7 +106,7 @@ async def until_told_to_stop() -> signal.Signals:
 
 
 class Process(Protocol):
-    """What a server process is. Both may take a while; a start that fails or is cancelled cleans up after itself."""
+    """A server process. Both methods may take a while. A start that fails or is cancelled cleans up."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...

@@ -1,8 +1,8 @@
-"""The bounds of every transport, in one place. A server or a client is given one `Limits`; nothing is unbounded.
+"""The bounds of all transports. Every server and client has one `Limits`; nothing is unbounded.
 
-Memory of a server: at most `server_bytes_max` of requests and as much of reserved replies, whatever the number of
-connections, plus a receive buffer (256 KiB) for each connection on which a frame is arriving. A request that is held
-counts with its own size and may pin a receive buffer of up to four times that.
+A server's memory is at most `server_bytes_max` of requests and as much of reserved replies, for any number of
+connections, plus a receive buffer (256 KiB) for each connection on which a frame is arriving. A held request counts
+with its own size and may pin a receive buffer of up to four times that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    # A message describes, an attachment carries: 4 MiB of description is far above any honest request.
+    # Bulk bytes are in the attachment, so 4 MiB for the message is far above any honest request.
     message_bytes_max: int = 4 * MIB
     attachment_bytes_max: int = 64 * MIB
 
@@ -26,14 +26,14 @@ class Limits:
     server_bytes_max: int = 512 * MIB
     connections_max: int = 10_000
 
-    # What a transport may hold unsent in user space before it stops taking replies from the queue.
+    # The unsent bytes that a transport may hold in user space before it stops taking replies from the queue.
     write_buffer_bytes: int = 1 * MIB
 
     connect_timeout_s: float = 5.0
     handshake_timeout_s: float = 5.0  # from accept to a valid HELLO: bounds what a silent peer can hold
     frame_timeout_s: float = 60.0  # from a frame's first byte to its last: bounds a slow sender
     keepalive_s: float = 10.0  # a side that has sent nothing for half of this sends a beat
-    dead_peer_s: float = 30.0  # silence after which the peer is taken for dead
+    dead_peer_s: float = 30.0  # after this silence the peer counts as dead
     drain_timeout_s: float = 10.0
     reconnect_delay_s_min: float = 0.05
     reconnect_delay_s_max: float = 5.0

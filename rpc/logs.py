@@ -1,6 +1,6 @@
-"""Logging of a server process: one line an event, for people or as JSON.
+"""Logging of a server process: one line for each event, as text or as JSON.
 
-Every message of Neve is `event_name key=value …`; the JSON has the event apart, so that it can be counted.
+Every message of Neve has the form `event_name key=value …`. In JSON the event is a field of its own, to be counted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(*, as_json: bool, level: str) -> None:
-    """To stderr, once for the process."""
-    # What no format of ours shows is not looked up for each line: see "Optimization" in Python's logging HOWTO.
+    """Log to stderr. Call it once in a process."""
+    # No format of ours shows these, so logging need not collect them: see "Optimization" in Python's logging HOWTO.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     handler = logging.StreamHandler(sys.stderr)

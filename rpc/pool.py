@@ -1,7 +1,7 @@
-"""A channel for each address, made when first asked for. One pool serves a process, over any transport.
+"""A channel for each address, made on first use. One pool serves a process, over any transport.
 
 Invariants: the same address and lane always give the same channel, so that calls on it keep their order;
-            lanes of one address are separate connections: bulk copies use one of their own, and delay no other calls.
+            lanes of one address are separate connections: bulk copies use a lane of their own and delay no other calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from neve.proto.errors import Overloaded
 from neve.rpc.service import Channel
 
-CHANNELS_MAX = 10_000  # far above any cluster; a caller that makes up addresses is stopped here
+CHANNELS_MAX = 10_000  # far above any cluster; it stops a caller that invents addresses
 
 
 class ChannelPool:

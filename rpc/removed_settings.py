@@ -1,9 +1,9 @@
-"""Settings that were removed in this release, and what holds in their place.
+"""The settings that were removed in this release, and their replacements.
 
-A configuration file, a `--set` or a keyword of the client's options that still names one gets a warning, and its value
-is ignored. The next release empties this table: then such a name is refused like any other unknown one.
+If a configuration file, a `--set` or a keyword of the client's options still names one, its value is ignored with a
+warning. The next release empties this table and refuses such a name like any other unknown one.
 
-Invariants: a name here is no field of its table any more.
+Invariants: no name in this table is a field of its dataclass.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ REMOVED: dict[str, dict[str, str]] = {
 
 
 def removed_from(cls: type) -> Mapping[str, str]:
-    """What was removed from a dataclass of neve: field -> what holds now."""
+    """The fields that were removed from a dataclass of Neve: field → its replacement."""
     package = cls.__module__.removeprefix("neve.").partition(".")[0]
     return REMOVED.get(f"{package}.{cls.__name__}", {})
 

@@ -1,8 +1,9 @@
-"""What the server processes have in common: parts that are started in order and stopped in the reverse one, and doors.
+"""The base class of the server processes: parts that start in order and stop in reverse order, and ports.
 
-Invariants: a start that fails or is cancelled undoes what it has done;
-            the doors open when what they lead to is there, and close before it goes: what is pushed on `_exit` before
-            `_open` outlives the calls, what is pushed after it ends while they are still let in.
+Invariants: a start that fails or is cancelled undoes its steps;
+            the ports open after the parts that serve them have started, and close before those parts stop: a part
+            pushed on `_exit` before `_open` outlives the calls, and one pushed after `_open` ends while the ports are
+            still open.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class ServerProcess:
-    """One server. `start` returns when it serves; `stop` when nothing of it runs any more."""
+    """One server. `start` returns when it serves, `stop` when all of its parts have ended."""
 
-    kind: ClassVar[str]  # what it tells callers and the status page that it is
-    log_name: ClassVar[str]  # how its lines in the log begin
+    kind: ClassVar[str]  # its kind, as reported to callers and on the status page
+    log_name: ClassVar[str]  # the beginning of its log events
     front: Front
 
     def __init__(self, *, cluster: str, listen: FrontConfig, drain_timeout_s: float) -> None:
@@ -35,7 +36,7 @@ class ServerProcess:
         self._listen = listen
         self._drain_timeout_s = drain_timeout_s
         self._exit = contextlib.AsyncExitStack()
-        self.address = ""  # of its wire door, as others are told, when it is known
+        self.address = ""  # of its wire port, as other processes reach it; set when it is known
 
     async def start(self) -> None:
         try:
@@ -48,24 +49,24 @@ class ServerProcess:
         log.info("%s_started wire=%s grpc=%s status=%s", self.log_name, *doors)
 
     async def stop(self) -> None:
-        """In the reverse order of the start."""
+        """Stop all parts in the reverse order of their start."""
         await self._exit.aclose()
         log.info("%s_stopped wire=%s", self.log_name, self.address)
 
     async def _start(self) -> None:
-        """Make the parts and open the doors; push on `_exit` how each part is ended."""
+        """Make the parts and open the ports; push on `_exit` how each part ends."""
         raise NotImplementedError
 
     def _facts(self) -> Mapping[str, object]:
-        """What the status page tells beside `kind` and `cluster`."""
+        """The status page's facts besides `kind` and `cluster`."""
         raise NotImplementedError
 
     def _agent(self) -> str:
-        """Who is calling, for those who are called."""
+        """This process's name in the logs of the servers that it calls."""
         return self.kind
 
     def _make_channels(self, token: str) -> ChannelPool:
-        """For calls to other servers, with the limits and certificates of this one's own doors."""
+        """Channels for calls to other servers, with the limits and certificates of this server's own ports."""
         channels = ChannelPool(
             lambda address: WireChannel(
                 address,

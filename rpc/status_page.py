@@ -1,6 +1,6 @@
-"""The HTTP port that operators' tools read: `/metrics` for Prometheus, `/health` and `/ready` for probes.
+"""The HTTP port for operators' tools: `/metrics` for Prometheus, `/health` and `/ready` for probes.
 
-Invariants: it only tells: GET and nothing else, no body is read, one request a connection;
+Invariants: it is read-only: it accepts only GET, reads no body, and serves one request for each connection;
             a client that is slow, or sends too much, is dropped; at most `CONNECTIONS_MAX` are served at a time.
 """
 
@@ -24,7 +24,7 @@ Facts = Callable[[], Mapping[str, object]]
 
 
 class StatusPage:
-    """`ready` says whether traffic is welcome; `facts` is what `/health` shows."""
+    """The status page. `ready` says whether the server accepts traffic; `/health` shows `facts`."""
 
     def __init__(self, registry: CollectorRegistry, *, ready: Callable[[], bool], facts: Facts) -> None:
         self._registry = registry

@@ -1,7 +1,7 @@
-"""TLS from files that may be replaced at any time: certificates are reloaded without a restart.
+"""TLS with files that may be replaced at any time: certificates are reloaded without a restart.
 
-Invariants: a new connection uses the files as they are then; a running one keeps what it began with;
-            files that are half written or do not fit together keep the last good set, and say so;
+Invariants: a new connection uses the present files; an open connection keeps those with which it began;
+            if files are half written or do not fit together, the last good set stays in use, and a warning is logged;
             with `ca` set on a server, clients must show a certificate of that authority (mutual TLS).
 """
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files. A server needs `cert` and `key`; a client needs `ca`, and `cert` and `key` when TLS is mutual."""
+    """PEM files for TLS. A server needs `cert` and `key`; a client needs `ca`, and both others if TLS is mutual."""
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
-    server_name: str = ""  # what a client expects in the server's certificate; empty: the host that it dials
+    server_name: str = ""  # the name that a client expects in the server's certificate; empty: the host of the address
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -38,16 +38,16 @@ class TlsFiles:
 
 
 class Reloading(Generic[T]):
-    """A value made from files, made again when they change."""
+    """A value that is made from files, and made again when they change."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], T]) -> None:
         self._files = files
         self._make = make
         self._stamp = self._read_stamp()
-        self._value = make(files)  # a bad first set stops the start, with the error of the ssl module
+        self._value = make(files)  # if the first set is bad, the ssl module's error stops the start
 
     def current(self) -> T:
-        """The value for the files as they are now, or the last good one."""
+        """The value for the present files, or the last good value."""
         try:
             stamp = self._read_stamp()
             if stamp != self._stamp:

@@ -182,5 +182,5 @@ def _node_ids(extent: ScanExtent, options: ScanOptions) -> list[int]:
 
 
 def may_be_read(extent: ScanExtent, each: sm.ExtentReplica) -> bool:
-    """A replica that has not confirmed the seal is not to be read (rule 21)."""
+    """A replica that has not confirmed the seal is not to be read (protocol rule 21)."""
     return each.confirmed or not extent.sealed

@@ -1,8 +1,8 @@
 """Calls over gRPC: the same `Channel` as inside the cluster, for callers at the edge and for tests.
 
 Invariants: a failed call raises the same class with the same fields as on the other transports (`rpc.grpc_status`);
-            nothing is sent twice: gRPC's own retries are off, whoever calls decides;
-            bytes and calls in flight are bounded by `Limits`, those who wait do so in order and within their deadline.
+            nothing is sent twice: gRPC's own retries are off, and the caller decides;
+            bytes and calls in flight are bounded by `Limits`; calls wait for room in order and within their deadline.
 Not here:   order among calls in flight. Each is an HTTP/2 stream of its own and gRPC starts them as it likes; a caller
             that needs order over gRPC awaits one call before the next.
 

@@ -1,7 +1,7 @@
-"""How a message and its attachment become one gRPC message, and back: the attachment is the field `payload`.
+"""Conversion between a message with an attachment and one gRPC message, which has the attachment as field `payload`.
 
 Invariants: `payload` is field 15 and of type bytes wherever it exists (proto/common.proto);
-            a servicer or a caller never sees it set: beside the message there is an attachment, on every transport.
+            servicers and callers never see it set: on every transport they get the attachment beside the message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAYLOAD_NUMBER = 15
 _LENGTH_DELIMITED = 2
 _PAYLOAD_TAG = bytes([PAYLOAD_NUMBER << 3 | _LENGTH_DELIMITED])
 
-# What tag and length of the payload add to the sum of message and attachment.
+# The size of the payload's tag and length, added to the sizes of message and attachment.
 FRAMING_BYTES_MAX = 16
 
 
@@ -38,7 +38,7 @@ def require_payload(kind: type[Message]) -> None:
 
 
 def check_sizes(limits: Limits, what: str, *, message_bytes: int, attachment_bytes: int) -> None:
-    """Refuse what the other side would not take; `what` is "request of" or "reply of" a method."""
+    """Refuse a message that the other side would refuse. `what` is "request of" or "reply of" a method."""
     if message_bytes > limits.message_bytes_max:
         raise TooLarge(what=what, size_bytes=message_bytes, limit_bytes=limits.message_bytes_max)
     if attachment_bytes > limits.attachment_bytes_max:
@@ -49,8 +49,8 @@ def check_sizes(limits: Limits, what: str, *, message_bytes: int, attachment_byt
 def encode(message: Message, attachment: Sequence[Buffer]) -> bytes:
     """The message with the attachment as its payload.
 
-    The field is written behind the serialised message rather than set in it: that is the same to every parser, copies
-    the bulk once instead of three times, and leaves the caller's message alone.
+    The field is appended to the serialised message instead of set in the message. Every parser accepts that; it copies
+    the bulk once instead of three times and does not change the caller's message.
     """
     data = message.SerializeToString()
     size_bytes = attachment_bytes(attachment)
@@ -61,7 +61,7 @@ def encode(message: Message, attachment: Sequence[Buffer]) -> bytes:
 
 
 def decode(kind: type[Rep], data: bytes) -> tuple[Rep, memoryview]:
-    """The message without its payload, and the payload as an attachment; ProtocolViolation if it is no such message."""
+    """The message without its payload, and the payload as an attachment. Raises ProtocolViolation for invalid bytes."""
     try:
         message = kind.FromString(data)
     except DecodeError as error:

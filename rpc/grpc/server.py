@@ -1,13 +1,13 @@
-"""The edge: the same servicers over gRPC, with the standard health and reflection services beside them.
+"""The gRPC server: the same servicers as on the wire, with the standard health and reflection services.
 
-Invariants: a caller is known before a byte of its message is read: tokens and cluster are checked on the headers;
-            an error leaves as a status with the exact error in a trailer (`rpc.grpc_status`);
+Invariants: a caller is authenticated before its message is read: token and cluster are checked on the headers;
+            an error is sent as a status with the exact error in a trailer (status.py);
             calls, connections and bytes are bounded: above the bound a call is refused with Overloaded, not queued.
-Not here:   order. gRPC starts the handlers of calls in flight in any order (see `rpc.grpc_client`).
+Not here:   order: gRPC starts the handlers of calls in flight in any order (client.py).
 
-Who needs a token: every call but `grpc.health.v1.Health/Check`, which load balancers and kubelets send without one.
-Health/Watch needs it, since a stranger's endless watch would hold one of the calls that the server may have; so does
-reflection. The cluster header is checked where it is sent: foreign clients need not know it.
+Every call needs a token except for `grpc.health.v1.Health/Check`, which load balancers and kubelets send without one.
+Health/Watch needs a token, because an endless watch of an unknown caller would occupy one of the server's calls. So
+does reflection. The cluster header is checked only if it is sent, because foreign clients need not know it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from neve.rpc.service import Service, merge_routes
 from neve.rpc.tls import Reloading, TlsFiles, server_context
 
 if TYPE_CHECKING:
-    # Generic in the stubs only.
+    # These classes are generic only in the stubs.
     GenericRpcHandler = grpc.GenericRpcHandler[Any, Any]
     MethodHandler = grpc.RpcMethodHandler[Any, Any]
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -40,7 +40,7 @@ else:
 
 log = logging.getLogger(__name__)
 
-# What gRPC holds while it receives is bounded by calls times message size only, so this is far below wire's bound.
+# While gRPC receives, only calls times message size bounds its memory, so this is far below the wire's bound.
 CALLS_MAX = 1024
 
 _HEALTH_TIMEOUT_S = 1.0
@@ -70,7 +70,7 @@ class GrpcServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
-        """Listen on that port, or on a free one for 0; returns "host:port". OSError when the port cannot be had."""
+        """Listen on that port, or on a free one for 0. Returns "host:port"; raises OSError if it cannot listen."""
         assert self._server is None, "a server is started once"
         server = grpc.aio.server(
             handlers=[_Router(self._admission, self._handlers, self._standard_services())],
@@ -83,7 +83,7 @@ class GrpcServer:
                 port_bound = server.add_insecure_port(f"{target}:{port}")
             else:
                 port_bound = server.add_secure_port(f"{target}:{port}", server_credentials(self._tls))
-        except RuntimeError as error:  # what gRPC raises when it cannot bind
+        except RuntimeError as error:  # raised by gRPC if it cannot bind
             raise OSError(f"cannot listen on {target}:{port}: {error}") from None
         self._server = server
         await server.start()
@@ -92,7 +92,7 @@ class GrpcServer:
         return f"{target}:{port_bound}"
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service answers, for the server as a whole ("") and for each of its services."""
+        """Set the health service's answer, for the whole server ("") and for each of its services."""
         response = health_pb2.HealthCheckResponse
         status = response.SERVING if serving else response.NOT_SERVING
         for name in ("", *self._names):
@@ -103,7 +103,7 @@ class GrpcServer:
         if self._server is None:
             return
         try:
-            # A watcher that does not read holds grpc_health's lock: it must not hold up the stop.
+            # A watcher that does not read holds grpc_health's lock, and must not delay the stop.
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
                 await self._health.enter_graceful_shutdown()
         except TimeoutError:
@@ -136,7 +136,7 @@ HEALTH_CHECK = f"/{health.SERVICE_NAME}/Check"
 
 
 class _Admission:
-    """Who is calling, from the headers alone."""
+    """Authenticates callers by the headers of their calls."""
 
     def __init__(self, cluster: str, authenticator: Authenticator) -> None:
         self._cluster = cluster
@@ -151,7 +151,7 @@ class _Admission:
 
 
 class _Router(GenericRpcHandler):
-    """Finds the handler for a path, after the caller is known. Strangers do not learn which paths there are."""
+    """Finds the handler for a path after authenticating the caller, so unknown callers do not learn the paths."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class _Router(GenericRpcHandler):
 
 
 def _refusal(error: NeveError) -> MethodHandler:
-    """A handler that aborts. It is declared as streaming, so that gRPC does not wait for a message to be received."""
+    """A handler that aborts. It is declared as streaming, so that gRPC does not wait for a message."""
 
     async def refuse(_: object, context: Context) -> None:
         await abort_with(context, error)
@@ -186,7 +186,7 @@ def _refusal(error: NeveError) -> MethodHandler:
 
 def server_options(limits: Limits) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # or a second server on the same port would silently take half of the calls
+        ("grpc.so_reuseport", 0),  # otherwise a second server on the same port would silently get half of the calls
         ("grpc.max_concurrent_streams", limits.connection_calls_max),
         ("grpc.max_allowed_incoming_connections", limits.connections_max),
         (
@@ -200,7 +200,7 @@ def server_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", round(limits.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round((limits.dead_peer_s - limits.keepalive_s) * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
-        # A client pings every keepalive_s; without this the server takes that for an attack and hangs up.
+        # A client pings every keepalive_s. Without this the server considers that an attack and disconnects.
         ("grpc.http2.min_ping_interval_without_data_ms", round(limits.keepalive_s * 1000 / 2)),
     ]
 
@@ -216,7 +216,7 @@ def server_credentials(tls: TlsFiles) -> grpc.ServerCredentials:
 
 
 def _certificate_configuration(tls: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    server_context(tls)  # refuses files that do not fit together, which keeps the last good ones in use
+    server_context(tls)  # refuses files that do not fit together, so that the last good ones stay in use
     assert tls.cert is not None, "server_context has checked it"
     assert tls.key is not None, "server_context has checked it"
     return grpc.ssl_server_certificate_configuration(

@@ -1,10 +1,9 @@
-"""Our errors as gRPC statuses, and gRPC's own failures as our errors.
+"""Conversion of Neve's errors into gRPC statuses, and of gRPC's failures into Neve's errors.
 
 Invariants: the trailer `neve-error-bin` carries the error exactly (proto/common.proto, Error); the status code beside
             it is for clients that do not know the trailer;
-            UNAVAILABLE is sent only for what was certainly not executed, since foreign clients repeat it blindly;
-            a failure without trailer is read pessimistically: unless gRPC says that nothing was sent, the outcome is
-            unknown.
+            UNAVAILABLE is sent only if the call was certainly not executed, because foreign clients repeat it blindly;
+            after a failure without a trailer the outcome is unknown, unless gRPC says that nothing was sent.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _STATUS_OF_CLASS: dict[type[NeveError], StatusCode] = {
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
     errors.Cancelled: StatusCode.CANCELLED,
     errors.ProtocolViolation: StatusCode.INVALID_ARGUMENT,
-    # ABORTED: not here, not now; look again who is in charge, then repeat.
+    # ABORTED: find out which process is in charge, then repeat the call.
     errors.OwnershipError: StatusCode.ABORTED,
     errors.NotOwner: StatusCode.FAILED_PRECONDITION,
     errors.LeaseLost: StatusCode.FAILED_PRECONDITION,
@@ -75,8 +74,8 @@ _STATUS_OF_CLASS: dict[type[NeveError], StatusCode] = {
     errors.UnknownError: StatusCode.UNKNOWN,
 }
 
-# Texts of gRPC's core. They are no contract of gRPC's: a text that changes makes an answer vaguer, never wrong, and
-# tests/unit/rpc/grpc/test_status.py notices.
+# Texts of gRPC's core, which gRPC does not guarantee. If a text changes, an error becomes vaguer but not wrong, and
+# tests/unit/rpc/grpc/test_status.py fails.
 _NOTHING_SENT = ("failed to connect to all addresses", "DNS resolution failed", "empty address list")
 _REFUSED_BY_BOUND = "Concurrent RPC limit exceeded"
 _OVER_SIZE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
@@ -90,12 +89,12 @@ def status_of(error: NeveError) -> StatusCode:
 
 
 async def abort_at_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-    """The call's own deadline has passed. Without trailer: the caller knows best what deadline it had set."""
+    """End a call whose deadline has passed. There is no trailer, because the caller knows its own deadline best."""
     await context.abort(StatusCode.DEADLINE_EXCEEDED)
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
-    """End the call with `error`; an exception that is not ours becomes Internal, as on every transport."""
+    """End the call with `error`. As on every transport, an exception that is no NeveError becomes Internal."""
     message = errors.to_message(error)
     known = errors.from_message(message)
     await context.abort(
@@ -122,8 +121,8 @@ def to_error(failure: grpc.aio.AioRpcError, *, address: str, method: str, timeou
         case StatusCode.UNIMPLEMENTED:
             return errors.Unimplemented(method=method)
         case StatusCode.CANCELLED:
-            # Not by us: that would be a CancelledError. A server that stops resets what it has not begun, and what
-            # outlasts its grace, in this same way.
+            # The server has reset the call; our own cancellation is a CancelledError. A server that stops resets calls
+            # that have not begun, and calls that outlast its grace time, in the same way.
             return errors.ConnectionLost(address=address, detail="the server dropped the call")
         case StatusCode.UNAUTHENTICATED:
             return errors.Unauthenticated(detail=details)
@@ -133,7 +132,7 @@ def to_error(failure: grpc.aio.AioRpcError, *, address: str, method: str, timeou
             size_bytes, limit_bytes = map(int, over_size.groups())
             return errors.TooLarge(what="gRPC message", size_bytes=size_bytes, limit_bytes=limit_bytes)
         case _:
-            # From a proxy, or from a server that is not ours: it may have done anything.
+            # From a proxy or a foreign server, which may have done anything.
             return errors.UnknownError(detail=f"gRPC {code.name}: {details}")
 
 

@@ -1,1 +1,1 @@
-"""Framed protobuf on TCP with the bulk bytes behind the message (docs/formats/wire.md)."""
+"""The wire transport: framed protobuf over TCP, with the bulk bytes after the message (docs/formats/wire.md)."""

@@ -1,4 +1,4 @@
-"""A count of bytes with a bound, for which coroutines wait in line.
+"""A bounded count of bytes; coroutines queue for a share of it.
 
 Invariants: first come, first served: a small request does not overtake a large one that waits;
             a request larger than the bound is granted once nothing else is held, so that it cannot wait for ever.
@@ -32,7 +32,7 @@ class ByteBudget:
                 self.release(size_bytes)  # granted and cancelled in the same turn of the loop
             else:
                 future.cancel()
-                self._grant()  # those behind may fit now
+                self._grant()  # the next in the queue may fit now
             raise
 
     def release(self, size_bytes: int) -> None:

@@ -1,8 +1,8 @@
-"""Receive buffers that are used again, because touching fresh memory costs more than the copy into it.
+"""A pool of receive buffers, because touching fresh memory costs more than the copy into it.
 
-Invariant:  a chunk is handed out only if nobody holds a view of it. Python's own reference count says so: each
-            memoryview (and each NumPy array over one) keeps a reference to its bytearray. There is nothing to release
-            by hand, hence nothing to release too early.
+Invariant:  a chunk is handed out only if no view of it exists. Python's own reference count shows that, because each
+            memoryview (and each NumPy array over one) keeps a reference to its bytearray. No code releases a chunk
+            explicitly, so none can release it too early.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 
 from neve.rpc.limits import KIB, MIB
 
-STREAM_CHUNK_BYTES = 256 * KIB  # many small frames at one read
+STREAM_CHUNK_BYTES = 256 * KIB  # one read receives many small frames
 CHUNK_STEP_BYTES = 64 * KIB
 POOL_BYTES_MAX = 64 * MIB  # and one chunk for small frames
 
@@ -21,8 +21,10 @@ _NONE = bytearray()
 
 
 def _references_when(held: bool) -> int:
-    """What getrefcount says of a chunk just popped into a local name, with and without a view of it elsewhere.
-    Measured, because interpreters differ in which references they count."""
+    """The getrefcount of a chunk that was just popped into a local name; `held`: and that has a view elsewhere.
+
+    It is measured, because interpreters differ in the references that they count.
+    """
     chunks = deque([bytearray(8)])
     view = memoryview(chunks[0]) if held else None
     chunk = chunks.pop()
@@ -43,11 +45,11 @@ class ChunkPool:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._by_size: dict[int, deque[bytearray]] = {}
-        # One chunk for small frames, beside the others: most reads take it, empty it and give it back at once.
+        # One separate chunk for small frames: most reads take it, empty it and give it back at once.
         self._stream = _NONE
 
     def take_stream(self) -> bytearray:
-        """As `take(STREAM_CHUNK_BYTES)`, quickly."""
+        """As `take(STREAM_CHUNK_BYTES)`, but faster."""
         chunk, self._stream = self._stream, _NONE
         if chunk and sys.getrefcount(chunk) == _IDLE_REFERENCES:
             return chunk
@@ -56,7 +58,7 @@ class ChunkPool:
         return self.take(STREAM_CHUNK_BYTES)
 
     def give_stream(self, chunk: bytearray) -> None:
-        """As `give`, for what `take_stream` returned."""
+        """As `give`, for a chunk from `take_stream`."""
         if not self._stream and len(chunk) == STREAM_CHUNK_BYTES:
             self._stream = chunk
         else:
@@ -67,7 +69,7 @@ class ChunkPool:
         size_bytes = -(-size_bytes // CHUNK_STEP_BYTES) * CHUNK_STEP_BYTES
         chunks = self._by_size.get(size_bytes)
         if chunks:
-            # The newest is the likeliest to be in the CPU's cache; one that is still in use goes to the back.
+            # The newest chunk is the most likely one in the CPU's cache. One that is still in use goes to the back.
             for _ in range(min(len(chunks), _LOOKS_MAX)):
                 chunk = chunks.pop()
                 if sys.getrefcount(chunk) == _IDLE_REFERENCES:
@@ -79,7 +81,7 @@ class ChunkPool:
         return bytearray(size_bytes)
 
     def give(self, chunk: bytearray) -> None:
-        """Offer a chunk for use again; views of it may still be held."""
+        """Return a chunk to the pool. Views of it may still exist."""
         while self._bytes + len(chunk) > self._bytes_max and self._bytes:
             self._evict()
         if self._bytes + len(chunk) <= self._bytes_max:
@@ -87,7 +89,7 @@ class ChunkPool:
             self._bytes += len(chunk)
 
     def _evict(self) -> None:
-        """Forget one chunk of the size class that was used first: its memory is freed with the last view of it."""
+        """Drop one chunk of the oldest size class. Its memory is freed with the last view of it."""
         size_bytes = next(iter(self._by_size))
         chunks = self._by_size[size_bytes]
         chunks.popleft()

@@ -1,10 +1,10 @@
-"""The caller's end of the wire: `WireChannel`, one connection to one address, kept up.
+"""The client side of the wire: `WireChannel`, which maintains one connection to one address.
 
-Invariants: requests leave in the order of the calls, also across waiting for a connection or for room;
+Invariants: requests are sent in the order of the calls, even if they wait for a connection or for room;
             a call ends exactly once: reply, error, deadline, cancellation or the end of the connection;
             a call that was never sent ends as ConnectFailed (safe to repeat), one that was sent as ConnectionLost;
             bytes of calls in flight, requests and expected replies, stay below `connection_bytes_max`.
-Not here:   retries of calls; only the caller knows if it may.
+Not here:   retries of calls: only the caller knows whether a call may be repeated.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _POOL = ChunkPool()  # of all client connections in this process
 
 
 class ClientConnection(Connection):
-    """One TCP connection; knows the calls that were sent on it."""
+    """One TCP connection and the calls that were sent on it."""
 
     def __init__(self, channel: WireChannel, *, hello: bytes) -> None:
         super().__init__(channel.limits, _POOL, peer=channel.address)
         self.channel = channel
         self.calls: dict[int, Pending] = {}
         self.inflight_bytes = 0
-        self.answered = False  # it has been of use
+        self.answered = False  # a call on it has been answered
         self.going_away = False
         self.welcome: asyncio.Future[wire_pb2.Welcome] = self.loop.create_future()
         self._hello = hello
@@ -71,9 +71,9 @@ class ClientConnection(Connection):
         self.send(self._hello)
 
     def send_call(self, pending: Pending, timeout_ms: int) -> None:
-        """Send it, with so much time left."""
+        """Send the call with this time left until its deadline."""
         pending.connection = self
-        idle = not self.calls  # whoever awaits one call at a time has no second frame to wait for
+        idle = not self.calls  # a sequential caller sends no second frame in this turn
         self.calls[pending.call_id] = pending
         self.inflight_bytes += pending.cost_bytes
         size_bytes, crc = pending.attachment_bytes, pending.attachment_crc
@@ -86,7 +86,7 @@ class ClientConnection(Connection):
             self._lone.on_sent()
 
     def forget(self, pending: Pending) -> None:
-        """The caller has given up: tell the server."""
+        """The caller has given the call up: notify the server."""
         if self.calls.pop(pending.call_id, None) is not None:
             self.inflight_bytes -= pending.cost_bytes
             self._lone.on_ended()
@@ -99,7 +99,7 @@ class ClientConnection(Connection):
             self.answered = True
             pending = self.calls.pop(call_id, None)
             if pending is None:
-                return  # answered after its caller gave up
+                return  # an answer to a call that its caller has given up
             self.inflight_bytes -= pending.cost_bytes
             self._lone.on_ended()
             self._settle(pending, kind, message, attachment)
@@ -128,16 +128,16 @@ class ClientConnection(Connection):
         try:
             parsed = parse(pending.method.reply, message)
         except errors.ProtocolViolation:
-            return  # it will be said when the frame is whole
+            return  # `on_frame` reports it when the frame is whole
         pending.tell_head(parsed)
 
     def on_ended(self, reason: errors.NeveError) -> None:
         if not self.welcome.done():
             self.welcome.set_exception(reason)
-            self.welcome.exception()  # it may be that nobody asks
+            self.welcome.exception()  # marks it as retrieved, because no task may await it
         self._lone.on_ended()
         calls, self.calls = self.calls, {}
-        self.channel.connection_ended(self)  # first: whoever is told below may begin another call at once
+        self.channel.connection_ended(self)  # first, because a callback below may begin another call at once
         for pending in calls.values():
             pending.end(None, errors.ConnectionLost(address=self.peer, detail=str(reason)))
 
@@ -152,16 +152,16 @@ class ClientConnection(Connection):
                 pending.end(None, errors.from_message(parse(common_pb2.Error, message)))
                 return
         except errors.ProtocolViolation as violation:
-            pending.end(None, violation)  # of this answer alone: the frame around it was sound
+            pending.end(None, violation)  # only this call: the frame around the answer was sound
             return
         pending.end(reply, None)
 
 
 class WireChannel(Channel):
-    """Calls to one address over one connection, which is made when first needed and again when it was lost.
+    """Calls to one address over one connection, which is made on first use and again after it was lost.
 
-    While the address cannot be reached, calls fail at once with ConnectFailed, and a new attempt is made at most every
-    few seconds (exponential, with jitter), so that neither the callers nor the server are flooded.
+    While the address cannot be reached, calls fail at once with ConnectFailed. New attempts are at most a few seconds
+    apart (exponential, with jitter), so that neither the callers nor the server are flooded.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class WireChannel(Channel):
         rng: random.Random | None = None,
         network: Network = SOCKETS,
     ) -> None:
-        split_address(address)  # a bad one is refused here, not at the first call
+        split_address(address)  # refuses a bad address now instead of at the first call
         self.address = address
         self.limits = limits
         self.network = network
@@ -204,7 +204,7 @@ class WireChannel(Channel):
         self._retry_s = 0.0
         self._last_error: errors.NeveError | None = None
         self._closed = False
-        # What the server takes; known after the first handshake.
+        # The server's limits, known after the first handshake.
         self._message_bytes_max = limits.message_bytes_max
         self._attachment_bytes_max = limits.attachment_bytes_max
         self._inflight_bytes_max = limits.connection_bytes_max
@@ -232,8 +232,8 @@ class WireChannel(Channel):
             begun.cancel()
             raise
         finally:
-            # An error has this frame by its traceback, and the frame had the error by the future: a ring that kept the
-            # attachment of each call that failed until the next look for garbage.
+            # The error refers to this stack frame by its traceback, and the frame to the error by the future. Such a
+            # cycle would keep the attachment of each failed call until the next garbage collection.
             del future
 
     def begin(
@@ -263,7 +263,7 @@ class WireChannel(Channel):
             if message_bytes > self._message_bytes_max or size_bytes > self._attachment_bytes_max:
                 raise self._too_large(pending)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the call is said to its caller
-            pending.end(None, error.with_traceback(None))  # which has this frame: see `call`
+            pending.end(None, error.with_traceback(None))  # avoids a reference cycle: see `call`
             return pending
         pending.attachment_crc = attachment_crc32c
         cost_bytes = pending.cost_bytes = PRELUDE_BYTES + message_bytes + size_bytes + reply_bytes_max
@@ -283,13 +283,13 @@ class WireChannel(Channel):
         return pending
 
     def give_up(self, pending: Pending, error: BaseException) -> None:
-        """Nobody waits for it any more: neither here nor, if it was sent, at the server."""
+        """End a call that its caller has given up, here and, if it was sent, at the server."""
         if pending.on_done is None:
             return
         if pending.connection is not None:
             pending.connection.forget(pending)
         elif self.queue.pop(pending.call_id, None) is not None:
-            self.pump()  # it was given up while it waited for room: those behind may fit
+            self.pump()  # the call waited for room: the next ones may fit
         pending.end(None, error)
 
     async def close(self) -> None:
@@ -309,7 +309,7 @@ class WireChannel(Channel):
     # --- the queue and its connection ------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send what there is room for; make a connection if there is none."""
+        """Send queued calls while there is room; make a connection if there is none."""
         queue = self.queue
         while queue:
             call_id, pending = next(iter(queue.items()))
@@ -333,7 +333,7 @@ class WireChannel(Channel):
         return not inflight_bytes or inflight_bytes + cost_bytes <= self._inflight_bytes_max
 
     def retire(self, connection: ClientConnection) -> None:
-        """The server wants no further calls on this connection; those in flight go on."""
+        """The server wants no further calls on this connection. Calls in flight continue."""
         if self._connection is connection:
             self._connection = None
             self._retired[connection] = None
@@ -346,9 +346,9 @@ class WireChannel(Channel):
             if connection.answered:
                 self._failures = 0
                 self._last_error = None
-            else:  # a server that welcomes and hangs up, again and again, is not to be stormed
+            else:  # do not flood a server that repeatedly accepts and closes connections
                 self._note_failure(_connect_failed(self.address, connection.ended))
-            self.pump()  # calls that were never sent deserve a new connection
+            self.pump()  # calls that were never sent use a new connection
 
     # --- connecting ------------------------------------------------------------------------------------------
 
@@ -373,7 +373,7 @@ class WireChannel(Channel):
             error = _connect_failed(self.address, failure)
         except TimeoutError:
             error = errors.ConnectFailed(address=self.address, detail="timed out")
-        except OSError as failure:  # also those of TLS
+        except OSError as failure:  # includes errors of TLS
             error = errors.ConnectFailed(address=self.address, detail=f"{type(failure).__name__}: {failure}")
         else:
             self._connecting = None
@@ -385,7 +385,7 @@ class WireChannel(Channel):
         self._fail_queued(error)
 
     def _note_failure(self, error: errors.NeveError) -> None:
-        """Not before some time has passed is this address tried again."""
+        """Delay the next attempt to connect to this address."""
         self._failures += 1
         if self._failures == 1:
             log.info("connect_failed address=%s error=%s", self.address, error)
@@ -441,7 +441,7 @@ class WireChannel(Channel):
     def _fail_queued(self, error: errors.NeveError) -> None:
         queue, self.queue = self.queue, OrderedDict()
         for pending in queue.values():
-            # A copy for each: one exception raised in several tasks would mix up their tracebacks.
+            # A copy for each call: one exception raised in several tasks would mix up their tracebacks.
             pending.end(None, type(error)(**error.facts()))  # type: ignore[arg-type]
 
 
@@ -456,7 +456,7 @@ def _settle(future: asyncio.Future[Reply[Rep]], reply: Reply[Rep] | None, error:
 
 
 def _connect_failed(address: str, reason: errors.NeveError | None) -> errors.NeveError:
-    """Why there is no connection. One that was lost before any call was sent on it counts as never made."""
+    """The error for calls without a connection. A connection that was lost before any call counts as never made."""
     if reason is None or isinstance(reason, (errors.ConnectionLost, errors.ShuttingDown)):
         return errors.ConnectFailed(address=address, detail=str(reason.detail or reason) if reason else "")
     return reason

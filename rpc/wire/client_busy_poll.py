@@ -1,9 +1,9 @@
 """Busy polling in clients: the loop does not sleep while it waits for a reply that is due at once.
 
-Sleeping until a quick reply comes costs more than the reply: the processor halts, and the server's send pays for waking
-it. So while a lone call is in flight, and the last one on its connection was answered within POLL_S, the loop polls its
-sockets instead of sleeping. One 1 KiB append at a time to one node took 2.0 times a ping-pong of C instead of 3.0 (2
-idle cores, measured before servers polled).
+Sleeping until a quick reply arrives costs more than the reply itself: the processor halts, and the server's send pays
+for waking it. So while a lone call is in flight, and the last one on its connection was answered within POLL_S, the
+loop polls its sockets instead of sleeping. One 1 KiB append at a time to one node took 2.0 times a ping-pong of C
+instead of 3.0 (2 idle cores, measured before servers polled).
 
 Invariants: a loop polls for at most POLL_S after a call was sent, and only if the call before it was answered within
             POLL_S: a slow server, an idle client and a busy one cost nothing;
@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter
 
-# Three nodes on two cores answer within it if they need not sync. If they must, a polling client takes the processor
-# from them: with twice as long, a synced append to three such nodes took 0.97 ms instead of 0.78.
+# Three nodes on two cores answer within this time if they need not sync. If they must sync, a polling client takes the
+# processor from them: with twice this time, a synced append to three such nodes took 0.97 ms instead of 0.78.
 POLL_S = 0.00025
 
 
@@ -63,9 +63,9 @@ class LoneCall:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, polls: bool = True) -> None:
         self._poller = poller_of(loop)
         self._polls = polls
-        self._sent_s = 0.0  # 0: none is in flight
+        self._sent_s = 0.0  # 0: no lone call is in flight
         self._polled = False  # the poller counts it
-        self._quick = False  # the last one was answered within POLL_S
+        self._quick = False  # the last lone call was answered within POLL_S
 
     def on_sent(self) -> None:
         if self._sent_s:
@@ -76,7 +76,7 @@ class LoneCall:
             self._poller.on_sent(now_s)
 
     def on_ended(self) -> None:
-        """It was answered, given up or lost; nothing if there was none."""
+        """The lone call was answered, given up or lost. Does nothing if there was none."""
         if self._sent_s:
             self._quick = self._polls and self._poller.now_s() - self._sent_s < POLL_S
             self._sent_s = 0.0

@@ -1,9 +1,9 @@
-"""What both ends of a wire connection share: receiving, sending with a bound, signs of life, and one way to end.
+"""The part of a wire connection that both sides share: receiving, bounded sending, beats, and one way to end.
 
-Invariants: a connection ends once, with one reason, which is logged and given to everything that waits on it;
-            a malformed frame, a slow one, a silent peer and a peer that does not read each end it, and nothing else;
-            a peer is judged silent only while we read from it: under back-pressure the silence is ours. For the same
-            reason each side sends beats on its own, instead of answering those of a peer that it may not be reading.
+Invariants: a connection ends once, with one reason, which is logged and reported to everything that waits on it;
+            a malformed frame, a slow frame, a silent peer and a peer that does not read each end only this connection;
+            a peer counts as silent only while we read from it, because under back-pressure we do not read its beats.
+            For the same reason each side sends beats by itself instead of answering beats that it may not be reading.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 JOIN_BYTES_MAX = 16 * KIB  # a buffer up to this size is copied: cheaper than one more for the kernel to gather
 
-FLUSH_BYTES = 64 * KIB  # as much as is worth a system call of its own before the turn is over
+FLUSH_BYTES = 64 * KIB  # worth a system call of its own before the end of the turn
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A protocol of asyncio; subclasses implement `on_frame`, `on_ended` and, as they need, the other hooks."""
+    """An asyncio protocol. Subclasses implement `on_frame`, `on_ended` and, if needed, the other hooks."""
 
     def __init__(self, limits: Limits, pool: ChunkPool, *, peer: str) -> None:
         self.limits = limits
@@ -41,7 +41,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write_paused = False
         self.receiver = FrameReceiver(
             pool,
-            # Until the handshake is done nobody is known, and nobody may make us hold more than this.
+            # Before the handshake the peer is unknown and may not make us hold more than this.
             message_bytes_max=HANDSHAKE_BYTES_MAX,
             attachment_bytes_max=0,
             on_frame=self.on_frame,
@@ -51,14 +51,14 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: list[Buffer] = []  # frames for the next flush
         self._queue_bytes = 0
         self._flush_due = False
-        self._file_sender: FileSender | None = None  # once there was a file to send
-        self._receiving = False  # frames that are sent now leave when all that has come is handled
+        self._file_sender: FileSender | None = None  # made for the first file to send
+        self._receiving = False  # frames that are sent now are flushed when all received bytes are handled
         self._heard_s = self.loop.time()
-        self._frame_begun_s = 0.0  # when the frame that is now partly here began; 0: none is
+        self._frame_begun_s = 0.0  # when the present incomplete frame began; 0: none
         self._write_stuck_s = 0.0  # since when a full transport has lost no byte; 0: it is not full
         self._write_left_bytes = 0  # what it had then
         self._sent_since_tick = False
-        self._beating = False  # only a peer that has introduced itself is sent beats
+        self._beating = False  # beats are sent only after the peer's handshake
         self._tick: asyncio.TimerHandle | None = None
 
     # --- hooks -----------------------------------------------------------------------------------------------
@@ -67,21 +67,21 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def on_head(self, prelude: Prelude, message: bytes) -> None:
-        """The message of a frame is here, and its attachment on its way."""
+        """The message of a frame has arrived; its attachment has not."""
 
     def on_ended(self, reason: errors.NeveError) -> None:
-        """Called once. Nothing can be sent any more."""
+        """The connection has ended: nothing can be sent any more. Called once."""
         raise NotImplementedError
 
     def on_writable(self) -> None:
-        """The transport takes bytes again."""
+        """The transport accepts bytes again."""
 
     def admit(self, prelude: Prelude) -> bool:
         """May this frame be received now?"""
         return True
 
     def on_held(self) -> None:
-        """A frame was not admitted: nothing must be read until the receiver has resumed."""
+        """A frame was not admitted: the connection must not read until the receiver has resumed."""
 
     # --- sending ---------------------------------------------------------------------------------------------
 
@@ -90,11 +90,11 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """Send a frame; `head` is from `frame.encode`. Large buffers are not copied.
 
-        Frames of one turn of the loop leave together at its end: a system call costs more than all else about a small
-        frame, and an idle sender waits for nothing. `at_once`: no other frame is likely to follow in this turn.
+        Frames of one turn of the loop are flushed together at its end, because a system call costs more than the rest
+        of a small frame. `at_once`: flush now, as no other frame is likely to follow in this turn.
         """
         if self.ended is not None or self.transport is None:
-            return  # whoever waits for an answer has been told why there will be none
+            return  # the end of the connection was reported to all waiting callers
         if at_once and not self._queue and not self.write_paused and attachment_bytes <= JOIN_BYTES_MAX:
             self._sent_since_tick = True
             self.transport.write(b"".join((head, *attachment)) if attachment_bytes else head)
@@ -106,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.write_paused:
             return
         if self._queue_bytes >= FLUSH_BYTES or at_once:
-            self._flush()  # the peer may as well begin while we go on
+            self._flush()  # the peer can begin while we continue
         elif not self._receiving and not self._flush_due:
             self._flush_due = True
             self.loop.call_soon(self._flush)
@@ -125,13 +125,15 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.writelines(join_small(parts))
 
     def send_file(self, head: bytes, file: FileBytes) -> bool:
-        """Send a frame whose attachment is in a file. False: it is none for the kernel to take, now or at all, nothing
-        was sent, and `send` does it."""
+        """Have the kernel send a frame whose attachment is in a file.
+
+        Returns False if the kernel cannot, now or at all. Then nothing was sent, and the caller uses `send`.
+        """
         transport = self.transport
         if self.ended is not None or transport is None or len(file.view) < FILE_BYTES_MIN:
             return False
         if self._queue or self.write_paused or transport.is_closing() or transport.get_write_buffer_size():
-            return False  # others go before it
+            return False  # other frames precede it
         if self._file_sender is None:
             self._file_sender = FileSender.of(transport)
         if self._file_sender is None or (descriptor := file.descriptor()) is None:
@@ -142,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
         except CannotRead as problem:
             log.error("reply_broken_off peer=%s reason=%s", self.peer, problem)
             file.unreadable(str(problem))
-            transport.abort()  # a part of the frame has left; `connection_lost` tells the rest
+            transport.abort()  # a part of the frame was sent; `connection_lost` reports the end
         except OSError as error:
             log.info("connection_broken peer=%s error=%s", self.peer, error)
             transport.abort()
@@ -152,13 +154,13 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def open_limits(self, message_bytes_max: int, attachment_bytes_max: int) -> None:
-        """The handshake is done: frames of full size are welcome."""
+        """The handshake is done: accept frames of full size."""
         self._beating = True
         self.receiver.message_bytes_max = message_bytes_max
         self.receiver.attachment_bytes_max = attachment_bytes_max
 
     def unsent_bytes(self) -> int:
-        """What the kernel has not taken yet."""
+        """The number of bytes that the kernel has not taken yet."""
         return self._write_size_bytes() + self._queue_bytes
 
     def _write_size_bytes(self) -> int:
@@ -167,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- the end ---------------------------------------------------------------------------------------------
 
     def end(self, reason: errors.NeveError, *, last_words: bool = False) -> None:
-        """End the connection for `reason`; with `last_words` the peer is told it, if it reads soon."""
+        """End the connection for `reason`. With `last_words`, the reason is sent to the peer, if it reads soon."""
         if self.ended is not None:
             return
         if last_words:
@@ -232,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_begun_s = self._heard_s
 
     def violated(self, violation: errors.ProtocolViolation) -> None:
-        """The peer broke the protocol: say so here and to it, and end this connection alone."""
+        """The peer broke the protocol: log it, report it to the peer, and end only this connection."""
         log.warning("connection_violated peer=%s reason=%s", self.peer, violation.detail)
         self.end(violation, last_words=True)
 

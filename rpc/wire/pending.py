@@ -1,7 +1,7 @@
-"""A call of the wire's client that has not ended: what is to be sent, and who is told of the end.
+"""A call of a wire client that has not ended: its request, and the callbacks for its end.
 
 Invariants: `on_done` is called exactly once, and `on_head` at most once, before it;
-            what a callback raises is told to the loop, and harms neither the connection nor its other calls.
+            an exception of a callback goes to the loop's handler, and harms neither the connection nor its other calls.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Pending:
         self.channel = channel
         self.method = method
         self.on_head = on_head
-        self.on_done: OnDone[Reply[Any]] | None = on_done  # None: it has ended
+        self.on_done: OnDone[Reply[Any]] | None = on_done  # None: the call has ended
         self.connection: ClientConnection | None = None  # set when it was sent
         self.bucket = 0  # of its deadline, once it has one
         self.attachment: Sequence[Buffer] = ()
         self.attachment_bytes = 0
         self.attachment_crc: int | None = None
-        # The channel sets the others, once the call is found to be one that may be sent.
+        # The channel sets the other attributes once it has checked that the call may be sent.
         self.call_id: int
         self.message: bytes
         self.cost_bytes: int
@@ -62,7 +62,7 @@ class Pending:
         self.timeout_ms: int
 
     def end(self, reply: Reply[Any] | None, error: BaseException | None) -> None:
-        """Once; later ends are none."""
+        """End the call. Later calls of `end` do nothing."""
         on_done = self.on_done
         if on_done is None:
             return
@@ -82,7 +82,7 @@ class Pending:
                 self._failed(failure)
 
     def _failed(self, failure: Exception) -> None:
-        """A bug of the caller's, which the connection's other calls must survive."""
+        """Report a bug in a caller's callback, which the connection's other calls must survive."""
         context = {"message": f"the caller of {self.method.path} failed over its answer", "exception": failure}
         asyncio.get_running_loop().call_exception_handler(context)
 

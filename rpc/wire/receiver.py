@@ -1,12 +1,12 @@
-"""Turns received bytes into frames, in place: the other half of `frame.py`, for a stream of frames. No I/O.
+"""Parser of received bytes into a stream of frames, in place (frame.py has the format of a frame). No I/O.
 
-The transport asks `buffer()` where to put the next bytes, and says by `received(count)` how many came. Frames are
-parsed where they lie; an attachment is a view into the chunk that it was received in.
+The transport writes the next bytes into `buffer()` and reports their number with `received(count)`. Frames are parsed
+in place; an attachment is a view of the chunk into which it was received.
 
-Invariants: no more memory is taken for a frame than its prelude announces, and only after `admit` has agreed;
+Invariants: a frame takes no more memory than its prelude announces, and only after `admit` has agreed;
             after an error nothing more is parsed;
-            bytes of an attachment are copied only when a frame does not fit behind the ones before it in its chunk; and
-            small ones are, so that a small one kept for long does not pin a large chunk.
+            an attachment is copied only if it is small, so that it does not pin a large chunk for long, or if its frame
+            does not fit into the chunk after the earlier frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from neve.rpc.wire.buffers import STREAM_CHUNK_BYTES, ChunkPool
 from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude, check_body, check_message, decode_prelude
 
 ATTACHMENT_COPY_BYTES_MAX = 64 * KIB
-READ_BYTES_MIN = 16 * KIB  # less room than this behind the last frame is not worth a system call
+READ_BYTES_MIN = 16 * KIB  # less room than this after the last frame is not worth a system call
 
 _NO_CHUNK = bytearray()
 
@@ -31,7 +31,7 @@ Admit = Callable[[Prelude], bool]
 
 
 class FrameReceiver:
-    """One direction of one connection."""
+    """The received direction of one connection."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FrameReceiver:
         on_head: OnHead | None = None,
         admit: Admit | None = None,
     ) -> None:
-        """`on_head` gets the message of a frame whose attachment is still on its way, once, before `on_frame`."""
+        """`on_head` gets the message of a frame whose attachment has not arrived yet, once, before `on_frame`."""
         self.message_bytes_max = message_bytes_max
         self.attachment_bytes_max = attachment_bytes_max
         self._pool = pool
@@ -55,55 +55,55 @@ class FrameReceiver:
         self._view = EMPTY
         self._start = 0  # of the frame that is being received
         self._end = 0  # of the received bytes
-        self._prelude: Prelude | None = None  # of that frame, once known and admitted
-        self._whole_at = 0  # where that frame will be whole, once all that can be told of it before was told; 0 before
-        self._held = False  # admit said no: waits for `resume`
+        self._prelude: Prelude | None = None  # of that frame, if known and admitted
+        self._whole_at = 0  # the end of that frame, once nothing is to be reported before it is whole; 0: not yet
+        self._held = False  # `admit` has refused: the frame waits for `resume`
         self.frames = 0  # handed on so far
-        self._frame_bytes_hint = 0  # what the last large frame took, as the next one will probably take it too
+        self._frame_bytes_hint = 0  # the size of the last large frame, as a guess for the next one
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of a frame that has not arrived whole."""
+        """The number of received bytes of an incomplete frame."""
         return self._end - self._start
 
     @property
     def is_between(self) -> bool:
-        """All that was received is handed on, and nothing waits to be admitted."""
+        """Whether all received bytes are handed on and no frame waits to be admitted."""
         return self._end == self._start and not self._held
 
     @property
     def held(self) -> bool:
-        """A frame's body is not wanted yet: the transport must not read until `resume` has returned True."""
+        """Whether a frame waits to be admitted. The transport must not read until `resume` has returned True."""
         return self._held
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The memory for the next bytes; never empty."""
         hint_bytes = self._frame_bytes_hint
         if not self._chunk:
             self._use(self._pool.take(hint_bytes) if hint_bytes else self._pool.take_stream())
         elif self._prelude is None and len(self._chunk) - self._end < READ_BYTES_MIN:
             self._move(STREAM_CHUNK_BYTES)
-        # After a large frame the view ends where a next one of the same size would: its successor then begins a chunk
-        # of its own, and nothing of it needs to be moved.
+        # After a large frame, the view ends where another frame of the same size would. The frame after that then
+        # begins in a chunk of its own and need not be moved.
         if hint_bytes and self._start == 0 and self._end < hint_bytes:
             return self._view[self._end : max(hint_bytes, self._wanted_end())]
         return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> None:
-        """Take note of `count` bytes in `buffer()`, and hand on every frame that is complete."""
+        """`count` bytes are in `buffer()`: hand on every complete frame."""
         self._end += count
-        if self._end >= self._whole_at:  # most of what comes is the inside of a large frame
+        if self._end >= self._whole_at:  # often false: most bytes are in the middle of a large frame
             self._parse()
 
     def resume(self) -> bool:
-        """Ask `admit` again for the frame that waits; True when reading may go on."""
+        """Ask `admit` again for the waiting frame. Returns True if reading may continue."""
         if self._held:
             self._held = False
             self._parse()
         return not self._held
 
     def close(self) -> None:
-        """Forget everything received: chunks whose views are held elsewhere stay valid there."""
+        """Drop everything received. Existing views of chunks stay valid."""
         self._view = EMPTY
         self._chunk = _NO_CHUNK
         self._start = self._end = self._whole_at = 0
@@ -176,7 +176,7 @@ class FrameReceiver:
         self._view = memoryview(chunk)
 
     def _move(self, size_bytes: int) -> None:
-        """Go on in another chunk, which gets what has come of the current frame."""
+        """Continue in another chunk, into which the received bytes of the present frame are copied."""
         partial = self._end - self._start
         chunk = self._pool.take(max(size_bytes, STREAM_CHUNK_BYTES))
         chunk[:partial] = self._view[self._start : self._end]
@@ -186,12 +186,12 @@ class FrameReceiver:
         self._start, self._end = 0, partial
 
     def _drop_chunk(self) -> None:
-        """Between frames a connection holds no memory: thousands of idle ones cost nothing here."""
+        """Give the chunk back between frames, so that thousands of idle connections hold no memory."""
         old, self._view, self._chunk = self._chunk, EMPTY, _NO_CHUNK
         self._start = self._end = 0
         self._pool.give_stream(old)
 
 
 def violation_of_kind(prelude: Prelude, state: str) -> ProtocolViolation:
-    """A frame whose kind is not allowed in this state of the connection."""
+    """The error for a frame whose kind is not allowed in this state of the connection."""
     return ProtocolViolation(detail=f"frame kind {prelude.kind} is not allowed {state}")

@@ -1,8 +1,8 @@
-"""The servicer's end of the wire: accepts connections (`server_connection.py`) and keeps what they share.
+"""The server side of the wire: accepts connections (server_connection.py) and holds their shared state.
 
-Invariants: one connection's trouble, also a bug in a handler, ends at most that connection or that call;
-            the bytes of requests in flight, and of replies that were reserved, are bounded over all connections;
-            a draining server finishes what it has begun, up to a grace time, and begins nothing.
+Invariants: an error on a connection or in a handler ends at most that connection or that call;
+            the bytes of requests in flight and of reserved replies are bounded over all connections;
+            a draining server finishes the calls that it has begun, up to a grace time, and begins no others.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class WireServer:
         self.pool = ChunkPool()
         self.reply_budget = ByteBudget(limits.server_bytes_max)
         self.request_bytes = 0
-        # In the order of arrival, like `connections`: whoever waited longest gets room first.
-        self.held: dict[ServerConnection, None] = {}  # wait for room for a frame
-        self._resuming = False  # gives them room, now
-        self._room_again = False  # there is more of it since the last look at them
+        # In the order of arrival, like `connections`: the one that has waited longest gets room first.
+        self.held: dict[ServerConnection, None] = {}  # connections that wait for room for a frame
+        self._resuming = False  # `resume_held` is running
+        self._room_again = False  # more room was freed meanwhile
         self.connections: dict[ServerConnection, None] = {}
         self.draining = False
         self.busy_poller: BusyPoller | None = None  # once it listens, unless polling is off
@@ -90,7 +90,7 @@ class WireServer:
         if self.busy_poller is not None:
             self.busy_poller.close()
         for admission in self._admitting:
-            admission.cancel()  # in their handshake: nobody has been promised anything
+            admission.cancel()  # still in its handshake, so the server owes nothing to its peer
         for connection in list(self.connections):
             connection.send(encode(Kind.GOAWAY))
         await self._drain(self.limits.drain_timeout_s if grace_s is None else grace_s)
@@ -108,7 +108,7 @@ class WireServer:
         await asyncio.gather(*closed, *self._admitting, return_exceptions=True)
 
     async def _drain(self, grace_s: float) -> None:
-        """Until every call has been answered and the kernel has taken the answers, or the grace time is over."""
+        """Wait until every call is answered and the kernel has taken the answers, or the grace time is over."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + grace_s
         try:
@@ -116,7 +116,7 @@ class WireServer:
                 while any(connection.calls for connection in self.connections):
                     self._idle.clear()
                     await self._idle.wait()
-                # Nobody tells when the kernel has taken the last byte.
+                # No event reports that the kernel has taken the last byte.
                 while any(connection.unsent_bytes() for connection in self.connections):  # noqa: ASYNC110
                     await asyncio.sleep(UNSENT_POLL_S)
         except TimeoutError:
@@ -135,10 +135,10 @@ class WireServer:
             self._idle.set()
 
     def resume_held(self) -> None:
-        """Give room to connections that wait for it, until one still does not fit.
+        """Give room to waiting connections until one does not fit.
 
-        A request that is let in may be answered at once, and so give room to the next one, from inside of this: that
-        is left to the call that is under way, or every connection that waits would be one more on the stack.
+        An admitted request may be answered at once, which frees room and calls this method again. That inner call only
+        sets a flag for the outer one; otherwise every waiting connection would add a level to the stack.
         """
         self._room_again = True
         if self._resuming:
@@ -161,7 +161,7 @@ class WireServer:
         while True:
             try:
                 incoming = await listener.accept()
-            except OSError as error:  # out of descriptors, or the peer was quicker
+            except OSError as error:  # no descriptor is left, or the peer has already disconnected
                 log.warning("accept_failed error=%s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
@@ -178,7 +178,7 @@ class WireServer:
             task.add_done_callback(self._admitting.discard)
 
     async def _admit(self, incoming: Incoming) -> None:
-        # Made first: with TLS the loop gives back a protocol of its own, around this one.
+        # Made first, because with TLS the loop returns a protocol of its own around this one.
         connection = ServerConnection(self, peer=incoming.peer)
         try:
             context = self._tls.current() if self._tls is not None else None

@@ -1,7 +1,7 @@
-"""One call on an accepted connection: what a handler sees of it, what it holds there, and how it is cancelled.
+"""One call on an accepted connection: the handler's view of it, its reservations, and its cancellation.
 
-Invariants: a handler is cancelled once at most, and never before its first step;
-            what is reserved for a reply counts against the connection's and the server's bounds, or against neither.
+Invariants: a handler is cancelled at most once, and never before its first step;
+            a reservation for a reply counts against the connection's and the server's bounds, or against neither.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class WireCall(Call):
-    """A call on the wire: knows its connection, and what it has reserved there."""
+    """A call on the wire, with its connection and its reservations there."""
 
     checksummed = True
 
-    # What most calls never change is the class's: a call that sets it has it in its own dictionary.
+    # Most calls never set these, so their defaults are attributes of the class.
     reserved_bytes = 0
     started = False
     stepped = False  # its first step ran without a task
@@ -35,7 +35,7 @@ class WireCall(Call):
     reply_file: FileBytes | None = None  # which has all of the reply's attachment
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
-        # All that the base class sets, without the call: this runs for every request.
+        # Sets the base class's attributes without calling its __init__, because this runs for every request.
         body_bytes, _, call_id, _, _, _, timeout_ms, _, _ = prelude
         self.method = route.method
         self.attachment = attachment
@@ -50,9 +50,9 @@ class WireCall(Call):
         self.request_bytes = PRELUDE_BYTES + body_bytes
 
     def cancel(self) -> None:
-        """Cancel the handler, once: its clean-up is not interrupted by a deadline and a CANCEL that come together.
+        """Cancel the handler once, so that a deadline together with a CANCEL does not interrupt its clean-up.
 
-        A task that has not started must not be cancelled: its body, and what it gives back, would never run.
+        A task that has not started must not be cancelled, because its body, which releases resources, would never run.
         """
         if self.cancelled:
             return

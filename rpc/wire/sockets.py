@@ -9,7 +9,7 @@ from neve.proto.errors import InvalidArgument
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port`; InvalidArgument says what is wrong with anything else."""
+    """Split `host:port` or `[v6]:port`. Anything else raises InvalidArgument."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -18,7 +18,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_listen_address(address: str) -> tuple[str, int]:
-    """As `split_address`, where port 0 means any free one. A ValueError, as configuration is checked by."""
+    """As `split_address`, but port 0 means any free one. Raises ValueError, as checks of a configuration do."""
     host, _, port = address.rpartition(":")
     if port == "0" and host:
         return host.removeprefix("[").removesuffix("]"), 0
@@ -33,7 +33,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small frames; on loopback, a congestion control that does not pace.
+    """Turn off the delay of small frames, and on loopback choose a congestion control that does not pace.
 
     BBR, a common kernel default, paces packets: on loopback that costs 1.2 to 1.5 times the bandwidth against reno.
     """
