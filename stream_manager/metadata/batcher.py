@@ -1,19 +1,20 @@
-"""Commits mutations: joins the changes of many requests into one guarded transaction, and finds out what became of it.
+"""The batcher: commits the changes of many requests in one guarded transaction, and settles unknown outcomes.
 
-Invariants: every transaction compares the leader's key, so that a deposed manager changes nothing (G7);
-            changes are applied to memory only when etcd is known to have them, and then before anybody is answered;
-            an unknown outcome is settled by sending the identical transaction again, until it is known or the term is
-            over (19); until then nobody is answered, so their locks stay held;
-            a batch that is refused is tried again one by one: one stale or malformed request cannot sink others;
+Invariants: every transaction compares the leader's key, so that a deposed manager changes nothing (guarantee G7);
+            changes are applied to memory only when etcd is known to have them, and before any request is answered;
+            an unknown outcome is settled by sending the identical transaction again, until the outcome is known or the
+            term is over (protocol rule 19); until then its requests are not answered, so their locks stay held;
+            the requests of a refused batch are tried again one by one, so that a stale or malformed one fails alone;
             no transaction compares a key for one request and writes it for another: each sees the other, or fails;
             a transaction that was given up can never be applied later.
 
-How a repeated transaction is recognised. A batch travels in a lane, one at a time. It puts `commits/{lane}` with its
-own number, and compares that key with what the lane's batch before it left there. So it is applied once at most,
-however often it arrives; and when a repetition fails, the same transaction reads the lane's key: if our number stands
-there, the first sending was applied, at that key's mod revision. If it does not, and some sending is still in doubt,
-the lane's key is replaced ("voided") before the batch is called failed: what may still be on its way finds another
-revision and does nothing. Batches of different lanes touch different records, since their requests hold the locks.
+How a repeated transaction is recognised: each batch travels in a lane, which carries one batch at a time. The batch
+puts its own number into `commits/{lane}`, and compares that key with what the lane's previous batch left there. So it
+is applied at most once, however often it arrives. If a repetition fails, the same transaction reads the lane's key: if
+the batch's number is there, an earlier try was applied, at that key's mod revision. If it is not there and some try is
+still in doubt, the lane's key is replaced ("voided") before the batch counts as failed: a try that is still under way
+then finds another revision and does nothing. Batches of different lanes change different records, because their
+requests hold the locks.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from neve.stream_manager.metadata.changes import Changes
 
 log = logging.getLogger(__name__)
 
-OWN_ITEMS = 2  # of every transaction: the leader's key and the lane's
+OWN_ITEMS = 2  # in every transaction: the leader's key and the lane's
 ITEMS_MAX = TXN_OPS_MAX - OWN_ITEMS
 OWN_BYTES = 1024
-BYTES_MAX = REQUEST_BYTES_MAX // 2 - OWN_BYTES  # half: large transactions hold etcd up for everybody
+BYTES_MAX = REQUEST_BYTES_MAX // 2 - OWN_BYTES  # half: large transactions delay all others in etcd
 QUEUE_MAX = 20_000
-BATCHES_IN_FLIGHT_MAX = 4  # transactions that etcd has at a time, each with a lane of its own
-UNSENT_TRIES_MAX = 5  # of a transaction that certainly was not applied
+BATCHES_IN_FLIGHT_MAX = 4  # concurrent transactions, each in a lane of its own
+UNSENT_TRIES_MAX = 5  # for a transaction that was certainly not applied
 
 
 def lane_key(root: bytes, lane: int) -> bytes:
@@ -70,8 +71,8 @@ class Counters:
     batches: int = 0
     committed: int = 0
     failed: int = 0
-    repeated: int = 0  # transactions sent again because the outcome was not known
-    split: int = 0  # batches that failed and were tried one by one
+    repeated: int = 0  # transactions that were sent again because their outcome was unknown
+    split: int = 0  # batches that failed, so that their requests were tried one by one
 
 
 class _Pending(Prompt[int]):
@@ -84,7 +85,7 @@ class _Pending(Prompt[int]):
 
 
 class _Batch:
-    """Changes that travel together, and their keys."""
+    """Changes that are committed in one transaction, and their keys."""
 
     __slots__ = ("pending", "revisions", "values")
 
@@ -102,13 +103,13 @@ class _Lane:
 
     def __init__(self, key: bytes, revision: int) -> None:
         self.key = key
-        self.revision = revision  # of its key, as our last batch or an earlier leader left it; 0: absent
+        self.revision = revision  # of its key, as the lane's last batch or an earlier leader left it; 0: absent
         self.task: asyncio.Task[None] | None = None
-        self.held_up = False  # its batch is sent again and again
+        self.held_up = False  # its batch has an unknown outcome and is being sent again
 
 
 class Batcher:
-    """`apply` takes over what was committed; `on_deposed` is told when etcd says that we do not lead."""
+    """The batcher of a term. It calls `apply` with committed changes, and `on_deposed` if etcd has another leader."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Batcher:
         self._on_deposed = on_deposed
         self._queue: deque[_Pending] = deque()
         self._queued_items = 0
-        self._in_flight = 0  # batches, without those that are held up
+        self._in_flight = 0  # batches, without those in lanes that are held up
         self._number = 0
         self._loop = asyncio.get_running_loop()
         self._ended: NotLeader | None = None
@@ -135,17 +136,17 @@ class Batcher:
         self.counters = Counters()
 
     def commit(self, changes: Changes) -> Prompt[int]:
-        """See `context.Commit`. To be awaited at once."""
+        """Commit changes; see `context.Commit`. The caller awaits the result at once."""
         if self._ended is not None:
             raise self._fresh_end()
         changes.finish()
         compares, writes = len(changes.revisions), len(changes.values)
         items = compares if compares > writes else writes
         if items > ITEMS_MAX or changes.size_bytes > BYTES_MAX:
-            # A flow that touches so much splits its work: here it could not be carried out at all.
+            # A flow with so many changes must split its work, because etcd would refuse the transaction.
             raise TooLarge(what=f"transaction with {items} items", size_bytes=changes.size_bytes, limit_bytes=BYTES_MAX)
         if len(self._queue) >= QUEUE_MAX:
-            raise MetaUnavailable(detail=f"{QUEUE_MAX} changes wait already")
+            raise MetaUnavailable(detail=f"{QUEUE_MAX} changes are waiting already")
         pending = _Pending(self._loop)
         pending.changes, pending.items = changes, items  # not by a constructor of its own: that is another call
         self._queue.append(pending)
@@ -156,13 +157,13 @@ class Batcher:
         return pending
 
     async def settled(self) -> None:
-        """Wait until the outcome of all that is in flight now is known: memory has no gaps below that then."""
+        """Wait until the outcome of everything in flight is known: then memory has no gaps below that revision."""
         tasks = [lane.task for lane in self._lanes if lane.task is not None]
         if tasks:
             await asyncio.wait(tasks)
 
     def end(self, reason: str) -> None:
-        """The term is over: nobody is told of a success any more."""
+        """End the term: from now on no request succeeds."""
         if self._ended is not None:
             return
         self._ended = NotLeader(detail=reason)
@@ -180,8 +181,11 @@ class Batcher:
     # --- forming batches -------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Start batches. While some are in flight, wait for more to come, until all are answered or a batch is full:
-        fewer, larger transactions."""
+        """Start batches.
+
+        While some are in flight, it waits for more changes, until all batches are done or a new one is full. That
+        makes fewer and larger transactions.
+        """
         self._pumping = False
         for lane in self._lanes:
             if not self._queue or self._ended is not None:
@@ -196,15 +200,15 @@ class Batcher:
             lane.task.add_done_callback(partial(self._on_carried, batch))
 
     def _on_carried(self, batch: _Batch, task: asyncio.Task[None]) -> None:
-        """A task that was cancelled before its first step has told nobody."""
+        """Fail the requests of a batch whose task was cancelled before its first step."""
         if task.cancelled() and self._ended is not None:
             self._fail_all(batch.pending, self._fresh_end())
 
     def _take_batch(self) -> _Batch:
-        """From the head of the queue, as many as fit and do not get in each other's way."""
+        """Take as many changes from the head of the queue as fit into a transaction and do not conflict."""
         batch = _Batch()
         queue, together, revisions, values = self._queue, batch.pending, batch.revisions, batch.values
-        keys: set[bytes] = set()  # of both
+        keys: set[bytes] = set()  # compared and written
         items = size_bytes = 0
         while queue:
             pending = queue[0]
@@ -229,7 +233,7 @@ class Batcher:
             keys.update(compared, written)
         return batch
 
-    # --- carrying one out ------------------------------------------------------------------------------------
+    # --- committing a batch ----------------------------------------------------------------------------------
 
     async def _carry(self, lane: _Lane, batch: _Batch) -> None:
         try:
@@ -241,7 +245,7 @@ class Batcher:
         except NeveError as error:
             self._fail_all(batch.pending, error)
         except Exception as error:
-            # A bug here leaves memory behind etcd: nothing that is decided from now on can be trusted.
+            # After a bug here memory may be behind etcd, so that no later decision of this term can be trusted.
             log.exception("batch_failed lane=%r", lane.key)
             self._fail_all(batch.pending, Internal(detail=repr(error)))
             self._on_deposed(f"a batch failed: {error!r}")
@@ -254,7 +258,7 @@ class Batcher:
             self._pump()
 
     async def _settle(self, lane: _Lane, batch: _Batch) -> None:
-        """Send the batch until its outcome is known, and tell everybody."""
+        """Send the batch until its outcome is known, and settle its requests."""
         revision = await self._send(lane, batch)
         if isinstance(revision, int):
             for pending in batch.pending:
@@ -273,7 +277,7 @@ class Batcher:
                     self._fail(pending, error)
 
     async def _send(self, lane: _Lane, batch: _Batch) -> int | NeveError:
-        """The revision at which it was applied, or why it was not and never will be."""
+        """Send the batch. Returns the revision at which it was applied, or why it was not and never will be."""
         self._number += 1
         self.counters.batches += 1
         number = self._number
@@ -282,7 +286,8 @@ class Batcher:
         revisions = {lane.key: lane.revision, **batch.revisions}
         values: dict[bytes, bytes | None] = {lane.key: mark, **batch.values}
         reads = [lane.key, self._leadership.key]
-        if len(batch.pending) == 1:  # why it failed is for its caller; in a larger batch each gets another try first
+        # A single request gets the reason of its failure; in a larger batch each is tried again first
+        if len(batch.pending) == 1:
             reads += batch.revisions
         backoff = LeaseBackoff(self._leadership.lease)
         in_doubt = False
@@ -300,7 +305,7 @@ class Batcher:
                     return error
                 log.info("commit_unsent lane=%r number=%d error=%s", lane.key, number, error)
             except NeveError as error:
-                if in_doubt:  # it cannot be settled by asking again: only a new term can look what stands
+                if in_doubt:  # another try cannot settle it: only a new term can read the outcome
                     self._depose(f"a transaction in doubt was refused: {error}")
                 return error
             else:
@@ -308,21 +313,21 @@ class Batcher:
                     lane.revision = result.revision
                     return result.revision
                 stands = result.get_at(0).first
-                if stands is not None and stands.value == mark:  # an earlier sending of this transaction
+                if stands is not None and stands.value == mark:  # an earlier try of this transaction
                     lane.revision = stands.mod_revision
                     return stands.mod_revision
                 self._check_lane(lane, stands, result.get_at(1).first)
                 applied = await self._void(lane, number, mark) if in_doubt else None
                 return applied or _reason(batch, result)
             self.counters.repeated += 1
-            if not lane.held_up:  # others do not wait for it
+            if not lane.held_up:  # other batches do not wait for it
                 lane.held_up = True
                 self._in_flight -= 1
                 self._pump()
             await backoff.pause()
 
     async def _void(self, lane: _Lane, number: int, mark: bytes) -> int | None:
-        """Make sure that nothing of a batch can be applied any more; its revision if it was applied after all."""
+        """Make sure that a batch can never be applied later. Returns its revision if it was applied after all."""
         voided = pb.CommitRecord(term=self._leadership.create_revision, number=number, voided=True)
         value = voided.SerializeToString()
         backoff = LeaseBackoff(self._leadership.lease)
@@ -339,7 +344,7 @@ class Batcher:
                 log.warning("void_unanswered lane=%r error=%s", lane.key, error)
                 await backoff.pause()
                 continue
-            except NeveError as error:  # as in _send: only a new term can look what stands
+            except NeveError as error:  # as in _send: only a new term can read the outcome
                 self._depose(f"the end of a transaction in doubt was refused: {error}")
                 raise
             if result.succeeded:
@@ -352,12 +357,15 @@ class Batcher:
             self._check_lane(lane, stands, result.get_at(1).first)
 
     def _check_lane(self, lane: _Lane, stands: KeyValue | None, leader: KeyValue | None) -> None:
-        """Nobody but the leader writes a lane: if leader or lane is not what we think, this term is over."""
+        """Check the lane's key and the leader's.
+
+        Only the leader writes a lane: if either differs, this term is over.
+        """
         if leader is None or leader.create_revision != self._leadership.create_revision:
-            self._depose("the election key is not ours any more")
+            self._depose("the election key is no longer this manager's")
         if (stands.mod_revision if stands is not None else 0) != lane.revision:
             log.error("lane_changed lane=%r revision=%d stands=%s", lane.key, lane.revision, stands)
-            self._depose("somebody else wrote a commit key")
+            self._depose("another process wrote a commit key")
 
     def _depose(self, reason: str) -> None:
         self._on_deposed(reason)
@@ -398,7 +406,7 @@ def _in_the_way(batch: _Batch, changes: Changes) -> bool:
 
 
 def _reason(batch: _Batch, result: TxnResult) -> NeveError:
-    """Which compare failed, for one request; for several just that one did."""
+    """Why the transaction failed: for one request the compare that failed; for several only that one did."""
     if len(batch.pending) > 1:
         return VersionConflict(what="batch")
     changes = batch.pending[0].changes
@@ -415,5 +423,5 @@ def _reason(batch: _Batch, result: TxnResult) -> NeveError:
     return Internal(detail="a transaction failed though all its compares hold")
 
 
-# What one transaction of ours takes at most beside its changes; `check_txn` counts the same way.
+# The size of a transaction's own items beside its changes; `check_txn` counts the same way.
 assert OWN_BYTES > 4 * (ITEM_BYTES + 128)

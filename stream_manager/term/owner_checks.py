@@ -1,11 +1,14 @@
-"""Does this owner hold its lock, and do we lead, at this moment? Asked of etcd, linearizably, before an answer (3).
+"""Owner checks: whether an owner holds its lock, and this manager leads, by a linearizable read of etcd.
 
-Invariants: an answer is given only from a read that was sent after the question was asked;
-            the read compares the leader's key in the same transaction: a deposed manager vouches for nobody;
-            questions that wait while a read is in flight share the next one: thousands a second cost a few reads.
+A reply that relies on the owner waits for this check (protocol rule 3).
 
-A token that was found true once is remembered until the term ends: it says that such a holding existed, so that a
-made-up token never reaches a replica. It does not say that the lock is still held; that is asked every time.
+Invariants: a check is only answered by a read that was sent after the check began;
+            the read compares the leader's key in the same transaction: a deposed manager confirms nothing;
+            checks that begin while a read is in flight share the next read: thousands per second cost a few reads.
+
+The newest token of a lock that was once found valid is remembered until the term ends. It shows that such a holding
+existed, so that a forged token never reaches a replica. It does not show that the lock is still held; that is read
+every time.
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ class OwnerChecks:
         self._on_deposed = on_deposed
         self._waiting: list[tuple[str, int, Prompt[None]]] = []
         self._task: asyncio.Task[None] | None = None
-        self._seen: dict[str, int] = {}  # the newest token found true, by lock
+        self._seen: dict[str, int] = {}  # the newest token that was found valid, by lock
         self._ended = False
         self.reads = 0
 
     async def verify(self, lock: str, token: int) -> None:
-        """Return if the lock is held with this token now; `NotOwner` if not, `NotLeader` if it is not ours to say."""
+        """Check that the lock is held with this token now: `NotOwner` if not, `NotLeader` if the term is over."""
         if self._ended:
             raise NotLeader(detail="the term is over")
         loop = asyncio.get_running_loop()
@@ -54,11 +57,11 @@ class OwnerChecks:
         self._leadership.ensure()
 
     def seen(self, lock: str, token: int) -> bool:
-        """Whether this very token was found true before in this term."""
+        """Whether this very token was found valid before in this term."""
         return self._seen.get(lock) == token
 
     async def unheld(self, locks: Iterable[str]) -> frozenset[str]:
-        """Those of these locks that nobody holds now."""
+        """The given locks that are free now."""
         names = list(dict.fromkeys(locks))
         free: list[str] = []
         for begin in range(0, len(names), TXN_OPS_MAX):
@@ -70,7 +73,7 @@ class OwnerChecks:
         return frozenset(free)
 
     def note_held(self, lock: str, token: int) -> None:
-        """A transaction has compared it."""
+        """Remember a token that a transaction or a read has found valid."""
         if len(self._seen) >= SEEN_MAX:
             self._seen.clear()
         self._seen[lock] = token
@@ -110,7 +113,7 @@ class OwnerChecks:
                 self._settle([(lock, token, done)], NotOwner(lock=lock, token=token, detail="not held with this token"))
 
     async def _read(self, locks: list[str]) -> dict[str, int]:
-        """The tokens with which these locks are held, 0 for those that nobody holds."""
+        """The tokens with which these locks are held; 0 for free ones."""
         keys = [lock_key(self._root, lock) for lock in locks]
         backoff = LeaseBackoff(self._leadership.lease)
         while True:
@@ -119,12 +122,12 @@ class OwnerChecks:
             try:
                 revisions = await self._store.mod_revisions(self._leadership.guard(), keys)
                 break
-            except (MetaUnavailable, MaybeApplied) as error:  # it only reads: sending it again changes nothing
+            except (MetaUnavailable, MaybeApplied) as error:  # a read is safe to repeat
                 log.info("owner_check_unanswered error=%s", error)
                 await backoff.pause()
         if revisions is None:
-            self._on_deposed("the election key is not ours any more")
-            raise NotLeader(detail="the election key is not ours any more")
+            self._on_deposed("the election key is no longer this manager's")
+            raise NotLeader(detail="the election key is no longer this manager's")
         return dict(zip(locks, revisions, strict=True))
 
     def _settle(self, batch: list[tuple[str, int, Prompt[None]]], error: NeveError) -> None:
