@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CallRange:
     """A range of old calls of one client, from `first` up to but excluding `end`, and their keys in etcd.
 
     Every id in the range has a record, so no call can add one: a call that has a record never writes a second one.
@@ -89,7 +89,7 @@ class ReplayCache:
 
     # --- expiry ----------------------------------------------------------------------------------------------
 
-    def expired(self, now_ms: int) -> Iterator[Run]:
+    def expired(self, now_ms: int) -> Iterator[CallRange]:
         """The ranges of records that are too old or too many."""
         cutoff_ms = now_ms - self._kept_ms
         if self.count > self._records_max:
@@ -100,7 +100,7 @@ class ReplayCache:
             for first, end in _without_gaps(old):
                 start = replay_key(self._root, client_id, first)
                 keys = KeyRange(start) if end == first + 1 else KeyRange(start, replay_key(self._root, client_id, end))
-                yield Run(client_id, first, end, keys)
+                yield CallRange(client_id, first, end, keys)
 
     def forget_old(self, now_ms: int) -> None:
         """Drop old records that have no key of their own. The sweep calls this each time."""
@@ -111,14 +111,14 @@ class ReplayCache:
                 return
             del self._in_streams[key]
 
-    def drop(self, run: Run) -> None:
+    def drop(self, call_range: CallRange) -> None:
         """Drop the records of a range after their keys were deleted."""
-        calls = self._by_client.get(run.client_id, {})
-        for call_id in range(run.first, run.end):
+        calls = self._by_client.get(call_range.client_id, {})
+        for call_id in range(call_range.first, call_range.end):
             if calls.pop(call_id, None) is not None:
                 self.count -= 1
         if not calls:
-            self._by_client.pop(run.client_id, None)
+            self._by_client.pop(call_range.client_id, None)
 
     def _median_ms(self) -> int:
         times = sorted(replay.created_ms for calls in self._by_client.values() for replay in calls.values())

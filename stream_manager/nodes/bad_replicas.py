@@ -156,7 +156,7 @@ class BadReplicas:
         except ReplicaError as error:
             wrong = str(error)
         if wrong:
-            await self._condemn(extent, suspect, wrong)
+            await self._revoke(extent, suspect, wrong)
             return True
         if extent.seal is None:
             return True  # the node's state is good, and the seal will verify every byte
@@ -164,7 +164,7 @@ class BadReplicas:
             return True
         return len(extent.replicas) == 1  # there is no other replica to repair it from; its node continues to verify it
 
-    async def _condemn(self, extent: Extent, suspect: Suspect, wrong: str) -> None:
+    async def _revoke(self, extent: Extent, suspect: Suspect, wrong: str) -> None:
         extent_id, replica = extent.extent_id, suspect.replica
         log.error("bad_replica_found extent_id=%d node_id=%d reason=%s", extent_id, replica.node_id, wrong)
         if extent.seal is None:
@@ -183,7 +183,7 @@ class BadReplicas:
             task = self._ctx.state.tasks.get(extent_id)
             if task is not None and task.lost == replica and task.kind == sm.RecoveryTask.FILL:
                 changes.delete(TASK, task)  # it may have verified the replica before it went bad
-            self._ctx.condemned.note(extent_id, replica.node_id)
+            self._ctx.revoked.note(extent_id, replica.node_id)
             await self._ctx.commit(changes)
 
 

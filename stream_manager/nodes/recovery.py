@@ -31,7 +31,7 @@ from neve.stream_manager.nodes.registry import Registry
 from neve.stream_manager.nodes.task_steps import TaskSteps
 from neve.stream_manager.term.context import LeaderContext
 from neve.stream_manager.term.hold_ups import Problems
-from neve.stream_manager.term.loop_yield import Slices
+from neve.stream_manager.term.loop_yield import LoopYield
 
 log = logging.getLogger(__name__)
 
@@ -175,15 +175,15 @@ class Recovery:
         """The most urgent losses of sealed extents on nodes in trouble. Yields to the loop in between."""
         state = self._ctx.state
         best: list[Loss] = []
-        slices = Slices()
+        loop_yield = LoopYield()
         troubled = trouble.nodes()
         for node_id in [0, *troubled]:
             held = state.extents_on(node_id) if node_id else dict.fromkeys(extent_id for extent_id, _ in self.bad)
             for extent_id in list(held):
-                if slices.over():
+                if loop_yield.is_due():
                     if len(best) > KEPT_FACTOR * queue_max:
                         best = heapq.nsmallest(queue_max, best, key=_rank)
-                    await slices.rest()
+                    await loop_yield.pause()
                 extent = state.extents.get(extent_id)
                 if extent is None or extent.seal is None or extent_id in state.tasks:
                     continue

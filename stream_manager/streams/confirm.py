@@ -49,7 +49,7 @@ async def seal_replicas(
     extent = ctx.state.extents.get(extent_id)
     if extent is None or extent.seal is None:
         return None
-    asked_at = ctx.condemned.number
+    asked_at = ctx.revoked.number
     replicas = _unconfirmed(ctx, extent, node_ids)
     orders = list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
     outcome = SealOutcome(False, {}, {})
@@ -157,7 +157,7 @@ def _with_trusted(
     for replica, found in confirmed.items():
         if replica not in old.replicas or replica.node_id in old.confirmed:
             continue  # replaced meanwhile, or confirmed by another round
-        if ctx.condemned.since(asked_at, extent_id, replica.node_id):
+        if ctx.revoked.since(asked_at, extent_id, replica.node_id):
             log.info("seal_confirmed_too_early extent_id=%d node_id=%d", extent_id, replica.node_id)
             continue  # found bad since the order was sent: the reconciler asks again
         if found == digest:

@@ -21,7 +21,7 @@ from neve.stream_manager.nodes.recovery import Recovery
 from neve.stream_manager.streams.seal_tail import seal_open_extent
 from neve.stream_manager.term.context import LeaderContext
 from neve.stream_manager.term.hold_ups import Problems
-from neve.stream_manager.term.loop_yield import Slices
+from neve.stream_manager.term.loop_yield import LoopYield
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class OpenExtents:
     async def _choose(self, trouble: Trouble, now_s: float) -> list[int]:
         """Some extents whose delay has passed."""
         chosen: list[int] = []
-        slices = Slices()
+        loop_yield = LoopYield()
         for extent_id in self._in_trouble(trouble):
-            if slices.over():
-                await slices.rest()
+            if loop_yield.is_due():
+                await loop_yield.pause()
             if self._due(extent_id, trouble, now_s):
                 chosen.append(extent_id)
                 if len(chosen) == AT_A_TIME:

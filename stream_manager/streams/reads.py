@@ -18,7 +18,7 @@ from neve.stream_manager.metadata import describe
 from neve.stream_manager.metadata.quota import QuotaTable
 from neve.stream_manager.metadata.records import Extent, NodeEntry
 from neve.stream_manager.metadata.state import State
-from neve.stream_manager.term.loop_yield import Slices
+from neve.stream_manager.term.loop_yield import LoopYield
 
 PAGE_MAX = 1000  # records in one reply
 SCAN_MAX = 20_000  # records that one page looks at: a filter without matches must not block the loop
@@ -172,12 +172,12 @@ async def count_lacking(state: State) -> tuple[int, int]:
     It examines only the extents that may be.
     """
     dead = state.dead_nodes()
-    slices = Slices()
+    loop_yield = LoopYield()
     lacking = endangered = 0
     for node_id in (None, *sorted(dead)):
         for extent_id in list(state.unconfirmed_extents if node_id is None else state.extents_on(node_id)):
-            if slices.over():
-                await slices.rest()
+            if loop_yield.is_due():
+                await loop_yield.pause()
             extent = state.extents.get(extent_id)
             if extent is None:
                 continue
@@ -190,8 +190,8 @@ async def count_lacking(state: State) -> tuple[int, int]:
             lacking += 1
             endangered += usable_replicas(extent, dead) <= 1
     for extent_id in list(state.single_extents):
-        if slices.over():
-            await slices.rest()
+        if loop_yield.is_due():
+            await loop_yield.pause()
         extent = state.extents.get(extent_id)
         endangered += extent is not None and not under_replicated(extent, dead)
     return lacking, endangered

@@ -29,7 +29,7 @@ from neve.stream_manager.metadata.changes import Changes
 from neve.stream_manager.metadata.records import Extent, Replay, StreamCall
 from neve.stream_manager.metadata.state import State
 from neve.stream_manager.term.locks import LockTable
-from neve.stream_manager.term.revoked_confirmations import Condemned
+from neve.stream_manager.term.revoked_confirmations import RevokedConfirmations
 
 if TYPE_CHECKING:
     from neve.stream_manager.config import ManagerConfig
@@ -182,7 +182,7 @@ class LeaderContext:
         # Open extents whose writer reported different bytes on a replica (protocol rule 7), and when to try to seal
         # them.
         self.conflicts: dict[int, Retry] = {}
-        self.condemned = Condemned()  # confirmations that replies to earlier orders must not restore
+        self.revoked = RevokedConfirmations()  # confirmations that replies to earlier orders must not restore
         self.part: ClusterNodes  # set right after the context is made
         self.ensembles: Ensembles  # set right after the context is made
 

@@ -15,20 +15,22 @@ STEPS_MAX = 2_000
 STEPS_MIN = 50  # between two reads of the clock
 
 
-class Slices:
+class LoopYield:
+    """Says when work must yield to the event loop, and yields."""
+
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
         self._until_s = self._clock() + SLICE_S
         self._steps = 0
 
-    def over(self) -> bool:
-        """Count a step, and say whether it is time to `rest`."""
+    def is_due(self) -> bool:
+        """Count a step, and say whether it is time to `pause`."""
         self._steps += 1
         if self._steps % STEPS_MIN:
             return False
         return self._steps >= STEPS_MAX or self._clock() >= self._until_s
 
-    async def rest(self) -> None:
+    async def pause(self) -> None:
         await asyncio.sleep(0)
         self._steps = 0
         self._until_s = self._clock() + SLICE_S

@@ -13,7 +13,7 @@ from __future__ import annotations
 EVENTS_MAX = 10_000  # far more than are revoked while one order is under way
 
 
-class Condemned:
+class RevokedConfirmations:
     def __init__(self, *, events_max: int = EVENTS_MAX) -> None:
         self.number = 0  # of the latest revocation
         self._events_max = events_max

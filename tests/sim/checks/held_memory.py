@@ -144,7 +144,7 @@ MANAGER: Bounds = {
     "Candidates._kept": "nodes",
     "Collector._odd": "nodes",
     "Collector._odd[]": "extents_made",
-    "Condemned._numbers": "extents_made",
+    "RevokedConfirmations._numbers": "extents_made",
     "Ensembles._chosen": 16,
     "Ensembles._chosen[]": 24,  # choices ahead
     "Ensembles._chosen[][]": 8,

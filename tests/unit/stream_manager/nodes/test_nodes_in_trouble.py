@@ -18,7 +18,7 @@ from neve.stream_manager.nodes import collect
 from neve.stream_manager.placement.topology import Place, Topology
 from neve.stream_manager.streams.confirm import seal_replicas
 from neve.stream_manager.streams.make_extent import make_extent
-from neve.stream_manager.term.revoked_confirmations import Condemned
+from neve.stream_manager.term.revoked_confirmations import RevokedConfirmations
 from tests.unit.stream_manager.nodes_rig import Rig, mutation, simulated
 
 SHORT = Collecting(grace_s=120.0, extra_replica_grace_s=60.0, interval_s=5.0)
@@ -345,17 +345,17 @@ async def test_when_all_replicas_are_found_bad_at_once_the_last_one_keeps_its_bi
 
 
 def test_an_order_as_old_as_what_was_forgotten_is_believed_about_nobody() -> None:
-    condemned = Condemned(events_max=2)
-    condemned.note(1, 1)
-    asked_at = condemned.number
-    condemned.note(2, 1)
-    assert not condemned.since(asked_at, 1, 1)
-    assert condemned.since(asked_at, 2, 1)
-    condemned.note(3, 1)
-    assert not condemned.since(asked_at, 1, 1)  # (1, 1) is forgotten: that was not after the order
-    condemned.note(4, 1)
-    assert condemned.since(asked_at, 1, 1)  # and (2, 1) was: who knows whom else
-    assert not condemned.since(condemned.number, 4, 1)
+    revoked = RevokedConfirmations(events_max=2)
+    revoked.note(1, 1)
+    asked_at = revoked.number
+    revoked.note(2, 1)
+    assert not revoked.since(asked_at, 1, 1)
+    assert revoked.since(asked_at, 2, 1)
+    revoked.note(3, 1)
+    assert not revoked.since(asked_at, 1, 1)  # (1, 1) is forgotten: that was not after the order
+    revoked.note(4, 1)
+    assert revoked.since(asked_at, 1, 1)  # and (2, 1) was: who knows whom else
+    assert not revoked.since(revoked.number, 4, 1)
 
 
 # --- what is gone is forgotten --------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def test_a_replica_that_is_found_bad_after_the_order_was_sent_is_not_confi
 
         async def found_bad(what: str, extent_id: int, node_id: int) -> None:
             if what == "seal" and node_id == bad_id:
-                cluster.term.ctx.condemned.note(extent_id, bad_id)
+                cluster.term.ctx.revoked.note(extent_id, bad_id)
 
         cluster.nodes.trouble = found_bad
         await cluster.alloc(stream.stream_id, tail.extent_id, owner, 0)
