@@ -21,7 +21,7 @@ from neve.stream_manager.metadata import records as r
 from neve.stream_manager.metadata.follower import StateFollower
 from neve.stream_manager.metadata.ids import IdSource
 from neve.stream_manager.metadata.state import State
-from neve.stream_manager.term.leader import Loaded, MakeNodeCalls, MakeNodesPart, Term, adopt, load
+from neve.stream_manager.term.leader import Loaded, MakeClusterNodes, MakeNodeCalls, Term, adopt, load
 from neve.stream_manager.term.pipeline import Observe
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Manager(Contender[Term]):
         store: MetaStore,
         *,
         make_node_calls: MakeNodeCalls,
-        make_part: MakeNodesPart,
+        make_cluster_nodes: MakeClusterNodes,
         rng: random.Random,
         wall_ms: Callable[[], int],
         authoriser: Authoriser | None = None,
@@ -54,7 +54,7 @@ class Manager(Contender[Term]):
         self.follower = StateFollower(store, self.root)
         self._terms_told = 0
         self._make_node_calls = make_node_calls
-        self._make_part = make_part
+        self._make_cluster_nodes = make_cluster_nodes
         self._rng = rng
         self._wall_ms = wall_ms
         self._authoriser = authoriser or PermitAll()
@@ -108,7 +108,7 @@ class Manager(Contender[Term]):
                 rng=self._rng,
                 wall_ms=self._wall_ms,
                 make_node_calls=self._make_node_calls,
-                make_part=self._make_part,
+                make_cluster_nodes=self._make_cluster_nodes,
                 authoriser=self._authoriser,
                 not_leader=self.not_leader,
                 observe=self._observe,

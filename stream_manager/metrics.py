@@ -115,7 +115,7 @@ def _nodes(state: State, term: Term | None) -> GaugeMetricFamily:
     for node in state.nodes.values():
         if node.mode == sm.NODE_MODE_DECOMMISSIONED:
             continue
-        suspect = term is not None and term.part.registry.seems_down(node.node_id)
+        suspect = term is not None and term.cluster_nodes.registry.seems_down(node.node_id)
         counts["dead" if node.dead else "suspect" if suspect else "alive"] += 1
     text = "Nodes by health, without decommissioned ones; a manager that does not lead counts suspect ones as alive."
     family = GaugeMetricFamily("neve_nodes", text, labels=["health"])

@@ -35,7 +35,7 @@ from neve.stream_manager.config import ManagerConfig, load
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.metadata.records import NodeEntry
 from neve.stream_manager.metrics import ManagerCollector, ManagerMetrics
-from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
 from neve.stream_manager.placement.policies import policy_named
 from neve.stream_manager.servicer import StreamManagerServicer
 from neve.stream_manager.term.leader import Loaded
@@ -83,7 +83,7 @@ class StreamManager(ServerProcess):
             config,
             store,
             make_node_calls=lambda leader, node: rpc_node_calls(config, channels, leader, node),
-            make_part=ClusterNodes,
+            make_cluster_nodes=ClusterNodes,
             rng=self._rng,
             wall_ms=wall_clock_ms,
             observe=ManagerMetrics(registry).observe,
@@ -100,7 +100,7 @@ class StreamManager(ServerProcess):
         """Make the current term, if this manager leads, resolve locations again. A new term has nothing cached."""
         term = self.manager.term if self.address else None
         if term is not None:
-            term.part.relocation.reload()
+            term.cluster_nodes.relocation.reload()
         log.info("topology_reload_asked leading=%s", term is not None)
 
     def _facts(self) -> Mapping[str, object]:

@@ -60,7 +60,7 @@ class StreamManagerServicer:
             if revision_min:
                 await term.batcher.settled()
                 term.ensure_leading()
-            return term.state, term.part.node_record, term
+            return term.state, term.cluster_nodes.node_record, term
         state = await self._manager.follower.at(revision_min, deadline_s=call.deadline_s - ANSWER_MARGIN_S)
         return state, node_record, None
 
@@ -86,7 +86,7 @@ class StreamManagerServicer:
             state = await self._newest_state(call)
         reply = reads.describe_streams(state, request)
         if term is not None:
-            reads.in_read_order(reply.extents, term.part.failures)
+            reads.in_read_order(reply.extents, term.cluster_nodes.failures)
         return reply
 
     async def list_streams(self, request: sm.ListStreamsRequest, call: Call) -> sm.ListStreamsReply:
@@ -99,7 +99,7 @@ class StreamManagerServicer:
             state = await self._newest_state(call)
         reply = reads.describe_extents(state, request)
         if term is not None:
-            reads.in_read_order(reply.extents, term.part.failures)
+            reads.in_read_order(reply.extents, term.cluster_nodes.failures)
         return reply
 
     async def list_extents(self, request: sm.ListExtentsRequest, call: Call) -> sm.ListExtentsReply:
@@ -198,31 +198,31 @@ class StreamManagerServicer:
 
     async def register_node(self, request: sm.RegisterNodeRequest, call: Call) -> sm.RegisterNodeReply:
         term = self._manager.leading()
-        return await term.pipeline.mutate(request, call, term.part.registry.register)
+        return await term.pipeline.mutate(request, call, term.cluster_nodes.registry.register)
 
     async def heartbeat(self, request: sm.HeartbeatRequest, call: Call) -> sm.HeartbeatReply:
-        return self._manager.leading().part.registry.heartbeat(request)
+        return self._manager.leading().cluster_nodes.registry.heartbeat(request)
 
     async def report_replicas(self, request: sm.ReportReplicasRequest, call: Call) -> sm.ReportReplicasReply:
         term = self._manager.leading()
-        term.part.reports.page(request)
+        term.cluster_nodes.reports.page(request)
         return sm.ReportReplicasReply(leader=term.leader)
 
     async def report_bad_replica(self, request: sm.ReportBadReplicaRequest, call: Call) -> sm.ReportBadReplicaReply:
-        self._manager.leading().part.bad.report(request.bad_replicas)
+        self._manager.leading().cluster_nodes.bad.report(request.bad_replicas)
         return sm.ReportBadReplicaReply()
 
     async def list_tasks(self, request: sm.ListTasksRequest, call: Call) -> sm.ListTasksReply:
-        return self._manager.leading().part.recovery.list_tasks(request)
+        return self._manager.leading().cluster_nodes.recovery.list_tasks(request)
 
     async def set_node_mode(self, request: sm.SetNodeModeRequest, call: Call) -> sm.SetNodeModeReply:
         term = self._manager.leading()
-        return await term.pipeline.mutate(request, call, term.part.set_node_mode)
+        return await term.pipeline.mutate(request, call, term.cluster_nodes.set_node_mode)
 
     async def set_placement(self, request: sm.SetPlacementRequest, call: Call) -> sm.SetPlacementReply:
         term = self._manager.leading()
-        return await term.pipeline.mutate(request, call, term.part.set_placement)
+        return await term.pipeline.mutate(request, call, term.cluster_nodes.set_placement)
 
     async def delete_extents(self, request: sm.DeleteExtentsRequest, call: Call) -> sm.DeleteExtentsReply:
         term = self._manager.leading()
-        return await term.pipeline.mutate(request, call, term.part.collector.delete_extents)
+        return await term.pipeline.mutate(request, call, term.cluster_nodes.collector.delete_extents)

@@ -88,7 +88,7 @@ class Collector:
         orders: list[Order] = []
         for order in [self._orders.popleft() for _ in range(count)]:
             node = self._ctx.state.nodes.get(order[1].node_id)
-            waits = node is not None and not node.dead and self._ctx.part.registry.seems_down(node.node_id)
+            waits = node is not None and not node.dead and self._ctx.cluster_nodes.registry.seems_down(node.node_id)
             (self._orders if waits else orders).append(order)  # until the node is back, or declared dead
         return orders
 
@@ -110,7 +110,7 @@ class Collector:
     def _down(self, node_id: int) -> bool:
         """Whether no orders are given to the node, and its replicas are not relied on."""
         node = self._ctx.state.nodes.get(node_id)
-        return node is None or node.dead or self._ctx.part.registry.seems_down(node_id)
+        return node is None or node.dead or self._ctx.cluster_nodes.registry.seems_down(node_id)
 
     async def _allowed(self, step: Sequence[Found]) -> list[Order]:
         """The orders that may be given now, each after its transaction."""

@@ -164,7 +164,7 @@ def _with_trusted(
             good.append(replica.node_id)
         else:
             log.error("seal_digest_differs extent_id=%d node_id=%d", extent_id, replica.node_id)
-            ctx.part.bad.suspect(extent_id, replica.node_id, "it confirmed the seal with another digest")
+            ctx.cluster_nodes.bad.suspect(extent_id, replica.node_id, "it confirmed the seal with another digest")
     return old.with_confirmed(good, digest) if good else None
 
 
@@ -174,7 +174,7 @@ def _with_trusted(
 def seal_behind(ctx: LeaderContext, extent_id: int) -> None:
     """Start the first round of seal orders. The reconciler asks replicas that have not confirmed by its end."""
     if ctx.seals_in_flight >= SEALS_IN_FLIGHT_MAX:
-        ctx.part.reconciler.note(extent_id)  # nodes hang: the reconciler asks them again later
+        ctx.cluster_nodes.reconciler.note(extent_id)  # nodes hang: the reconciler asks them again later
         return
     ctx.seals_in_flight += 1
     ctx.spawn(_first_round(ctx, extent_id), name="seal")
@@ -190,4 +190,4 @@ async def _first_round(ctx: LeaderContext, extent_id: int) -> None:
     finally:
         ctx.seals_in_flight -= 1
         if not confirmed:
-            ctx.part.reconciler.note(extent_id)
+            ctx.cluster_nodes.reconciler.note(extent_id)

@@ -70,9 +70,9 @@ async def ask_replicas(
     Raises `NotOwner` if a replica has seen a newer owner's token.
     """
     token, lock = (owner.token, owner.lock) if owner is not None else (0, "")
-    dead, part = ctx.state.dead_nodes(), ctx.part
+    dead, registry = ctx.state.dead_nodes(), ctx.cluster_nodes.registry
     timeouts_s = {  # None: the usual timeout (protocol rule 17)
-        replica: SUSPECT_CALL_S if part.registry.seems_down(replica.node_id) else None
+        replica: SUSPECT_CALL_S if registry.seems_down(replica.node_id) else None
         for replica in extent.replicas
         if replica.node_id not in dead
     }

@@ -48,7 +48,7 @@ async def create_stream(
         stream = stream_named(ctx.state, mutation.replayed.stream_ids[0])
         return _created(ctx, stream)
     policy = policy_of(request.policy, ctx.config)
-    ctx.part.registry.check_policy(policy.placement)
+    ctx.cluster_nodes.registry.check_policy(policy.placement)
     labels = labels_of(request.labels)
     name, lock = request.name, request.lock
     check_stream_name("name", name)
@@ -191,7 +191,7 @@ async def _unlink(
             if mutation is not None and not rest:
                 mutation.record(changes, stream_ids=[stream.stream_id])
             await ctx.commit(changes)
-        ctx.part.collector.note_removed(removed)
+        ctx.cluster_nodes.collector.note_removed(removed)
         stream = ctx.state.streams[stream.stream_id]
         if not rest:
             return stream
@@ -244,7 +244,7 @@ async def delete_stream(
                 changes.require_unowned(stream.lock)
             mutation.record(changes, stream_ids=[stream.stream_id])
             await ctx.commit(changes)
-        ctx.part.collector.note_removed(removed)
+        ctx.cluster_nodes.collector.note_removed(removed)
     return sm.DeleteStreamReply()
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from neve.stream_manager.config import ManagerConfig
     from neve.stream_manager.metadata.ids import IdSource
     from neve.stream_manager.metadata.quota import QuotaTable
-    from neve.stream_manager.nodes.part import ClusterNodes
+    from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
     from neve.stream_manager.placement.cache import Ensembles
     from neve.stream_manager.term.node_calls import NodeCalls
     from neve.stream_manager.term.owner_checks import OwnerChecks
@@ -183,7 +183,7 @@ class LeaderContext:
         # them.
         self.conflicts: dict[int, Retry] = {}
         self.revoked = RevokedConfirmations()  # confirmations that replies to earlier orders must not restore
-        self.part: ClusterNodes  # set right after the context is made
+        self.cluster_nodes: ClusterNodes  # set right after the context is made
         self.ensembles: Ensembles  # set right after the context is made
 
     def changes(self) -> Changes:

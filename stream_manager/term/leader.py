@@ -32,7 +32,7 @@ from neve.stream_manager.metadata.quota import QuotaTable
 from neve.stream_manager.metadata.records import NodeEntry
 from neve.stream_manager.metadata.replay import ReplayCache
 from neve.stream_manager.metadata.state import State
-from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
 from neve.stream_manager.placement.cache import Ensembles
 from neve.stream_manager.streams.allocate import Allocator
 from neve.stream_manager.term.context import LeaderContext
@@ -51,7 +51,7 @@ SWEEP_DELETES_MAX = 100
 
 # Makes a term's calls to nodes, from its leader stamp and from the function that finds a node's entry.
 MakeNodeCalls = Callable[[common_pb2.Leader, Callable[[int], NodeEntry | None]], NodeCalls]
-MakeNodesPart = Callable[[LeaderContext], ClusterNodes]
+MakeClusterNodes = Callable[[LeaderContext], ClusterNodes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Term:
         rng: random.Random,
         wall_ms: Callable[[], int],
         make_node_calls: MakeNodeCalls,
-        make_part: MakeNodesPart,
+        make_cluster_nodes: MakeClusterNodes,
         authoriser: Authoriser,
         not_leader: Callable[[], NotLeader],
         observe: Observe,
@@ -174,17 +174,17 @@ class Term:
         )
         self.ctx.ensembles = Ensembles(
             self.state,
-            lambda request: self.part.registry.choose(request),
+            lambda request: self.cluster_nodes.registry.choose(request),
             self.ctx.clock,
             default=config.defaults.placement,
         )
         self.allocator = Allocator(self.ctx)
         self.pipeline = Pipeline(self.ctx, self.replay, authoriser=authoriser, not_leader=not_leader, observe=observe)
-        self.part = self.ctx.part = make_part(self.ctx)
+        self.cluster_nodes = self.ctx.cluster_nodes = make_cluster_nodes(self.ctx)
         leadership.lost.add_callback(self.end)
 
     def start(self) -> None:
-        self.part.start()
+        self.cluster_nodes.start()
         self.ctx.spawn(self._sweep_replay(), name="replay-sweep")
 
     def ensure_leading(self) -> None:
@@ -237,14 +237,16 @@ class Term:
             self.replay.forget_old(self.ctx.wall_ms())
             expired = list(self.replay.expired(self.ctx.wall_ms()))
             for start in range(0, len(expired), SWEEP_DELETES_MAX):
-                part = expired[start : start + SWEEP_DELETES_MAX]
+                batch = expired[start : start + SWEEP_DELETES_MAX]
                 try:
-                    result = await self._store.txn(self._leadership.guard(), [Delete(run.keys) for run in part])
+                    result = await self._store.txn(
+                        self._leadership.guard(), [Delete(call_range.keys) for call_range in batch]
+                    )
                 except NeveError as error:  # whether deleted or not, the next round deletes them again
                     log.warning("replay_sweep_failed error=%s", error)
                     break
                 if not result.succeeded:
                     self.end("the election key is no longer this manager's")
                     return
-                for run in part:
-                    self.replay.drop(run)
+                for call_range in batch:
+                    self.replay.drop(call_range)

@@ -313,7 +313,7 @@ class SimCluster:
         """Of nodes that run, as the leader has heard it from them: those that are full no more are used again, and
         none is missing."""
         found = []
-        part = self.term.ctx.part
+        part = self.term.ctx.cluster_nodes
         for node in self.nodes.values():
             if node.running:
                 heard = part.registry._statuses.get(node.node_id)

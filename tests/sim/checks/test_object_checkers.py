@@ -20,7 +20,7 @@ from neve.meta.txn import Put, create_revision_is
 from neve.proto import extent_node_pb2 as en
 from neve.proto import methods
 from neve.proto.errors import Overloaded
-from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
 from tests.history.history import Kind, Outcome
 from tests.sim import stories
 from tests.sim.checks import checkers
@@ -195,7 +195,7 @@ async def an_entry_in_a_nodes_memory(world: PartitionWorld) -> None:
 
 @spoils("manager. holds 1 Problems._texts")
 async def an_entry_in_the_leaders_memory(world: PartitionWorld) -> None:
-    part = world.scene.cluster.term.part
+    part = world.scene.cluster.term.cluster_nodes
     assert isinstance(part, ClusterNodes)
     part.problems.note(7, "that nobody solves", 1e12)
 

@@ -20,7 +20,7 @@ from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Service
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.manager import Manager
-from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
 from neve.stream_manager.servicer import StreamManagerServicer
 from neve.stream_manager.term.leader import Term
 from neve.stream_manager.term.node_calls import RpcNodeCalls
@@ -93,7 +93,7 @@ class SimManager:
                 timeout_s=timeouts.node_call_s,
                 seal_timeout_s=timeouts.node_seal_s,
             ),
-            make_part=ClusterNodes,
+            make_cluster_nodes=ClusterNodes,
             rng=rng,
             wall_ms=self.wall_ms,
         )

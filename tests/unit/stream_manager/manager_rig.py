@@ -38,7 +38,7 @@ from neve.stream_manager.manager import Manager
 from neve.stream_manager.metadata import describe
 from neve.stream_manager.metadata.record_kinds import NODE
 from neve.stream_manager.metadata.records import Extent, NodeEntry, ReplicaAt, root_of
-from neve.stream_manager.nodes.part import ClusterNodes
+from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
 from neve.stream_manager.nodes.registry import Registry
 from neve.stream_manager.placement.topology import Topology, resolver_for
 from neve.stream_manager.servicer import StreamManagerServicer
@@ -299,7 +299,7 @@ class ManagerProcess:
             cluster.config,
             self.store,
             make_node_calls=node_calls,
-            make_part=ClusterNodes if cluster.real_nodes else ScriptedPart,
+            make_cluster_nodes=ClusterNodes if cluster.real_nodes else ScriptedPart,
             rng=random.Random(cluster.network.rng.getrandbits(64)),
             wall_ms=wall_ms,
             authoriser=cluster.authoriser,
@@ -396,7 +396,7 @@ class Cluster:
 
     @property
     def part(self) -> ScriptedPart:
-        part = self.term.part
+        part = self.term.cluster_nodes
         assert isinstance(part, ScriptedPart)
         return part
 

@@ -27,8 +27,8 @@ from neve.rpc.service import Call, Service
 from neve.stream_manager.config import Collecting, ManagerConfig, Placing, Recovery
 from neve.stream_manager.manager import Manager
 from neve.stream_manager.metadata.records import Extent, ReplicaAt, Stream
+from neve.stream_manager.nodes.cluster_nodes import ClusterNodes
 from neve.stream_manager.nodes.core.health import HealthConfig
-from neve.stream_manager.nodes.part import ClusterNodes
 from neve.stream_manager.streams.make_extent import make_extent
 from neve.stream_manager.streams.seal_tail import SealOrder, seal_tail
 from neve.stream_manager.term.context import LeaderContext, Mutation, NodeChoice, PlacementRequest
@@ -142,7 +142,7 @@ class Rig:
             make_node_calls=lambda leader, node: RpcNodeCalls(
                 channels, leader=leader, node=node, timeout_s=2.0, seal_timeout_s=10.0
             ),
-            make_part=StillNodes if self.manual else ClusterNodes,
+            make_cluster_nodes=StillNodes if self.manual else ClusterNodes,
             rng=random.Random(7),
             wall_ms=wall_ms,
         )
@@ -162,7 +162,7 @@ class Rig:
 
     @property
     def part(self) -> ClusterNodes:
-        return self.term.part
+        return self.term.cluster_nodes
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Rig:
 
 async def _made_on(ctx: LeaderContext, policy: StreamPolicy, stream_id: int, others: frozenset[int]) -> Extent:
     extent = None
-    registry = ctx.part.registry
+    registry = ctx.cluster_nodes.registry
     original = registry.choose
 
     def choose(request: PlacementRequest) -> list[NodeChoice]:
