@@ -136,7 +136,6 @@ class ExtentNodeServicer:
     @eager
     async def read_block(self, request: pb.ReadBlockRequest, call: Call) -> pb.ReadBlockReply:
         if request.follow:
-            await asyncio.sleep(0)  # following waits with a timeout, for which it needs a task of its own
             await self._reader.follow(request)
             request.follow = False
         begun_s = self._loop.time()

@@ -20,9 +20,9 @@ from neve.partition_server.lifecycle import Host
 from neve.partition_server.metrics import ServerMetrics
 from neve.proto import common_pb2
 from neve.proto import partition_server_pb2 as ps
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.proto.errors import InvalidArgument, TooLarge, to_message
 from neve.rpc.service import Buffer, Call
-from neve.rpc.started import Started
 
 Kind = ps.MultiOperation.Kind
 GET, PUT, DELETE, HEAD = Kind.GET, Kind.PUT, Kind.DELETE, Kind.HEAD
@@ -64,7 +64,7 @@ class _Frame:
         self._call = call
         self._room_bytes = reply_bytes_max
         self._admitted: dict[int, int] = {}  # bytes of values that are read, or being read, by operation
-        self._started: dict[int, Started[Any]] = {}
+        self._drivers: dict[int, CoroutineDriver[None]] = {}
         self._pieces: dict[int, list[Buffer]] = {}
         self.results: list[ps.MultiResult] = [ps.MultiResult() for _ in request.operations]
         self.left = len(self.results)
@@ -91,17 +91,17 @@ class _Frame:
                 self._fail(number, error)
 
     def cancel(self) -> None:
-        for started in list(self._started.values()):
-            started.cancel()
+        for driver in list(self._drivers.values()):
+            driver.cancel()
 
     def values(self) -> list[Buffer]:
         return [piece for number in sorted(self._pieces) for piece in self._pieces[number]]
 
     def _start(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        left = self.left
-        started = Started(work, functools.partial(self._started_done, number))
-        if self.left == left:  # not over at once
-            self._started[number] = started
+        driver = CoroutineDriver(work)
+        if not driver.ended:
+            self._drivers[number] = driver
+        driver.then(functools.partial(self._driver_done, number))
 
     def _start_put(self, partition: Engine, operation: ps.MultiOperation, value: memoryview) -> asyncio.Future[Any]:
         condition = operation.condition if operation.HasField("condition") else None
@@ -164,8 +164,8 @@ class _Frame:
             self.results[number].info.CopyFrom(info.message(self._request.operations[number].key))
             self._end()
 
-    def _started_done(self, number: int, _: None, error: BaseException | None) -> None:
-        self._started.pop(number, None)
+    def _driver_done(self, number: int, _: None, error: BaseException | None) -> None:
+        self._drivers.pop(number, None)
         if error is not None:
             self._fail(number, error)
         else:

@@ -29,9 +29,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.errors import DeadlineExceeded
 from neve.proto.method import Method, Rep, Req
-from neve.rpc.started import OnDone
 
 Buffer = bytes | bytearray | memoryview
 
@@ -160,10 +160,10 @@ A = TypeVar("A", bound=Callable[..., Answer[Any]])
 
 
 def eager(handler: F) -> F:
-    """Marks a handler whose first step a transport may run at once, without making a task for it.
+    """Marks a handler that a transport may run without a task, its first step at once.
 
-    For hot methods that mostly answer without waiting: a task costs more than the rest of a small call. Up to its first
-    wait such a handler has no task of its own, so it must not use asyncio.timeout, a TaskGroup or current_task before.
+    For hot methods: a task costs more than the rest of a small call. Such a handler must not use asyncio.timeout, a
+    TaskGroup or current_task: see `proto.coroutine_driver`.
     """
     handler.__neve_eager__ = True  # type: ignore[attr-defined]
     return handler

@@ -29,11 +29,11 @@ from neve.client.objects.router import Router, closed, no_server, out_of_time
 from neve.client.objects.types import ObjectInfo, new_info
 from neve.proto import common_pb2, methods
 from neve.proto import partition_server_pb2 as ps
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.crc import Buffer
 from neve.proto.errors import DeadlineExceeded, InvalidArgument, NeveError, ProtocolViolation, from_message
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Begun, Reply
-from neve.rpc.started import OnDone
 from neve.rpc.wire.deadlines import Deadlines
 
 Kind = ps.MultiOperation.Kind

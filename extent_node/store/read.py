@@ -272,11 +272,8 @@ class Reader:
                 if replica.followers is None:
                     replica.followers = []
                 replica.followers.append(future)
-                try:
-                    async with asyncio.timeout_at(deadline_s):
-                        await future
-                except TimeoutError:
-                    return
+                try:  # not asyncio.timeout, for which a handler needs a task
+                    await asyncio.wait([future], timeout=deadline_s - loop.time())
                 finally:
                     if replica.followers is not None and future in replica.followers:
                         replica.followers.remove(future)

@@ -20,6 +20,7 @@ from typing import cast
 from google.protobuf.message import Message
 
 from neve.proto import common_pb2, errors, wire_pb2
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.crc import crc32c_of_all
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.limits import DEFAULT_LIMITS, Limits
@@ -33,7 +34,6 @@ from neve.rpc.service import (
     bounded_timeout_s,
     byte_views,
 )
-from neve.rpc.started import OnDone
 from neve.rpc.tls import Reloading, TlsFiles, client_context
 from neve.rpc.wire.buffers import ChunkPool
 from neve.rpc.wire.client_busy_poll import LoneCall

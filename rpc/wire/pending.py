@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.method import Method
 from neve.rpc.service import Buffer, Reply
-from neve.rpc.started import OnDone
 
 if TYPE_CHECKING:
     from neve.rpc.wire.client import ClientConnection, WireChannel

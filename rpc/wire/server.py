@@ -64,7 +64,8 @@ class WireServer:
         self._listeners: list[Listener] = []
         self._acceptors: list[asyncio.Task[None]] = []
         self._admitting: set[asyncio.Task[None]] = set()
-        self.tasks: set[asyncio.Task[None]] = set()  # of calls, also of connections that have ended
+        # Of calls, also of connections that have ended: tasks, and the clean-up of handlers that run without one.
+        self.tasks: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
 
     async def start(self, host: str, port: int) -> str:

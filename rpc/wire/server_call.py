@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
+
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.rpc.service import Answer, Call, FileBytes, Route
 from neve.rpc.wire.frame import PRELUDE_BYTES, Prelude
 
@@ -24,14 +27,15 @@ class WireCall(Call):
     # Most calls never set these, so their defaults are attributes of the class.
     reserved_bytes = 0
     started = False
-    stepped = False  # its first step ran without a task
-    abandoned = False  # cancelled before it started
+    abandoned = False  # cancelled before its handler started, or in the first step of a driven one
     cancelled = False
     expired = False
     deadline_bucket = 0
     answer: Answer[Any] | None = None  # it is answered by what goes on without it: no task
     ended = False
     task: asyncio.Task[None] | None = None
+    driver: CoroutineDriver[Message] | None = None  # of a handler that runs without a task
+    cleanup: asyncio.Future[None] | None = None  # done when a driven handler has ended that was cancelled and waits
     reply_file: FileBytes | None = None  # which has all of the reply's attachment
 
     def __init__(self, connection: ServerConnection, route: Route, prelude: Prelude, attachment: memoryview) -> None:
@@ -60,6 +64,11 @@ class WireCall(Call):
         if self.answer is not None:
             self.answer.abandon()
             self.connection.end_call(self, asyncio.CancelledError())
+        elif self.driver is not None:
+            self.driver.cancel()
+            if not self.ended:  # a server that stops waits for the handler's clean-up, as for a task
+                self.cleanup = self.connection.loop.create_future()
+                self.connection.server.tasks.add(self.cleanup)
         elif self.started and self.task is not None:
             self.task.cancel()
         else:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine, Generator
-from types import coroutine as generator_based
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.message import Message
 
 from neve.proto import errors, wire_pb2
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.rpc.service import EMPTY, Answer, Encoded, Route, attachment_bytes
 from neve.rpc.wire.budget import ByteBudget
 from neve.rpc.wire.connection import Connection
@@ -160,10 +160,8 @@ class ServerConnection(Connection):
             return
         coroutine = cast("Handling", _begun(route, request, call) if route.answers else route.handler(request, call))
         if route.eager and not self._unstarted:
-            rest = self._first_step(coroutine, call)
-            if rest is None:
-                return
-            coroutine = rest
+            self._drive(coroutine, call)
+            return
         call.deadline_bucket = self._deadlines.add(call, call.deadline_s)
         self._unstarted += 1
         call.task = self.loop.create_task(self._run(coroutine, call))
@@ -219,24 +217,32 @@ class ServerConnection(Connection):
         elif error is not None and not isinstance(error, errors.NeveError):  # a bug that nobody hears of otherwise
             log.error("handler_failed method=%s peer=%s", call.method.path, self.peer, exc_info=error)
 
-    def _first_step(self, coroutine: Handling, call: WireCall) -> Handling | None:
-        """Run a handler up to its first wait, here and now; returns the rest of it, or None when that was all."""
-        call.stepped = True
-        try:
-            waits_for = coroutine.send(None)
-        except StopIteration as returned:
-            self.end_call(call, returned.value)
-            return None
-        except BaseException as error:  # noqa: BLE001 - `end_call` sorts them
-            self.end_call(call, error)
-            return None
-        return _resumed(coroutine, waits_for, call)
+    def _drive(self, coroutine: Handling, call: WireCall) -> None:
+        """Run a handler without a task: up to its first wait now, the rest when what it waits for is there."""
+        driver = CoroutineDriver(coroutine)
+        if driver.ended:
+            self.end_call(call, driver.result if driver.error is None else driver.error)
+            return
+        call.driver = driver
+        call.deadline_bucket = self._deadlines.add(call, call.deadline_s)
+        driver.then(functools.partial(self._driver_done, call))
+        if call.abandoned:  # in its first step
+            driver.cancel()
+        if len(self.calls) >= self._calls_max:
+            self._update_reading()
+
+    def _driver_done(self, call: WireCall, reply: Message | None, error: BaseException | None) -> None:
+        call.driver = None
+        if call.cleanup is not None:
+            call.cleanup.set_result(None)
+            self.server.tasks.discard(call.cleanup)
+        self.end_call(call, reply if error is None else error)
 
     async def _run(self, coroutine: Handling, call: WireCall) -> None:
         call.started = True
         self._unstarted -= 1
         outcome: Message | BaseException
-        if call.abandoned and not call.stepped:
+        if call.abandoned:
             coroutine.close()
             outcome = asyncio.CancelledError()
         else:
@@ -425,25 +431,3 @@ class ServerConnection(Connection):
 async def _begun(route: Route, request: Any, call: WireCall) -> Message:
     """A handler that answers later, for a task: where others that came before have not taken their first step yet."""
     return await route.handler(request, call)
-
-
-@generator_based
-def _resumed(coroutine: Handling, waits_for: Any, call: WireCall) -> Generator[Any, Any, Message]:
-    """A coroutine that goes on where `coroutine` waits: a task takes it as if it had been its own from the start."""
-    thrown: BaseException | None = None
-    if call.abandoned:  # cancelled between its first step and its task's: what it waits for ends, as a task would do it
-        if waits_for is not None:
-            waits_for.cancel()
-        thrown = asyncio.CancelledError()
-    while True:
-        sent = None
-        if thrown is None:
-            try:
-                sent = yield waits_for
-            except BaseException as error:  # noqa: BLE001 - thrown in by the task: it belongs to the handler
-                thrown = error
-        try:
-            waits_for = coroutine.send(sent) if thrown is None else coroutine.throw(thrown)
-        except StopIteration as returned:
-            return returned.value  # type: ignore[no-any-return]
-        thrown = None

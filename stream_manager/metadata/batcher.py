@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from neve.meta.election import Leadership
-from neve.meta.prompt import Prompt
 from neve.meta.store import MetaStore
 from neve.meta.txn import (
     ITEM_BYTES,
@@ -75,13 +74,16 @@ class Counters:
     split: int = 0  # batches that failed, so that their requests were tried one by one
 
 
-class _Pending(Prompt[int]):
-    """Settled before it is sent: its flow was cancelled, and it is not wanted any more."""
+class _Pending:
+    """Changes that wait to be committed. If `future` is done before they are sent, their flow was cancelled and nobody
+    wants them any more."""
 
-    __slots__ = ("changes", "items")
+    __slots__ = ("changes", "future", "items")
 
-    changes: Changes
-    items: int  # compares or writes, whichever are more
+    def __init__(self, changes: Changes, items: int, future: asyncio.Future[int]) -> None:
+        self.changes = changes
+        self.items = items  # compares or writes, whichever are more
+        self.future = future
 
 
 class _Batch:
@@ -135,7 +137,7 @@ class Batcher:
         self._pumping = False
         self.counters = Counters()
 
-    def commit(self, changes: Changes) -> Prompt[int]:
+    def commit(self, changes: Changes) -> asyncio.Future[int]:
         """Commit changes; see `context.Commit`. The caller awaits the result at once."""
         if self._ended is not None:
             raise self._fresh_end()
@@ -147,14 +149,13 @@ class Batcher:
             raise TooLarge(what=f"transaction with {items} items", size_bytes=changes.size_bytes, limit_bytes=BYTES_MAX)
         if len(self._queue) >= QUEUE_MAX:
             raise MetaUnavailable(detail=f"{QUEUE_MAX} changes are waiting already")
-        pending = _Pending(self._loop)
-        pending.changes, pending.items = changes, items  # not by a constructor of its own: that is another call
-        self._queue.append(pending)
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._queue.append(_Pending(changes, items, future))
         self._queued_items += items
         if not self._pumping:  # at the end of this step of the loop: all that come in it share a batch
             self._pumping = True
             self._loop.call_soon(self._pump)
-        return pending
+        return future
 
     async def settled(self) -> None:
         """Wait until the outcome of everything in flight is known: then memory has no gaps below that revision."""
@@ -223,7 +224,7 @@ class Batcher:
                     break
             queue.popleft()
             self._queued_items -= pending.items
-            if pending.done:  # cancelled before anything was sent
+            if pending.future.done():  # cancelled before anything was sent
                 items -= pending.items
                 size_bytes -= changes.size_bytes
                 continue
@@ -265,7 +266,8 @@ class Batcher:
                 self._apply(pending.changes, revision)
             self.counters.committed += len(batch.pending)
             for pending in batch.pending:
-                pending.settle(revision, None)
+                if not pending.future.done():
+                    pending.future.set_result(revision)
         elif len(batch.pending) == 1:
             self._fail(batch.pending[0], revision)
         else:
@@ -390,9 +392,9 @@ class Batcher:
             self._fail(pending, error)
 
     def _fail(self, pending: _Pending, error: NeveError) -> None:
-        if not pending.done:
+        if not pending.future.done():
             self.counters.failed += 1
-            pending.settle(None, error)
+            pending.future.set_exception(error)
 
 
 def _in_the_way(batch: _Batch, changes: Changes) -> bool:

@@ -20,6 +20,7 @@ from neve.proto.errors import NeveError, ReplicaDamaged, ReplicaDeleted, Replica
 from neve.stream_manager.metadata.records import Extent, ReplicaAt
 from neve.stream_manager.streams.core.digest import choose_digest, compares_first
 from neve.stream_manager.term.context import LeaderContext
+from neve.stream_manager.term.fan_out import answer_of
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ async def seal_replicas(
     replicas = _unconfirmed(ctx, extent, node_ids)
     orders = list(zip(replicas, ctx.nodes.begin_seals(extent, replicas), strict=True))
     outcome = SealOutcome(False, {}, {})
-    answered = [(replica, order.value) for replica, order in orders if order.waits is None]
-    asking = {order.waits: (replica, order) for replica, order in orders if order.waits is not None}
+    answered = [(replica, answer_of(order)) for replica, order in orders if order.ended]
+    asking = {order.when_ended(): (replica, order) for replica, order in orders if not order.ended}
     try:
         while answered or asking:
             if asking and not answered:
@@ -64,7 +65,7 @@ async def seal_replicas(
                 await asyncio.wait(asking, timeout=None if compares_first(extent) else GATHER_S)
             for waits in [waits for waits in asking if waits.done()]:
                 replica, order = asking.pop(waits)
-                answered.append((replica, await order.result()))
+                answered.append((replica, answer_of(order)))
             confirmed = _sort_replies(answered, extent.seal.length, outcome)
             answered.clear()
             if confirmed:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from neve.proto import common_pb2, methods
 from neve.proto import extent_node_pb2 as en
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.proto.errors import ConnectFailed, NeveError
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.pool import ChannelPool
@@ -26,13 +27,13 @@ from neve.stream_manager.metadata.records import (
     seal_message,
 )
 from neve.stream_manager.term.context import NodeChoice
-from neve.stream_manager.term.fan_out import Asked, fan_out
+from neve.stream_manager.term.fan_out import fan_out
 
 
 class NodeCalls(ABC):
     """The calls. All raise errors of `proto.errors`; for a node that metadata does not list, that is `ConnectFailed`.
 
-    A call must not use asyncio.timeout or current_task: see fan_out.py.
+    A call must not use asyncio.timeout or current_task: see proto/coroutine_driver.py.
     """
 
     # Concurrent orders to all replicas of an extent. A result may be an error.
@@ -61,9 +62,9 @@ class NodeCalls(ABC):
             ]
         )
 
-    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Asked[en.SealExtentReply]]:
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[CoroutineDriver[en.SealExtentReply]]:
         """Send the seal orders. The caller takes the replies as they arrive."""
-        return [Asked(self.seal(extent, replica)) for replica in replicas]
+        return [CoroutineDriver(self.seal(extent, replica)) for replica in replicas]
 
     @abstractmethod
     async def create(

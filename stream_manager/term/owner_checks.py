@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 
 from neve.meta.election import Leadership
 from neve.meta.lock import lock_key
-from neve.meta.prompt import Prompt
 from neve.meta.store import MetaStore
 from neve.meta.txn import TXN_OPS_MAX
 from neve.meta.waiting import LeaseBackoff
@@ -38,7 +37,7 @@ class OwnerChecks:
         self._leadership = leadership
         self._root = root
         self._on_deposed = on_deposed
-        self._waiting: list[tuple[str, int, Prompt[None]]] = []
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         self._seen: dict[str, int] = {}  # the newest token that was found valid, by lock
         self._ended = False
@@ -49,7 +48,7 @@ class OwnerChecks:
         if self._ended:
             raise NotLeader(detail="the term is over")
         loop = asyncio.get_running_loop()
-        done: Prompt[None] = Prompt(loop)  # a future would give the flow that waits a task of its own
+        done: asyncio.Future[None] = loop.create_future()
         self._waiting.append((lock, token, done))
         if self._task is None:
             self._task = loop.create_task(self._run(), name="owner-checks")
@@ -103,12 +102,13 @@ class OwnerChecks:
         finally:
             self._task = None
 
-    async def _ask(self, batch: list[tuple[str, int, Prompt[None]]]) -> None:
+    async def _ask(self, batch: list[tuple[str, int, asyncio.Future[None]]]) -> None:
         tokens = await self._read(list(dict.fromkeys(lock for lock, _, _ in batch)))
         for lock, token, done in batch:
             if tokens[lock] == token and token:
                 self.note_held(lock, token)
-                done.settle(None, None)
+                if not done.done():
+                    done.set_result(None)
             else:
                 self._settle([(lock, token, done)], NotOwner(lock=lock, token=token, detail="not held with this token"))
 
@@ -130,6 +130,7 @@ class OwnerChecks:
             raise NotLeader(detail="the election key is no longer this manager's")
         return dict(zip(locks, revisions, strict=True))
 
-    def _settle(self, batch: list[tuple[str, int, Prompt[None]]], error: NeveError) -> None:
+    def _settle(self, batch: list[tuple[str, int, asyncio.Future[None]]], error: NeveError) -> None:
         for _, _, done in batch:
-            done.settle(None, error)
+            if not done.done():
+                done.set_exception(error)

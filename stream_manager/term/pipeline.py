@@ -135,8 +135,7 @@ class Pipeline:
     def begin(self, request: Req, call: Call, flow: Flow[Req, Any], *, eager: bool = False) -> Execution:
         """Begin a mutating call without waiting for it.
 
-        `eager`, for hot flows: the flow starts without a task, until it first awaits something other than a commit.
-        Until then it must not use asyncio.timeout or current_task.
+        `eager`, for hot flows: the flow runs without a task, so it must not use asyncio.timeout or current_task.
         """
         ctx, method = self._ctx, call.method
         begun_s = ctx.clock()

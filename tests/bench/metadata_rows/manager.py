@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from neve.proto import common_pb2
 from neve.proto import extent_node_pb2 as en
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.proto.errors import NeveError
 from neve.rpc.pool import ChannelPool
 from neve.stream_manager import server
 from neve.stream_manager.config import ManagerConfig
 from neve.stream_manager.metadata.records import Extent, NodeEntry, ReplicaAt, seal_message
 from neve.stream_manager.term.context import NodeChoice
-from neve.stream_manager.term.fan_out import Asked
 from neve.stream_manager.term.node_calls import NodeCalls
 
 DIGEST = bytes(32)
@@ -27,12 +27,8 @@ EVERSION_SEALED = 2
 _new = tuple.__new__  # as in stream_manager.records
 
 
-class Done(Asked[en.SealExtentReply]):
-    """A call that was answered at once."""
-
-    def __init__(self, value: en.SealExtentReply) -> None:
-        self.waits = None
-        self.value = value
+async def _answered(reply: en.SealExtentReply) -> en.SealExtentReply:
+    return reply
 
 
 class AtOnce(NodeCalls):
@@ -47,7 +43,7 @@ class AtOnce(NodeCalls):
         self._disks: dict[int, str] = {}  # every node has one
         self._fenced = en.LengthAnswer(kind=en.LengthAnswer.LENGTH, fenced=True)
         seal = common_pb2.Seal(length=0, eversion=EVERSION_SEALED, digest=DIGEST)
-        self._sealed = Done(en.SealExtentReply(confirmed=True, seal=seal))
+        self._sealed = CoroutineDriver(_answered(en.SealExtentReply(confirmed=True, seal=seal)))
 
     async def create_all(
         self, extent_id: int, choices: Sequence[NodeChoice], *, eversion: int, extent_bytes_max: int, stream_id: int
@@ -63,7 +59,7 @@ class AtOnce(NodeCalls):
     ) -> list[en.LengthAnswer | NeveError]:
         return [self._fenced] * len(timeouts_s)
 
-    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[Asked[en.SealExtentReply]]:
+    def begin_seals(self, extent: Extent, replicas: Sequence[ReplicaAt]) -> list[CoroutineDriver[en.SealExtentReply]]:
         return [self._sealed] * len(replicas)
 
     def _disk(self, choice: NodeChoice) -> str:

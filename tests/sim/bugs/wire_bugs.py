@@ -40,11 +40,11 @@ def _answered_early(change: Any) -> None:
 
 @bug("a cancelled call's handler goes on", origin="Channel.call", shows="cancelled")
 def _not_cancelled(change: Any) -> None:
-    """The server reads that nobody waits for a call any more, and lets its task run to the end."""
+    """The server reads that nobody waits for a call any more, and lets its handler run to the end."""
     cancel = WireCall.cancel
 
     def wrong(self: WireCall) -> None:
-        if self.task is None:
+        if self.task is None and self.driver is None:
             cancel(self)
 
     change(WireCall, "cancel", wrong)

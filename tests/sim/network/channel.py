@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.method import Method, Rep, Req
 from neve.rpc.service import REPLY_BYTES_DEFAULT, Begun, Buffer, Reply
-from neve.rpc.started import OnDone
 from neve.rpc.wire.client import ClientConnection, WireChannel
 from neve.rpc.wire.pending import Pending
 

@@ -14,6 +14,7 @@ from neve.client.manager_link import ManagerLink
 from neve.client.streams.options import ClientOptions
 from neve.proto import methods
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.proto.errors import (
     ConnectFailed,
     InvalidArgument,
@@ -27,7 +28,6 @@ from neve.proto.method import Method
 from neve.rpc.limits import Limits
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Call, Service
-from neve.rpc.started import Started
 from tests.sim import loop as sim_loop
 from tests.sim.network.network import SimNetwork
 
@@ -214,7 +214,7 @@ async def test_a_started_coroutine_runs_at_once_and_calls_back_with_its_outcome(
         await asyncio.sleep(0)
         return await future + 1
 
-    Started(work(), lambda result, error: steps.append((result, error)))
+    CoroutineDriver(work()).then(lambda result, error: steps.append((result, error)))
     assert steps == ["begun"]
     await asyncio.sleep(0)
     future.set_result(41)
@@ -237,8 +237,9 @@ async def test_a_started_coroutine_that_fails_or_is_cancelled_says_so_once() -> 
         finally:
             cleaned.append("up")
 
-    Started(fail(), lambda _, error: outcomes.append(error))
-    waiting = Started(wait(), lambda _, error: outcomes.append(error))
+    CoroutineDriver(fail()).then(lambda _, error: outcomes.append(error))
+    waiting = CoroutineDriver(wait())
+    waiting.then(lambda _, error: outcomes.append(error))
     waiting.cancel()
     waiting.cancel()
     assert [type(outcome) for outcome in outcomes] == [ConnectFailed, asyncio.CancelledError]

@@ -12,8 +12,8 @@ from neve.meta.follower import Follower
 from neve.meta.memory.client import MemoryStore
 from neve.meta.store import Watch, WatchItem
 from neve.meta.txn import KeyRange, KeyValue, Put
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.proto.errors import MetaUnavailable
-from neve.rpc.started import Started
 
 KEYS = KeyRange.prefix(b"/a/")
 
@@ -112,7 +112,7 @@ async def test_who_waits_without_a_task_is_told_as_well(comes: bool) -> None:
     def ask() -> None:
         assert asyncio.current_task() is None
         waiting = follower.at(first + 1, deadline_s=loop.time() + (10 if comes else 0.01))
-        Started(waiting, lambda state, error: told.set_result((state, error)))
+        CoroutineDriver(waiting).then(lambda state, error: told.set_result((state, error)))
 
     try:
         await follower.at(first, deadline_s=loop.time() + 10)

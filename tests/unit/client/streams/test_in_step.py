@@ -31,10 +31,10 @@ from neve.meta.lock import Lock
 from neve.proto import errors
 from neve.proto import extent_node_pb2 as pb
 from neve.proto import stream_manager_pb2 as sm
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.errors import ConnectionLost, Gap, LeaseLost, NeveError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Reply
-from neve.rpc.started import OnDone
 
 BLOCK_BYTES = 9
 LARGE = bytes(40)  # more than a quarter of a frame: each lane takes it by itself

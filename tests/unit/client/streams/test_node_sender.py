@@ -16,10 +16,10 @@ from neve.client.streams.sending.append_frame import AppendFrame, Sent, SharedSe
 from neve.client.streams.sending.node_sender import NodeSender, NodeSenders, SegmentSource
 from neve.client.streams.sending.segment_codec import PlaceEncoder, encode_place, join_segment
 from neve.proto import extent_node_pb2 as pb
+from neve.proto.coroutine_driver import OnDone
 from neve.proto.errors import ConnectionLost, NeveError
 from neve.rpc.pool import ChannelPool
 from neve.rpc.service import Buffer, Reply
-from neve.rpc.started import OnDone
 
 OPTIONS = ClientOptions(frames_in_flight_max=2)
 

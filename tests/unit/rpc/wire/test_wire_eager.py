@@ -1,4 +1,4 @@
-"""Handlers marked `eager`: the first step runs without a task, and all else is as for any handler. And those with a
+"""Handlers marked `eager`: they run without a task, and all else is as for any handler. And those with a
 function beside them for what is answered `now`: without a call, and otherwise as by the handler."""
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class Servicer:
                 raise errors.from_message(request.fail_with)
             if request.delay_ms:
                 await asyncio.sleep(0)
-                async with asyncio.timeout(60):  # after the first wait it has a task like any other
-                    await asyncio.sleep(request.delay_ms / 1000)
+                await asyncio.sleep(request.delay_ms / 1000)
             call.attach(bytes(request.reply_bytes))
             return pb.DoReply(text=request.text)
         except asyncio.CancelledError:

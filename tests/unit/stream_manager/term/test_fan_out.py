@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from neve.proto.coroutine_driver import CoroutineDriver
 from neve.proto.errors import ConnectFailed, NeveError
-from neve.stream_manager.term.fan_out import Asked, fan_out
+from neve.stream_manager.term.fan_out import answer_of, fan_out
 
 
 class Nodes:
@@ -56,14 +57,15 @@ async def test_all_are_asked_before_one_is_waited_for_and_answers_are_in_order()
 
 async def test_what_is_answered_at_once_needs_no_waiting() -> None:
     nodes = Nodes()
-    assert Asked(nodes.at_once("a")).waits is None
-    refused = Asked(nodes.refused("b"))
-    assert refused.waits is None
-    assert isinstance(refused.value, ConnectFailed)
-    later = Asked(nodes.later("c"))
-    assert later.waits is not None
+    assert answer_of(CoroutineDriver(nodes.at_once("a"))) == "a"
+    refused = CoroutineDriver(nodes.refused("b"))
+    assert refused.ended
+    assert isinstance(answer_of(refused), ConnectFailed)
+    later = CoroutineDriver(nodes.later("c"))
+    assert not later.ended
     nodes.answer.set()
-    assert await later.result() == "c"
+    await later.when_ended()
+    assert answer_of(later) == "c"
 
 
 async def test_a_bug_in_one_and_the_end_of_who_asks_cancel_the_others() -> None:
