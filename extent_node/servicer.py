@@ -7,7 +7,7 @@ Invariants: an order of a deposed manager is refused: the node remembers the hig
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from neve.extent_node.metrics import NodeMetrics, Times
@@ -25,7 +25,7 @@ from neve.proto.errors import InvalidArgument, NotLeader, Overloaded
 from neve.proto.method import Rep
 from neve.rpc.diagnostics import build_version
 from neve.rpc.limits import KIB
-from neve.rpc.service import Answer, Call, Encoded, eager, now
+from neve.rpc.service import Answer, Call, Encoded, answers, eager
 
 RESERVE_BYTES_MIN = 64 * KIB  # for smaller replies the bound on the number of calls is enough
 LIST_LIMIT_MAX = 10_000
@@ -107,28 +107,28 @@ class ExtentNodeServicer:
 
     # --- writers and readers ---------------------------------------------------------------------------------
 
-    def append_block_now(
-        self, request: pb.AppendBlockRequest, attachment: memoryview
-    ) -> pb.AppendBlockReply | Timed[pb.AppendBlockReply] | None:
-        """`append_block` without a task, as nearly always: see `rpc.service.now`."""
-        store = self._store
-        if request.HasField("payload_crc32c") or store.dirty.must_wait or store.stopping:
-            return None
-        begun = store_append.begin_append(store, request.segments, attachment, brief=request.brief)
-        if isinstance(begun, pb.AppendBlockReply):
-            self._metrics.append_s.observe(0.0)  # within one turn, in which the loop's clock stands still
-            return begun
-        return Timed(begun, self._metrics.append_s, self._loop)
-
-    @now("append_block_now")
-    @eager
-    async def append_block(self, request: pb.AppendBlockRequest, call: Call) -> pb.AppendBlockReply:
-        begun_s = self._loop.time()
+    @answers
+    def append_block(
+        self, request: pb.AppendBlockRequest, call: Call
+    ) -> pb.AppendBlockReply | Timed[pb.AppendBlockReply] | Coroutine[Any, Any, pb.AppendBlockReply]:
         if request.HasField("payload_crc32c"):
             if crc32c(call.attachment) != request.payload_crc32c:
                 raise InvalidArgument(what="payload_crc32c", detail="it does not match: the payload was damaged")
         elif not call.checksummed and (problem := blocks.verify(call.attachment)) is not None:
             raise InvalidArgument(what="payload", detail=f"{problem.detail}: damaged on the way, or framed wrongly")
+        store = self._store
+        store.check_running()
+        if store.dirty.must_wait:
+            return self._append_when_room(request, call)
+        begun = store_append.begin_append(store, request.segments, call.attachment, brief=request.brief)
+        if isinstance(begun, pb.AppendBlockReply):
+            self._metrics.append_s.observe(0.0)  # within one turn, in which the loop's clock stands still
+            return begun
+        return Timed(begun, self._metrics.append_s, self._loop)
+
+    async def _append_when_room(self, request: pb.AppendBlockRequest, call: Call) -> pb.AppendBlockReply:
+        """Append a frame once fewer bytes are dirty."""
+        begun_s = self._loop.time()
         reply = await store_append.append(self._store, request.segments, call.attachment, brief=request.brief)
         self._metrics.append_s.observe(self._loop.time() - begun_s)
         return reply

@@ -37,7 +37,14 @@ class CoroutineDriver(Generic[T_co]):
         self.ended = False
         self.result: T_co | None = None
         self.error: BaseException | None = None
-        self._step(None)
+        try:  # as `_step` does it: a coroutine that never waits costs no further call
+            waits_for = coroutine.send(None)
+        except StopIteration as stop:
+            self.ended, self.result = True, stop.value
+        except BaseException as raised:  # noqa: BLE001 - the callback gets it, whatever it is
+            self._end(None, raised)
+        else:
+            self._wait_for(waits_for)
 
     def then(self, on_done: OnDone[T_co]) -> None:
         """Call `on_done` when the coroutine has ended: now, if it has ended already. There is one callback at most."""
@@ -84,17 +91,22 @@ class CoroutineDriver(Generic[T_co]):
         except StopIteration as stop:
             self._end(stop.value, None)
         except BaseException as raised:  # noqa: BLE001 - the callback gets it, whatever it is
-            # Without this frame: its `self` has the error, so the two would keep each other until a garbage collection.
-            self._end(None, raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next))
+            self._end(None, raised)
         else:
-            if waits_for is None:  # asyncio.sleep(0): until the loop's next turn
-                waits_for = asyncio.get_running_loop().create_future()
-                waits_for.set_result(None)
-            waits_for._asyncio_future_blocking = False
-            self._waits_for = waits_for
-            waits_for.add_done_callback(self._on_future_done)
+            self._wait_for(waits_for)
+
+    def _wait_for(self, future: asyncio.Future[Any] | None) -> None:
+        if future is None:  # asyncio.sleep(0): until the loop's next turn
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(None)
+        future._asyncio_future_blocking = False
+        self._waits_for = future
+        future.add_done_callback(self._on_future_done)
 
     def _end(self, result: T_co | None, error: BaseException | None) -> None:
+        if error is not None and error.__traceback__ is not None:
+            # Without the frame of `_step`: its `self` would have the error, and both would wait for the collector.
+            error = error.with_traceback(error.__traceback__.tb_next)
         self.ended, self.result, self.error = True, result, error
         on_done, self._on_done = self._on_done, None
         if on_done is not None:

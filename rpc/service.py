@@ -23,9 +23,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -140,8 +140,7 @@ class Answer(ABC, Generic[Rep]):
     def __await__(self) -> Generator[Any, Any, Rep]: ...
 
 
-Handler = Callable[[Any, Call], Awaitable[Message]]
-Now = Callable[[Any, memoryview], Message | Answer[Any] | None]
+Handler = Callable[[Any, Call], Message | Answer[Any] | Coroutine[Any, Any, Message]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +151,15 @@ class Route:
     handler: Handler
     eager: bool  # see the decorators of these names
     answers: bool
-    now: Now | None = None
+
+    async def answer(self, request: Any, call: Call) -> Message:
+        """Call the handler and wait for its reply: for a transport that runs handlers in tasks of their own."""
+        reply = self.handler(request, call)
+        return reply if isinstance(reply, Message) else cast(Message, await reply)
 
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Message]])
-A = TypeVar("A", bound=Callable[..., Answer[Any]])
+A = TypeVar("A", bound=Callable[..., Message | Answer[Any] | Coroutine[Any, Any, Message]])
 
 
 def eager(handler: F) -> F:
@@ -169,27 +172,14 @@ def eager(handler: F) -> F:
     return handler
 
 
-def now(name: str) -> Callable[[F], F]:
-    """Marks a handler beside which the servicer has a plain function of this name, for most of its requests.
-
-    It gets the request and the attachment, which its sender's checksum was found to fit, and returns a small reply
-    without an attachment: what the handler would have answered, without waiting. A transport that asks it makes no call
-    for such a request, which is over when the function returns. Or it returns an `Answer`, for which no task waits; or
-    None, and nothing has happened: then the handler is called. A transport need not ask it.
-    """
-
-    def mark(handler: F) -> F:
-        handler.__neve_now__ = name  # type: ignore[attr-defined]
-        return handler
-
-    return mark
-
-
 def answers(handler: A) -> A:
-    """Marks a handler that is a plain function: it takes the request at once, raises, or returns an `Answer`.
+    """Marks a handler that is a plain function. It takes the request at once, and raises or returns one of these:
 
-    For hot methods that always wait, for something that outlives the call. It has no task at all, and when its caller
-    gives up nothing is cancelled: what goes on is the servicer's own.
+    - the reply;
+    - an `Answer`, for which no task waits: when the caller gives up nothing is cancelled, and what goes on is the
+      servicer's own;
+    - the coroutine of an `async def` that does the rest, for requests that have to wait before they are taken: a
+      transport may run it without a task, as it runs an `eager` handler.
     """
     handler.__neve_answers__ = True  # type: ignore[attr-defined]
     return handler
@@ -207,9 +197,7 @@ class Service:
                 name = f"{type(servicer).__name__}.{method.handler}"
                 raise TypeError(f"{name} must be an `async def`, to answer {method.path}")
             eagerly = bool(getattr(handler, "__neve_eager__", False))
-            at_once = getattr(handler, "__neve_now__", None)
-            now_function: Now | None = getattr(servicer, at_once) if at_once is not None else None
-            self.routes[method.method_id] = Route(method, handler, eagerly, answering, now_function)
+            self.routes[method.method_id] = Route(method, handler, eagerly, answering)
 
 
 def merge_routes(services: Sequence[Service]) -> dict[int, Route]:

@@ -115,7 +115,7 @@ class Handlers:
         )
         try:
             async with asyncio.timeout_at(call.deadline_s) as scope:
-                reply = await route.handler(request, call)
+                reply = await route.answer(request, call)
         except TimeoutError:
             if not scope.expired():
                 raise

@@ -7,13 +7,13 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 
 from neve.rpc.limits import Limits
-from neve.rpc.service import Call, Service, eager, now
+from neve.rpc.service import Call, Service, answers
 from neve.rpc.wire import server as wire_server
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
@@ -234,12 +234,11 @@ def test_a_machine_of_one_processor_has_none_and_others_one_for_two(monkeypatch:
 
 
 class NowServicer:
-    def do_now(self, request: DoRequest, attachment: memoryview) -> DoReply | None:
-        return DoReply(text="now") if request.text else None
+    @answers
+    def do(self, request: DoRequest, call: Call) -> DoReply | Coroutine[Any, Any, DoReply]:
+        return DoReply(text="now") if request.text else self._later()
 
-    @now("do_now")
-    @eager
-    async def do(self, request: DoRequest, call: Call) -> DoReply:
+    async def _later(self) -> DoReply:
         await asyncio.sleep(0)
         return DoReply(text="later")
 

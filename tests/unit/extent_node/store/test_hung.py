@@ -654,6 +654,8 @@ def test_what_is_answered_at_once_is_only_what_needs_nothing_else() -> None:
         assert failed.results[0].error.code == DiskFailed.code
         store.state.stopping = True
         request = pb.AppendBlockRequest(segments=[message])
-        assert servicer_of(store).append_block_now(request, memoryview(body)) is None
+        call = cast(Any, SimpleNamespace(attachment=memoryview(body), checksummed=True))
+        with pytest.raises(ShuttingDown):
+            servicer_of(store).append_block(request, call)
 
     machine.run(work)

@@ -1,17 +1,18 @@
-"""Handlers marked `eager`: they run without a task, and all else is as for any handler. And those with a
-function beside them for what is answered `now`: without a call, and otherwise as by the handler."""
+"""Handlers marked `eager`, which run without a task, and those marked `answers` that reply at once or leave a request
+to a coroutine. All else is as for any handler."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import pytest
 
 from neve.proto import errors
 from neve.rpc.limits import KIB, Limits
-from neve.rpc.service import Call, Service, eager, now
+from neve.rpc.service import Call, Service, answers, eager
 from neve.rpc.wire.client import WireChannel
 from neve.rpc.wire.server import WireServer
 from tests.proto import methods
@@ -123,23 +124,21 @@ async def test_an_eager_handler_does_not_overtake_one_that_came_before() -> None
 
 
 class NowServicer(Servicer):
-    """Texts that begin with "now" are answered at once."""
+    """Texts that begin with "now" are answered at once; a coroutine answers the others."""
 
-    def do_now(self, request: pb.DoRequest, attachment: memoryview) -> pb.DoReply | None:
+    @answers
+    def do(  # type: ignore[override]
+        self, request: pb.DoRequest, call: Call
+    ) -> pb.DoReply | Coroutine[Any, Any, pb.DoReply]:
         if request.crash:
             raise ZeroDivisionError("a bug")
         if not request.text.startswith("now"):
-            return None
-        self.story.append(f"now {request.text} {bytes(attachment).decode()}")
+            return super().do(request, call)
+        self.story.append(f"now {request.text} {bytes(call.attachment).decode()}")
         return pb.DoReply(text=request.text)
 
-    @now("do_now")
-    @eager
-    async def do(self, request: pb.DoRequest, call: Call) -> pb.DoReply:
-        return await super().do(request, call)
 
-
-async def test_what_is_answered_now_makes_no_call_and_the_rest_goes_to_the_handler() -> None:
+async def test_a_plain_function_answers_now_or_leaves_a_request_to_a_coroutine() -> None:
     async with eager_server(Limits(), NowServicer()) as (server, channel, servicer):
         texts = [f"{'now' if i % 2 else 'later'} {i}" for i in range(20)]
         assert await asyncio.gather(*(do(channel, text=text) for text in texts)) == texts
@@ -173,7 +172,7 @@ async def test_what_is_answered_now_does_not_overtake_one_that_came_before() -> 
             await asyncio.sleep(0.001)
         hanging.append(hang())  # not the only call in flight: it leaves together with the next ones
         await asyncio.gather(do(channel, text="now 1"), do(channel, text="now 2"))
-        assert servicer.story == ["start hang", "start hang", "start now 1", "start now 2"]
+        assert servicer.story == ["start hang", "start hang", "now now 1 ", "now now 2 "]
         servicer.release.set()
         await asyncio.gather(*hanging)
 

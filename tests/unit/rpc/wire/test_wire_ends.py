@@ -140,7 +140,7 @@ async def test_a_connection_that_ends_gives_back_what_its_calls_had_reserved() -
         assert server.reply_budget.held_bytes == 0
 
 
-async def test_an_eager_handler_cancelled_before_its_task_ran_is_cancelled_and_gives_back_all() -> None:
+async def test_an_eager_handler_cancelled_after_its_first_step_is_cancelled_and_gives_back_all() -> None:
     """REQUEST and CANCEL in one read, with the handler waiting for room in its first step."""
     limits = Limits(connection_bytes_max=4 * MIB)
     async with odd_server(limits) as (server, address, odd), raw_client(address) as (_, writer):
