@@ -64,9 +64,9 @@ class RegionMap:
         if len(self._by_id) < len(regions):
             raise MapBroken("a partition is there twice")
         if regions[0].start:
-            raise MapBroken(f"nobody has the keys before {regions[0].start!r}")
+            raise MapBroken(f"no region has the keys before {regions[0].start!r}")
         if regions[-1].end:
-            raise MapBroken(f"nobody has the keys from {regions[-1].end!r} on")
+            raise MapBroken(f"no region has the keys from {regions[-1].end!r} on")
         for left, right in itertools.pairwise(regions):
             if not left.end or left.end != right.start or left.start >= left.end:
                 raise MapBroken(f"partition {left.partition_id} ends at {left.end!r}, the next is at {right.start!r}")

@@ -16,7 +16,7 @@ class ServerTable:
         self._loads: dict[int, dict[int, pm.PartitionLoad]] = {}
         self._seen: set[int] = set()
 
-    def heard(self, server_id: int, load: Collection[pm.PartitionLoad]) -> None:
+    def note_load(self, server_id: int, load: Collection[pm.PartitionLoad]) -> None:
         self._loads[server_id] = {each.partition_id: each for each in load}
 
     def registered(self, server_ids: Collection[int]) -> None:

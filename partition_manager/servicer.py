@@ -98,7 +98,7 @@ class PartitionManagerServicer:
         snapshot = term.regions.snapshot()
         if request.server_id not in snapshot.servers:
             raise NotFound(kind="partition server", name=str(request.server_id))
-        term.servers.heard(request.server_id, request.load)
+        term.servers.note_load(request.server_id, request.load)
         version = snapshot.map.version if snapshot.map is not None else 0
         return pm.PartitionHeartbeatReply(regions_version=version)
 

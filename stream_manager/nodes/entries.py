@@ -39,7 +39,7 @@ def entry_of(
     request: sm.RegisterNodeRequest, old: NodeEntry | None, in_use: Sequence[Disk], *, now_ms: int
 ) -> NodeEntry:
     """The entry to store. Disks `in_use` are kept even if the registration does not name them: they may return."""
-    told = {disk.disk_uuid: Disk(shared(disk.disk_uuid), disk.state, disk.capacity_bytes) for disk in request.disks}
+    reported = {disk.disk_uuid: Disk(shared(disk.disk_uuid), disk.state, disk.capacity_bytes) for disk in request.disks}
     before = {disk.disk_uuid: replace(disk, state=en.DiskInfo.OFFLINE) for disk in in_use}
     place = request.location
     base = old or NodeEntry(node_id=request.node_id, wire_address=request.wire_address, registered_ms=now_ms)
@@ -51,7 +51,7 @@ def entry_of(
         rack=place.rack,
         zone=place.zone,
         labels=tuple(sorted(place.labels.items())),
-        disks=tuple({**before, **told}.values()),
+        disks=tuple({**before, **reported}.values()),
         process_id=request.process_id,
         protocol=request.version.protocol,
         build=request.version.build,

@@ -224,16 +224,16 @@ class Recovery:
                 await self.steps.hand_over(task, extent, "it is gone, or being emptied", trouble, budget, now_s)
             return
         status = self._registry.status(target.node_id)
-        told = status.copies.get(task.task_id)
+        copy_status = status.copies.get(task.task_id)
         running = self.steps.running.get(task.task_id)
-        if told is None:
+        if copy_status is None:
             waiting = running is not None and status.copies_as_of_s < running.dispatched_s + STATUS_PATIENCE_S
             if not waiting:  # never dispatched by this manager, or forgotten by a node that restarted
                 await self.steps.dispatch(task, extent, trouble, budget, now_s)
-        elif told.state == en.CopyStatusReply.DONE:
-            await self.steps.finish(task, told, now_s)
-        elif told.state == en.CopyStatusReply.FAILED:
-            await self.steps.failed(task, extent, told.error, trouble, budget, now_s)
+        elif copy_status.state == en.CopyStatusReply.DONE:
+            await self.steps.finish(task, copy_status, now_s)
+        elif copy_status.state == en.CopyStatusReply.FAILED:
+            await self.steps.failed(task, extent, copy_status.error, trouble, budget, now_s)
         elif running is None:
             self.steps.adopt(task, extent, trouble, now_s)
 
@@ -277,8 +277,8 @@ class Recovery:
             message.total_bytes = extent.seal.length
             message.replicas_left = len(core_recovery.sources_for(extent, None, trouble))
         if task.target is not None:
-            told = self._registry.status(task.target.node_id).copies.get(task.task_id)
-            message.copied_bytes = told.copied_bytes if told is not None else 0
+            copy_status = self._registry.status(task.target.node_id).copies.get(task.task_id)
+            message.copied_bytes = copy_status.copied_bytes if copy_status is not None else 0
         return message
 
 

@@ -144,8 +144,8 @@ class Registry:
 
     def _disks_in_use(self, old: NodeEntry | None, request: sm.RegisterNodeRequest) -> list[Disk]:
         """Disks of the node that the registration does not name, although metadata has replicas on them."""
-        told = {disk.disk_uuid for disk in request.disks}
-        missing = [disk for disk in old.disks if disk.disk_uuid not in told] if old is not None else []
+        reported = {disk.disk_uuid for disk in request.disks}
+        missing = [disk for disk in old.disks if disk.disk_uuid not in reported] if old is not None else []
         if not missing:
             return []
         state, node_id = self._ctx.state, request.node_id

@@ -287,21 +287,21 @@ class TaskSteps:
 
     # --- the end ---------------------------------------------------------------------------------------------
 
-    async def finish(self, task: Task, told: en.CopyStatusReply, now_s: float) -> None:
+    async def finish(self, task: Task, copy_status: en.CopyStatusReply, now_s: float) -> None:
         """Finish a task that its node reports as done, if the report is about exactly the expected bytes."""
         assert task.lost is not None
         assert task.target is not None
         ctx, extent_id = self._ctx, task.extent_id
-        made = replica_at(told.replica)
+        made = replica_at(copy_status.replica)
         async with ctx.locks.hold(extents=[extent_id]):
             extent = ctx.state.extents.get(extent_id)
             if ctx.state.tasks.get(extent_id) != task or extent is None or extent.seal is None:
                 return
-            wrong = _not_the_copy(task, told, made, extent)
+            wrong = _not_the_copy(task, copy_status, made, extent)
             if not wrong:
                 changes = ctx.changes()
                 changes.delete(TASK, task)
-                new = swap(extent, task.lost, made, told.seal.digest)
+                new = swap(extent, task.lost, made, copy_status.seal.digest)
                 if new is extent:
                     changes.require_extent(extent)
                 else:
@@ -365,18 +365,18 @@ def _order_eversion(task: Task, extent: Extent) -> int:
     return extent.seal.eversion if task.target.incarnation else task.eversion + 1
 
 
-def _not_the_copy(task: Task, told: en.CopyStatusReply, made: ReplicaAt, extent: Extent) -> str:
+def _not_the_copy(task: Task, copy_status: en.CopyStatusReply, made: ReplicaAt, extent: Extent) -> str:
     """Why the node's report is not the end of this task; empty if it is."""
     assert task.target is not None
     assert extent.seal is not None
-    if told.task_id != task.task_id or told.extent_id != task.extent_id:
-        return f"it is about task {told.task_id} for extent {told.extent_id}"
+    if copy_status.task_id != task.task_id or copy_status.extent_id != task.extent_id:
+        return f"it is about task {copy_status.task_id} for extent {copy_status.extent_id}"
     if made.node_id != task.target.node_id or not made.disk_uuid or not made.incarnation:
         return f"the replica that it made is {made}"
-    if told.seal.length != extent.seal.length:
-        return f"its length is {told.seal.length}, the extent is sealed at {extent.seal.length}"
-    if not told.seal.digest or told.seal.digest != (extent.seal.digest or told.seal.digest):
-        return f"its digest is {told.seal.digest.hex() or 'missing'}, the extent's is {extent.seal.digest.hex()}"
+    if copy_status.seal.length != extent.seal.length:
+        return f"its length is {copy_status.seal.length}, the extent is sealed at {extent.seal.length}"
+    if not copy_status.seal.digest or copy_status.seal.digest != (extent.seal.digest or copy_status.seal.digest):
+        return f"its digest is {copy_status.seal.digest.hex() or 'missing'}, the extent's is {extent.seal.digest.hex()}"
     if extent.eversion != task.eversion:
         return f"the extent has eversion {extent.eversion} by now, but the task was made at {task.eversion}"
     return ""

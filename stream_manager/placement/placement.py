@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from neve.proto.errors import NotEnoughNodes
 
-REASONS_TOLD_MAX = 12  # an error names this many nodes, and counts the others
+REASONS_MAX = 12  # an error names this many nodes, and counts the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,13 @@ class Eligible:
     reasons: dict[int, str] = field(default_factory=dict)
 
     def refuse(self, wanted: int, detail: str = "") -> NotEnoughNodes:
-        told = [f"node {node_id}: {reason}" for node_id, reason in self.reasons.items()]
-        if len(told) > REASONS_TOLD_MAX:
-            told = [*told[:REASONS_TOLD_MAX], f"and {len(told) - REASONS_TOLD_MAX} others"]
-        parts = [detail, "; ".join(told) if told else ("" if detail or self.candidates else "no node is registered")]
+        reasons = [f"node {node_id}: {reason}" for node_id, reason in self.reasons.items()]
+        if len(reasons) > REASONS_MAX:
+            reasons = [*reasons[:REASONS_MAX], f"and {len(reasons) - REASONS_MAX} others"]
+        parts = [
+            detail,
+            "; ".join(reasons) if reasons else ("" if detail or self.candidates else "no node is registered"),
+        ]
         return NotEnoughNodes(
             wanted=wanted, available=len(self.candidates), detail=". ".join(part for part in parts if part)
         )

@@ -45,7 +45,7 @@ from neve.stream_manager.term.requests import check_list_room, check_owner, stre
 log = logging.getLogger(__name__)
 
 PREPARED_MAX = 10_000  # streams with a prepared extent
-_NOBODY: frozenset[int] = frozenset()
+_NO_NODES: frozenset[int] = frozenset()
 ANSWER_MARGIN_S = 0.2  # before a caller's deadline: late enough to be useful, early enough to arrive
 
 
@@ -177,7 +177,7 @@ class Allocator:
         ctx = self._ctx
         check_list_room(stream)
         avoided = request.avoid_node_ids
-        avoid = frozenset(avoided) if avoided else _NOBODY
+        avoid = frozenset(avoided) if avoided else _NO_NODES
         prepared_id = request.prepared_extent_id
         if prepared_id:
             prepared = self._linkable(stream.stream_id)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 TRIES_MAX = 4
 EVERSION_FIRST = 1
 
-_NOBODY: frozenset[int] = frozenset()
+_NO_NODES: frozenset[int] = frozenset()
 
 
 def link_before_s(ctx: LeaderContext) -> float:
@@ -28,13 +28,13 @@ def link_before_s(ctx: LeaderContext) -> float:
 
 
 async def make_extent(
-    ctx: LeaderContext, policy: StreamPolicy, *, stream_id: int, avoid: frozenset[int] = _NOBODY
+    ctx: LeaderContext, policy: StreamPolicy, *, stream_id: int, avoid: frozenset[int] = _NO_NODES
 ) -> Extent:
     """Create an extent; raises `NotEnoughNodes` if no set of nodes could be found."""
     failed: dict[int, NeveError] = {}
     for _ in range(TRIES_MAX):
         try:
-            choices = ctx.ensembles.choose(policy, avoid=avoid, excluded=frozenset(failed) if failed else _NOBODY)
+            choices = ctx.ensembles.choose(policy, avoid=avoid, excluded=frozenset(failed) if failed else _NO_NODES)
         except NotEnoughNodes as error:
             raise _with_failures(error, failed) from None
         extent_id = ctx.ids.take_now() or await ctx.ids.take()
