@@ -75,8 +75,7 @@ class Counters:
 
 
 class _Pending:
-    """Changes that wait to be committed. If `future` is done before they are sent, their flow was cancelled and nobody
-    wants them any more."""
+    """Changes that wait to be committed. If `future` is done before they are sent, their flow was cancelled."""
 
     __slots__ = ("changes", "future", "items")
 

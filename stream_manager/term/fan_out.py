@@ -1,10 +1,10 @@
-"""Call several nodes side by side, without tasks.
+"""Concurrent calls to several nodes, without tasks.
 
-Invariants: every call takes its first step, which sends it, before any of them is waited for;
-            an error of `proto.errors` is an answer like others; when the caller is cancelled, or one of them fails
-            otherwise, the others are cancelled;
-            a call has no task of its own: see `proto.coroutine_driver` for what it must not use.
-Note:       A task costs more than all the rest of a small call, and an allocation makes nine of them.
+Invariants: every call takes its first step, which sends it, before the first reply is awaited;
+            an error of `proto.errors` is a result like others; when the caller is cancelled, or a call fails with any
+            other error, the remaining calls are cancelled;
+            a call has no task of its own: `proto.coroutine_driver` says what it must not use.
+Note:       A task costs more than the rest of a small call, and an allocation makes nine calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def answer_of(call: CoroutineDriver[T]) -> T | NeveError:
-    """Return what the node answered, or why there is no answer. The call has ended; a bug in it is raised."""
+    """The reply of a call that has ended, or its error. An error that is a bug is raised."""
     assert call.ended
     error = call.error
     if error is None:
