@@ -1,6 +1,6 @@
-"""The way of a command of `neve` to the stream managers: a connection for as long as the command runs.
+"""The connection of a command of `neve` to the stream managers, for the duration of the command.
 
-Not here:   appends and reads: those are the client's.
+Not here:   appends and reads, which the client does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neve.rpc.wire.client import WireChannel
 
 
 class AdminLink(Admin):
-    """A context; one for each command. `cluster` is what a manager said of itself."""
+    """A context manager, one for each command. A manager has reported `cluster` as its cluster's name."""
 
     cluster: sm.DescribeClusterReply
 
@@ -34,7 +34,7 @@ class AdminLink(Admin):
         super().__init__(ManagerLink(self._channels, managers, options=options, rng=random.SystemRandom()))
 
     async def __aenter__(self) -> Self:
-        """Any manager knows who leads; from then on the leader is asked first."""
+        """Find the leader by asking any manager. Later calls go to the leader first."""
         try:
             self.cluster = await self.describe()
         except BaseException:

@@ -1,4 +1,4 @@
-"""What the commands of `neve` share: how they reach the cluster, and how a list is printed."""
+"""Helpers that the commands of `neve` share: connecting to the cluster and printing lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Command = Callable[[AdminLink, argparse.Namespace], Coroutine[Any, Any, int]]
 def add_command(
     commands: Any, name: str, command: Command, *, help: str, description: str = "", json_too: bool = True
 ) -> argparse.ArgumentParser:
-    """A sub-command that talks to the managers."""
+    """Add a sub-command that calls the managers."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
@@ -51,7 +51,7 @@ def show(
     value: Callable[[T], object],
     nothing: str,
 ) -> int:
-    """A list, as a table or as JSON."""
+    """Print a list as a table or as JSON."""
     if args.json:
         print_json([value(each) for each in found])
     else:

@@ -1,6 +1,6 @@
 """The installed commands: pyproject.toml names these functions.
 
-Invariants: importing this module imports nothing that takes long, so that `enter` sees to the process first.
+Invariants: importing this module imports nothing slow, so that `enter` can prepare the process first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""neve inspect: say what is in an extent file or on a disk, offline, and whether it is good.
+"""neve inspect: checks an extent file or a whole disk offline and lists its contents.
 
-Exit code 0: all good. 1: something is bad. 2: wrong usage, or nothing could be looked at. 141: whoever read the output
-has had enough, as in `neve inspect … | head`; the verdict is then not known.
+Exit code 0: all good. 1: something is bad. 2: wrong usage, or nothing could be read. 141: the reader of the
+output has closed it, as in `neve inspect … | head`; the verdict is then unknown.
 
 Invariants: writes nothing, takes no lock; results go to stdout, progress and errors to stderr.
 """
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def inspect(fs: FileSystem, path: str, *, blocks: bool, as_json: bool, out: TextIO, err: TextIO) -> int:
-    """The whole command, on any file system; the exit code."""
+    """Run the whole command on any file system and return the exit code."""
     try:
         stat = fs.stat(path)
         if stat is None:
@@ -89,7 +89,7 @@ def inspect(fs: FileSystem, path: str, *, blocks: bool, as_json: bool, out: Text
 
 
 def _inspect_all(fs: FileSystem, disk: DiskFindings, progress: Progress) -> Iterator[ExtentFindings]:
-    """One after the other, so that a disk of any size needs the memory of one extent."""
+    """Inspect one extent after another, so that a disk of any size needs the memory of one extent."""
     for path in extent_paths(fs, disk):
         try:
             found = inspect_extent(fs, path, disk_label=disk.label, on_progress=progress.add)
@@ -102,7 +102,7 @@ def _inspect_all(fs: FileSystem, disk: DiskFindings, progress: Progress) -> Iter
 
 
 def _total_bytes(fs: FileSystem, path: str, disk: DiskFindings | None) -> int:
-    # A walk of its own with findings of its own: or everything would be told twice.
+    # A separate walk with separate findings; otherwise each finding would be reported twice.
     paths = [path] if disk is None else extent_paths(fs, DiskFindings(path))
     return sum(stat.size_bytes for stat in map(fs.stat, paths) if stat is not None)
 
@@ -181,7 +181,7 @@ def _print_notes(problems: list[str], warnings: list[str], out: TextIO, *, inden
 
 
 def _print_json(disk: DiskFindings | None, findings: Iterator[ExtentFindings], blocks: bool, out: TextIO) -> bool:
-    """One document, written as it is found: the extents first, so that the verdict can follow them."""
+    """Write one JSON document as extents are inspected: the extents first, then the verdict."""
     is_good, first = True, True
     out.write('{\n "extents": [')
     for found in findings:

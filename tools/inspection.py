@@ -1,4 +1,4 @@
-"""What is in an extent file or on a disk, and whether it is good. Reads only, and believes nothing it has not checked.
+"""The inspection of an extent file or a disk: its contents and defects. It only reads, and trusts only what it checked.
 
 Invariants: no call here changes anything: no lock is taken, no file is opened for writing;
             one damaged extent is a finding, not the end: the others are looked at all the same;
@@ -110,7 +110,7 @@ def inspect_disk(fs: FileSystem, path: str) -> DiskFindings:
 
 
 def extent_paths(fs: FileSystem, disk: DiskFindings) -> Iterator[str]:
-    """Every extent file of a disk. What does not belong there becomes a warning of the disk."""
+    """Every extent file of a disk. Other files become warnings of the disk."""
     root = os.path.join(disk.path, EXTENTS)
     if fs.stat(root) is None:
         return
@@ -206,7 +206,7 @@ def _read_attributes(fs: FileSystem, fd: int, found: ExtentFindings) -> Attribut
 
 
 def _check_identity(found: ExtentFindings, here: Attributes, disk_label: dict[str, object] | None) -> None:
-    """T32: a file that came from elsewhere says so."""
+    """Detect a file that came from another disk or node (scenario T32)."""
     name = os.path.basename(found.path)
     folder = os.path.basename(os.path.dirname(found.path))
     extent_id = here.meta.extent_id

@@ -1,4 +1,4 @@
-"""What the managers said, as rows for people and as values for scripts. Pure: messages in, plain values out.
+"""The managers' replies as rows for people and as values for scripts. Pure: messages in, plain values out.
 
 Invariants: the two say the same; JSON has exact numbers with units in their names, rows have what a person compares.
 """

@@ -33,11 +33,11 @@ _CHECKED_BYTES = _META.size - 8
 
 
 class DatabaseDamaged(Exception):
-    """The file is no bbolt database, or a damaged one; the message says what is wrong."""
+    """The file is no bbolt database, or is damaged. The message names the defect."""
 
 
 def cluster_version(database: Path) -> str | None:
-    """For example "3.5.0"; None if none has been stored yet."""
+    """The cluster version, for example "3.5.0"; None if etcd has not stored one yet."""
     with database.open("rb") as stream:
         try:
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -82,7 +82,7 @@ def _root(data: mmap.mmap) -> tuple[int, int]:
 
 
 def _find(data: mmap.mmap, start: int, key: bytes, page_size: int) -> tuple[int, int, int] | None:
-    """Flags of the leaf element with that key, and where its value is: (flags, start, size)."""
+    """The flags of the leaf element with that key, and the position of its value: (flags, start, size)."""
     for _ in range(DEPTH_MAX):
         _, flags, count, _ = _PAGE.unpack_from(data, start)
         first = start + _PAGE.size

@@ -1,15 +1,15 @@
-"""Which etcd may open a data folder. A folder remembers the release that made it, in a file beside it.
+"""The choice of the etcd that may open a data folder. A file beside the folder records the release that made it.
 
     DATA/etcd/        etcd's own data
     DATA/etcd.json    {"format": 1, "version": "3.6.16", "path": "…"}: the etcd that opened it last
 
 etcd's rules: a newer patch or an older one of the same minor release may open a folder; a newer minor release upgrades
-it, one minor release at a time and for good; an older one must not open it. 3.4 and 3.5 do not stop at once on newer
-data (3.4 opens a folder of 3.6 without a word), so Neve compares before it starts anything.
+it, one minor release at a time and irreversibly; an older one must not open it. 3.4 and 3.5 do not stop at once on
+newer data (3.4 silently opens a folder of 3.6), so Neve compares the releases before it starts etcd.
 
-Invariants: a folder is opened by an etcd of the minor release that made it, or refused with a sentence that says what
-            to type; only `neve etcd upgrade` moves it to the next one;
-            what the database says comes before what the file beside it says.
+Invariants: a folder is opened by an etcd of the minor release that made it, or refused with a sentence that names the
+            command to type; only `neve etcd upgrade` moves it to the next minor release;
+            the database counts more than the file beside the folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Minor = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class EtcdFolder:
-    """What is known of a data folder."""
+    """The known facts about a data folder."""
 
     path: Path
     has_data: bool
@@ -66,7 +66,7 @@ def read_folder(folder: Path) -> EtcdFolder:
 
 
 def remember(folder: Path, binary: EtcdBinary) -> None:
-    """Note beside the folder which etcd opens it."""
+    """Record in the file beside the folder which etcd opens it."""
     text = json.dumps({"format": FORMAT_VERSION, "version": binary.version, "path": str(binary.path)}) + "\n"
     path = record_path(folder)
     if path.exists() and path.read_text() == text:
@@ -77,7 +77,7 @@ def remember(folder: Path, binary: EtcdBinary) -> None:
 
 
 def etcd_for(folder: Path) -> EtcdBinary:
-    """The etcd of this machine that may open the folder; CommandFailed with what to do if there is none."""
+    """The etcd of this machine that may open the folder. Without one, CommandFailed says what to do."""
     state = read_folder(folder)
     explicit = bool(os.environ.get(ENVIRONMENT_VARIABLE))
     if not state.has_data:
@@ -127,7 +127,7 @@ def refusal(state: EtcdFolder, found: Sequence[EtcdBinary]) -> str:
 
 
 def advice(binary: EtcdBinary, folder: Path) -> str | None:
-    """What to tell a user whose etcd is no place for data that matters; None for a sound one."""
+    """A warning for a user whose etcd must not store data that matters; None for a sound etcd."""
     if binary.warning is None:
         return None
     if not read_folder(folder).has_data or BUILT_VERSION.startswith(f"{_name(minor_of(binary))}."):

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Stop:
-    """Whether a signal has asked for the end."""
+    """A flag that a signal sets to end the command."""
 
     asked = False
 
@@ -170,7 +170,7 @@ def _run_step(
 
 
 def _put(program: Path, target: Path) -> EtcdBinary:
-    """Copy it beside its place, run it there, and only then rename it."""
+    """Copy the program beside its target, run it there, and only then rename it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=".etcd-", dir=target.parent)
     temporary = Path(name)
@@ -213,9 +213,9 @@ def _no_room(folder: Path) -> CommandFailed:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[Stop]:
-    """Ctrl-C, SIGTERM and SIGHUP end the command between two looks at a step, so that no process and no file is left.
+    """Ctrl-C, SIGTERM and SIGHUP end the command between two polls of a step, so that no process and no file is left.
 
-    An exception out of the handler could come while a process is being started, which nobody would end then.
+    An exception from the handler could interrupt the start of a process, which would then never be ended.
     """
     stop = Stop()
 

@@ -3,8 +3,8 @@
 etcd upgrades its data in place, when it first opens it, and there is no way back. So the new etcd is run on a copy. The
 copy takes the folder's place only when that etcd serves with its own version.
 
-Invariants: the folder is untouched until the copy is upgraded, and it is kept beside it after that;
-            nothing is upgraded under an etcd that runs: its lock on the database is taken first.
+Invariants: the folder is unchanged until the copy is upgraded, and is then kept beside the new one;
+            no folder of a running etcd is upgraded: etcd's lock on the database is taken first.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def upgrade(state: EtcdFolder, binary: EtcdBinary) -> Path:
-    """Where the old folder is."""
+    """Upgrade the folder and return the path of the old one."""
     folder = state.path
     copy = folder.with_name(f"{folder.name}.upgrading")
     shutil.rmtree(copy, ignore_errors=True)  # of an upgrade that was interrupted
@@ -147,7 +147,7 @@ def _telling_lines(log: str) -> list[str]:
 
 
 class _Failed(Exception):
-    """What etcd did instead of serving."""
+    """etcd did not serve; the message says what it did instead."""
 
 
 def _wait_until_upgraded(process: subprocess.Popen[bytes], url: str, minor: tuple[int, int] | None) -> None:

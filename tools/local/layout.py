@@ -27,13 +27,13 @@ MANAGERS_MAX, NODES_MAX = 9, 49
 ETCD, MANAGER, NODE, PMANAGER, PSERVER = "etcd", "manager", "node", "pmanager", "pserver"
 GATEWAY = "gateway"
 
-# The order in which a cluster stops: first no requests come in any more, then nobody moves partitions, then they are
-# given up, then nobody gives orders, then the data is put down, then the metadata.
+# The order in which a cluster stops: first the processes that accept requests, then the partition managers, the
+# partition servers, the stream managers, the extent nodes, and last etcd.
 STOP_ORDER = (GATEWAY, PMANAGER, PSERVER, MANAGER, NODE, ETCD)
 
 
 class LayoutDamaged(Exception):
-    """layout.json cannot be used; the message says why."""
+    """layout.json cannot be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def free_ports_layout(cluster: str, counts: Counts, *, free_ports: Callable[[int
 
 
 def decode(text: str) -> Layout:
-    """What `encode` wrote; LayoutDamaged for anything else."""
+    """Decode the result of `encode`; raise LayoutDamaged for anything else."""
     try:
         table: Any = json.loads(text)
         if table["format"] != FORMAT_VERSION:
@@ -215,9 +215,9 @@ def processes(
         assignments = [
             f'disks=["{data}/node{number}/disk1"]',
             f"journal={data}/node{number}/journal",
-            # Without managers the nodes are on their own: they must be told their ids, and that they are new.
+            # Without managers nothing assigns ids, so each node is given its id and told to format its empty disk.
             *([f"managers=[{known}]"] if known else [f"node_id={number}", "format_empty_disks=true"]),
-            # Ids are the managers' to give, in the order of the first registrations: the rack says which node is which.
+            # The managers assign ids in the order of the first registrations, so the rack identifies a node.
             f"location.rack=r{number}",
         ]
         listed.append(server("neve.extent_node", NODE, number, doors, assignments))

@@ -64,7 +64,7 @@ async def _has_servers(link: PartitionLink, count: int) -> bool:
 
 
 async def _all_served(link: PartitionLink, pool: ChannelPool) -> bool:
-    """Each region's server says whether it has some key of it: also "no" is an answer."""
+    """Wait until each region's (key range's) server answers whether it has some key of it; "no" is an answer, too."""
     for region in (await link.regions())[0]:
         if not region.address:
             return False
@@ -81,7 +81,7 @@ async def _all_served(link: PartitionLink, pool: ChannelPool) -> bool:
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while True:  # other processes cannot tell us: we ask
+    while True:  # no process notifies us, so poll
         if await holds():
             return
         await asyncio.sleep(POLL_S)
@@ -104,7 +104,7 @@ async def _knows_all(channel: WireChannel, nodes: int) -> bool:
 
 
 async def _http_get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status and body; (0, b"") if nobody answers."""
+    """Status and body; (0, b"") if there is no answer."""
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)

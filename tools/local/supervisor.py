@@ -85,7 +85,7 @@ class Child:
 
 
 class Supervisor:
-    """`on_ended` is told of each process that ends by itself. With `log_folder` output goes to files, not to `out`."""
+    """Calls `on_ended` for each process that ends by itself. With `log_folder` output goes to files, not to `out`."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Supervisor:
         self._printer.write(self._message(type="line", data=line, time=now, name=name, colour=colour))
 
     async def stop(self, kinds: Sequence[str]) -> bool:
-        """Stop all that run, kind after kind; True if every one of them ended as it was told."""
+        """Stop all running processes, kind after kind. Returns True if each of them ended by itself when asked to."""
         all_clean = True
         for kind in kinds:
             group = [child for child in self.children.values() if kind_of(child.name) == kind]

@@ -285,7 +285,7 @@ def settings_by_kind(assignments: list[str]) -> dict[str, list[str]]:
 
 
 def _processes(layout: Layout, data: str, settings: dict[str, list[str]]) -> list[Process]:
-    """What is to run. A setting of a process that is not among it is a mistake; a kind may have none."""
+    """The processes to run. A setting for a process that is not among them is an error; a kind may have no process."""
     listed = local_layout.processes(layout, data=data, python=sys.executable, settings=settings)
     names = [process.name for process in listed if process.kind != ETCD]
     for who, (setting, *_) in settings.items():
@@ -303,7 +303,7 @@ def _new_layout(args: argparse.Namespace) -> Layout:
 
 
 def _counts(args: argparse.Namespace, otherwise: Counts) -> Counts:
-    """What the command line says, and the rest from `otherwise`."""
+    """The options of the command line, with missing ones from `otherwise`."""
 
     def given(wanted: int | None, default: int) -> int:
         return default if wanted is None else wanted
@@ -321,7 +321,7 @@ def _counts(args: argparse.Namespace, otherwise: Counts) -> Counts:
 
 
 def _layout(args: argparse.Namespace) -> Layout:
-    """The folder's own, if it has one. What the command line says must not contradict it, but ports may change."""
+    """The folder's own layout, if it has one. The command line must not contradict it, but may change ports."""
     path = args.data / LAYOUT
     try:
         saved = local_layout.decode(path.read_text())
@@ -350,7 +350,7 @@ def _layout(args: argparse.Namespace) -> Layout:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on a moment ago."""
+    """Ports that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:

@@ -104,7 +104,7 @@ class Keys:
         self._zipfian = Zipfian(count, theta)
 
     def choose(self, chance: float) -> int:
-        """The number of an object that is there."""
+        """The number of an object that exists."""
         rank = self._zipfian.next(chance)
         if self._latest:
             return self.count - 1 - rank

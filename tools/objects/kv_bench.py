@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Store(Protocol):
-    """What is measured: a key-value client, or whoever is compared with it."""
+    """The measured client: a key-value client, or a client of another system to compare with."""
 
     async def get(self, key: bytes) -> Object: ...
     async def put(self, key: bytes, value: bytes) -> object: ...
@@ -68,7 +68,7 @@ class Store(Protocol):
 
 
 class Workload:
-    """What the workers do. Chance is drawn here; latencies are kept by kind."""
+    """The work of the workers. It draws the random numbers and records latencies by kind."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ async def _run(command: Command, args: argparse.Namespace) -> int:
 async def linked(
     args: argparse.Namespace, managers: Sequence[str], *, timeout_s: float
 ) -> AsyncIterator[PartitionLink]:
-    """To these partition managers, as the command line says who we are."""
+    """A connection to these partition managers, with the identity from the command line."""
     tls = options.tls_files(args)
     pool = ChannelPool(
         lambda address: WireChannel(address, cluster=args.cluster, token=args.token, tls=tls, agent="neve tools")
@@ -124,7 +124,7 @@ def key(text: str) -> bytes:
 
 
 def key_text(data: bytes) -> str:
-    """What `key` reads back."""
+    """The value that a read of `key` returns."""
     text = data.replace(b"\\", b"\\\\").decode(errors="surrogateescape")
     return "".join(
         c
