@@ -1,8 +1,8 @@
 """The gateway as an ASGI application: routes, authentication, errors. uvicorn serves it; tests call it.
 
 Invariants: every answer that is not an object is JSON, also those to requests that no route takes;
-            with a token file, nothing below /v1 is done or told without a good token;
-            an exception that is not of the taxonomy is logged whole and told as a 500, without its text.
+            with a token file, no request below /v1 is executed or answered without a valid token;
+            an exception outside of the taxonomy is logged in full and answered with 500, without its text.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from neve.rpc.auth import Authenticator
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-CLIENT_CLOSED = 499  # as nginx has it; nobody reads it
+CLIENT_CLOSED = 499  # nginx's code; the client has gone and does not read it
 
 
 class KeyConvertor(Convertor[str]):
-    """All that follows, line ends included. What it converts is not used: the key is taken from the raw path."""
+    """Matches the whole rest of the path, including line ends. Its value is unused: the key comes from the raw path."""
 
     regex = r"(?s:.*)"
 

@@ -1,4 +1,4 @@
-"""What can be set about a gateway: a TOML file, and `--set key=value` over it.
+"""The configuration of a gateway: a TOML file, and `--set key=value` over it.
 
 cluster = "main"
 managers = ["10.0.0.1:3701"]                # partition managers

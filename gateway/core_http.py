@@ -1,8 +1,8 @@
-"""What HTTP says and what the store understands: keys in paths, ranges, entity tags, conditions, errors. Pure.
+"""Conversion between HTTP and the object store: keys in paths, ranges, entity tags, conditions, errors. Pure.
 
 Invariants: a key survives the way into a path and back, whatever its bytes are;
             an entity tag names one version of one object: equal tags mean equal bytes;
-            a header that the RFC says to ignore when it is malformed is ignored; a condition never is.
+            a malformed header is ignored where the RFC demands that; a condition is never ignored.
 Note:       RFC 9110 is the reference.
 """
 
@@ -32,7 +32,7 @@ def key_from_path(raw_path: bytes) -> bytes:
 
 
 def key_to_text(key: bytes) -> str:
-    """How a key is written in a path, and in lists: percent-encoded where it has to be."""
+    """A key as written in paths and lists: percent-encoded where necessary."""
     text = quote_from_bytes(key, safe="/")
     # "." and ".." between slashes would be taken out by clients and proxies.
     return "/".join(part.replace(".", "%2E") if part in (".", "..") else part for part in text.split("/"))
@@ -132,7 +132,7 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a request expects of the object."""
+    """The preconditions of a request."""
 
     match: Tags | None
     none_match: Tags | None
@@ -160,7 +160,7 @@ class Conditions:
 
     @property
     def only_if_absent(self) -> bool:
-        """What the store decides itself, without a look before."""
+        """The condition that the store itself checks, without a read before the write."""
         return self.none_match is not None and self.none_match.anything and self.match is None
 
     def preserved_by(self, info: ObjectInfo | None) -> bool:
@@ -177,7 +177,7 @@ class Conditions:
         return self.modified_since_s is None or info.modified_ms // 1000 > self.modified_since_s
 
     def met_by(self, info: ObjectInfo | None) -> bool:
-        """Whether a write may go on over this object; None: there is none."""
+        """Whether a write may replace this object; None: there is no object."""
         return self.preserved_by(info) and (self.none_match is None or not self.none_match.match_weakly(info))
 
 
@@ -199,7 +199,7 @@ class Unsatisfiable(Exception):
 
 
 def byte_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
-    """Offset and length of what is asked for; None: everything. Several ranges, or what is none, are ignored."""
+    """Offset and length of the requested range; None: everything. Several ranges and malformed ones are ignored."""
     match = _RANGE.fullmatch(header or "")
     if match is None or (not match[1] and not match[2]):
         return None

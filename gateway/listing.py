@@ -1,8 +1,8 @@
-"""GET /v1/objects: what there is, in the order of keys, a page at a time.
+"""GET /v1/objects: the list of objects, in the order of keys, a page at a time.
 
-Invariants: a page goes on behind the last key of the one before it, so that pages together hide and repeat nothing that
-            was there all the time;
-            a page is bounded in keys and in bytes: keys may be long.
+Invariants: a page continues after the last key of the page before it, so that pages together neither omit nor repeat
+            an object that existed all the time;
+            a page is bounded in keys and in bytes, because keys may be long.
 """
 
 from __future__ import annotations

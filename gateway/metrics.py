@@ -1,6 +1,6 @@
-"""What Prometheus sees of a gateway: requests by method and status, how long they took, bytes in both directions.
+"""A gateway's metrics for Prometheus: requests by method and status, durations, bytes in both directions.
 
-A plain ASGI layer around the application: it sees the status that was sent, whoever sent it.
+A plain ASGI layer around the application: it sees the status that was sent, from any part of the application.
 """
 
 from __future__ import annotations

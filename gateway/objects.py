@@ -58,7 +58,7 @@ class StreamResponse(Response):
         try:
             async with aclosing(self._stream.__aiter__()) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
-                    if gone.done():  # what is sent now goes nowhere, and nobody would say so
+                    if gone.done():  # a send would be lost without an error
                         return
                     async with asyncio.timeout(self._idle_timeout_s):
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -162,7 +162,7 @@ class Objects:
         return Response(None, 204)
 
     async def _look(self, key: bytes, conditions: Conditions) -> ObjectInfo | None:
-        """What is there, if it meets the conditions: the write is then bound to exactly that."""
+        """The present object, if it meets the conditions. The write is then conditional on exactly its version."""
         try:
             found: ObjectInfo | None = await self._client.head(key)
         except NotFound:
@@ -221,7 +221,7 @@ def _headers(info: ObjectInfo) -> dict[str, str]:
 
 
 def describe(info: ObjectInfo) -> dict[str, object]:
-    """What JSON says of an object, beside its key."""
+    """The JSON fields of an object besides its key."""
     return {
         "version": info.version,
         "size_bytes": info.size_bytes,

@@ -4,7 +4,7 @@
     python -m neve.gateway --set cluster=main --set 'managers=["127.0.0.1:3701"]' --set listen.http=127.0.0.1:3950
 
 SIGTERM and SIGINT stop it cleanly: no new requests, and those in flight finish.
-Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+Exit codes: 0 stopped by a signal, 1 it could not run, 2 the configuration is wrong.
 """
 
 from __future__ import annotations
