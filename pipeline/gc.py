@@ -1,8 +1,8 @@
-"""`python -m neve.pipeline.gc`: what nobody needs any more, as a plan; with --apply, the owners are asked to let it go.
+"""`python -m neve.pipeline.gc`: plans the deletion of unneeded data; with --apply, asks the owners to delete it.
 
     extents that no stream refers to, files that metadata does not list, log extents in which little is live
 
-Invariants: Spark proposes, the owners dispose: the manager and the partition servers judge each proposal once more, by
+Invariants: Spark proposes and the owners decide: the manager and the partition servers check each proposal again, by
             what stands then, in a transaction (T37);
             a run that could not see everything, for whatever reason, proposes nothing, writes no plan and exits with 1
             (T36);
@@ -45,7 +45,7 @@ CANDIDATES_MAX = 1_000_000  # that a plan holds: more is not garbage, it is a mi
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = job_parser("gc", "Find what nobody needs any more, and with --apply have its owners let it go.")
+    parser = job_parser("gc", "Find data that is no longer needed, and with --apply have its owners delete it.")
     parser.add_argument("--apply", action="store_true", help="carry the plan out; without it nothing is changed")
     parser.add_argument("--output", metavar="FOLDER", default="", help="write the plan there, as Parquet")
     grace = "nothing younger is proposed (default: 24h); the manager has a grace period of its own, too"
@@ -114,7 +114,7 @@ def gather(context: JobContext) -> Evidence:
 
 
 def _log_extents(context: JobContext, revision: int, seen_ms: int) -> list[LogExtent]:
-    """What the partitions' logs have that lives; nothing if there are no partitions."""
+    """The live bytes in the partitions' logs; nothing if there are no partitions."""
     link = link_for(context.options)
     at_revision = replace(context.options, revision=revision)
 
@@ -185,7 +185,7 @@ def write_plan(context: JobContext, plan: Plan, folder: str) -> None:
 
 
 async def apply(link: Link, plan: Plan) -> dict[str, Any]:
-    """Ask the owners. What they keep is theirs to say; a call that fails is told, and harms nothing."""
+    """Ask the owners, who decide what to keep. A failed call is reported and does no harm."""
     proposals = [(row.extent_id, row.eversion) for row in plan.rows_for(core_gc.DELETE)]
     deleted: list[int] = []
     kept: list[int] = []
@@ -226,7 +226,7 @@ def _by_partition(rows: Sequence[PlanRow]) -> dict[int, list[PlanRow]]:
 
 
 async def _servers(link: Link) -> dict[int, str]:
-    """Who serves each partition now: it may have moved since the plan was made."""
+    """The present server of each partition, which may have moved since the plan was made."""
     taken = await snapshot.take(link, link.options)
     addresses = {server_id: stored.record.wire_address for server_id, stored in taken.regions.servers.items()}
     return {

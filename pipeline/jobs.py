@@ -1,4 +1,4 @@
-"""What the jobs have in common: the command line, the session, the options of their scans, how a failure is told.
+"""The common parts of the jobs: the command line, the session, the options of their scans, the report of a failure.
 
 Invariants: a user's mistake, a cluster that does not answer and a failed Spark job end in a sentence and an exit code;
             a job that could not read everything says so and exits with 1;
@@ -34,7 +34,7 @@ READS_MAX = 4  # of a cluster that changes under the reading
 READ_PAUSE_S = 0.5  # before the second; twice as long before each further one
 OVERTAKEN = "during the scan"  # is in each of our own errors that say so
 
-# Of our own errors in what Spark tells of a failed task: the last line of the Python traceback.
+# Matches a Neve error in Spark's report of a failed task: the last line of the Python traceback.
 _OUR_ERROR = re.compile(r"neve\.proto\.errors\.(\w+): ([^\n]*)")
 
 
@@ -59,7 +59,7 @@ def job_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 class JobContext:
-    """What a job works with."""
+    """The resources of a running job."""
 
     def __init__(self, args: argparse.Namespace, spark: SparkSession, progress: JobProgress) -> None:
         self.args = args
@@ -148,7 +148,7 @@ def _is_extent(error: NeveError) -> bool:
 
 
 def sentence(text: str) -> str:
-    """What of a Spark failure is for the user: our own error if there is one in it."""
+    """The part of a Spark failure to show to the user: a Neve error if it contains one."""
     ours = _OUR_ERROR.findall(text)
     if ours:
         name, words = ours[-1]

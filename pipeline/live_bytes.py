@@ -1,4 +1,4 @@
-"""How much of each log extent is live: log entries joined with the tables, by Spark.
+"""The live bytes of each log extent: log entries joined with the tables, by Spark.
 
 Invariants: the newest entry of a key counts, over all tables of its partition and the log behind them; a deleted or
             expired one holds nothing alive;

@@ -1,8 +1,8 @@
 """Neve as one archive for `spark-submit --py-files`: `python -m neve.pipeline.package neve.zip`.
 
-Invariants: the archive has all of neve's code and nothing else; what neve needs from PyPI has to be on the workers, as
+Invariants: the archive has all of neve's code and nothing else; what neve needs from PyPI must be on the workers, as
             compiled code does not load from archives (docs/spark.md has the list);
-            the same code gives the same bytes, so that Spark can tell whether it has it already.
+            the same code gives the same bytes, so that Spark can see whether it has the archive already.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far Spark is with a job, on the terminal, while it works.
+"""The progress of a Spark job, shown on the terminal.
 
 Invariants: nothing is shown where stderr is no terminal, but for one line every `LINE_S` seconds, so that a log of a
             long job tells that it lives; stdout is left to the result.

@@ -1,4 +1,4 @@
-"""`python -m neve.pipeline.scrub`: reads every replica of every extent, and says which are bad.
+"""`python -m neve.pipeline.scrub`: reads every replica of every extent and reports the bad ones.
 
     block CRCs, the digest of the whole, equality of all replicas; bad ones are reported to the manager, who has them
     made anew, and with --wait the job waits for that and reads them again
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = job_parser("scrub", "Read every replica of every extent, compare them, and have the bad ones made anew.")
     parser.add_argument("--node", type=int, default=0, help="only this node's replicas")
     parser.add_argument("--stream", default="", help="only this stream's extents (id or name)")
-    parser.add_argument("--dry-run", action="store_true", help="tell the manager nothing")
+    parser.add_argument("--dry-run", action="store_true", help="report nothing to the manager")
     parser.add_argument("--output", metavar="FOLDER", default="", help="write a row for each replica there, as Parquet")
     wait = "for bad replicas to be made anew, and read them again"
     parser.add_argument("--wait", type=duration_s, default=0.0, metavar="SECONDS", help=wait)
@@ -120,7 +120,7 @@ def verdict_of(row: Any) -> ReplicaVerdict:
 async def judge(
     link: Link, summary: Summary, verdicts: Sequence[ReplicaVerdict], unseen: Sequence[int] = ()
 ) -> Summary:
-    """With the replicas compared, and with what metadata says now. `unseen`: extents without a replica to be read."""
+    """The result with the replicas compared, by the present metadata. `unseen`: extents without a readable replica."""
     judged = core_scrub.compare(verdicts)
     doubtful = sorted({each.extent_id for each in judged if each.verdict != core_scrub.OK})
     listed = {

@@ -1,6 +1,6 @@
 """A Spark session for the jobs: on the master that the user names, with Neve's code on its workers.
 
-Invariants: without Java the user is told what to install, before Spark is started;
+Invariants: without Java, the error says what to install, before Spark is started;
             Spark is started before anything here uses gRPC, whose threads do not survive the fork that starts Java;
             a session that was there before (a notebook's) is used and left running.
 """

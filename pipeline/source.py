@@ -2,7 +2,7 @@
 
 Invariants: planning happens once a query, in one process, from one metadata revision; tasks get all they need and ask
             no manager unless a replica fails them;
-            a task that fails leaves nothing behind, and a task that is run twice gives the same rows (T38).
+            a failed task leaves nothing behind, and a task that runs twice gives the same rows (scenario T38).
 """
 
 from __future__ import annotations

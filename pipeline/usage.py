@@ -1,4 +1,4 @@
-"""`python -m neve.pipeline.usage`: who uses what: bytes, blocks, live ratio, replicas; by stream, partition, node, rack
+"""`python -m neve.pipeline.usage`: space usage: bytes, blocks, live ratio, replicas; by stream, partition, node, rack
 and age.
 
 Invariants: all figures are of one metadata revision;
@@ -40,7 +40,7 @@ TOP = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = job_parser("usage", "Who uses what: by stream, node, rack and age; a table, Parquet and a picture.")
+    parser = job_parser("usage", "Space usage by stream, node, rack and age: a table, Parquet and a picture.")
     parser.add_argument("--output", metavar="FOLDER", default="", help="write a row for each extent there, as Parquet")
     parser.add_argument("--picture", metavar="PNG", type=Path, default=None, help="draw live ratio and capacity")
     parser.add_argument("--no-blocks", action="store_true", help="do not count blocks: metadata alone is read")
@@ -119,7 +119,7 @@ def with_live(context: JobContext, extents: DataFrame, logs: Sequence[LogExtent]
 
 
 def partitions(taken: Snapshot, plans: Sequence[PartitionPlan], logs: Sequence[LogExtent]) -> list[dict[str, Any]]:
-    """What each partition's three streams have; an open extent counts when it is sealed."""
+    """The contents of each partition's three streams. An open extent counts once it is sealed."""
     rows = []
     for plan in plans:
         region = plan.region

@@ -1,1 +1,1 @@
-"""What the Spark jobs decide, without I/O: filters, slices, verdicts, and what is garbage."""
+"""The decisions of the Spark jobs, without I/O: filters, slices, verdicts and garbage."""

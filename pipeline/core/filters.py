@@ -80,7 +80,7 @@ class Filters:
         return all(bool(_holds(test, value)) for test in self.tests if test.column == column)
 
     def mask(self, column: str, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
-        """Which of the values are admitted; None if all are."""
+        """The admitted values; None if all are admitted."""
         tests = [test for test in self.tests if test.column == column]
         if not tests:
             return None

@@ -1,4 +1,4 @@
-"""How far the next micro-batch of a followed stream goes. Pure.
+"""The end of the next micro-batch of a followed stream. Pure.
 
 Invariants: no end goes back; an extent is begun only when all before it are read to their seal;
             a bound on bytes is kept to the extent: at least one extent is gone on with, so that a stream of large

@@ -1,4 +1,4 @@
-"""What a GC run proposes, from what it has seen. Pure: Spark gathers the evidence, owners carry the plan out.
+"""The proposal of a GC run from its findings. Pure: Spark gathers the evidence, and owners carry out the plan.
 
     delete     an extent that no stream refers to: the manager deletes it, if that is still so
     collect    a file that metadata does not list: the manager's collector removes it after its own grace period

@@ -1,4 +1,4 @@
-"""What a scrub concludes from what was read of each replica. Pure.
+"""The verdicts of a scrub on the replicas of an extent, from reads of each replica. Pure.
 
 Invariants: a replica that could not be read is not called bad;
             where replicas of one extent differ although each is sound in itself, the seal's digest decides; without one
@@ -40,7 +40,7 @@ class Summary:
     bad: list[ReplicaVerdict] = field(default_factory=list)
     unread: list[ReplicaVerdict] = field(default_factory=list)
     stale: list[ReplicaVerdict] = field(default_factory=list)
-    undecided: list[int] = field(default_factory=list)  # extents whose replicas differ, and nobody can say who is right
+    undecided: list[int] = field(default_factory=list)  # extents whose replicas differ without a majority
     notes: list[ReplicaVerdict] = field(default_factory=list)  # sound replicas with something to mention
     endangered: list[int] = field(default_factory=list)  # extents without a replica that was read and found sound
     unconfirmed: list[int] = field(default_factory=list)  # sealed, and no replica may be read, then and now
@@ -73,7 +73,7 @@ def undecided(verdicts: Iterable[ReplicaVerdict]) -> list[int]:
 
 
 def _right_digest(group: list[ReplicaVerdict]) -> bytes | None:
-    """What most of the sound replicas have, if more than half of them do."""
+    """The digest of the majority of the sound replicas; None without a majority."""
     sound = Counter(each.digest for each in group if each.verdict == OK)
     if not sound:
         return None
@@ -84,7 +84,7 @@ def _right_digest(group: list[ReplicaVerdict]) -> bytes | None:
 def drop_stale(verdicts: Iterable[ReplicaVerdict], listed_now: Mapping[int, Mapping[int, int]]) -> list[ReplicaVerdict]:
     """`listed_now`: incarnations by extent and node, as metadata has them by now.
 
-    One that has lost its confirmation meanwhile stays bad: its node has found it out, too, and has told the manager.
+    A replica that has lost its confirmation meanwhile stays bad: its node has found the defect, too, and reported it.
     """
     kept: list[ReplicaVerdict] = []
     for each in verdicts:

@@ -26,7 +26,7 @@ class ScanExtent:
     stream_id: int
     end: int  # the seal's length, or how far readers may go
     sealed: bool
-    info: bytes  # sm.ExtentInfo, encoded: tasks on other machines get it as it is
+    info: bytes  # an encoded sm.ExtentInfo, for tasks on other machines
 
     def message(self) -> sm.ExtentInfo:
         return sm.ExtentInfo.FromString(self.info)

@@ -1,6 +1,6 @@
 """Rows of a scan as Arrow record batches.
 
-Invariants: a batch has exactly the columns that were asked for, in their order and with the types of columns.py;
+Invariants: a batch has exactly the requested columns, in their order and with the types of columns.py;
             every row carries the revision of the metadata that its scan was planned with.
 """
 

@@ -1,7 +1,7 @@
 """The blocks of a slice, some at a time: from a file of this machine, or from nodes.
 
     any replica     the local file, if there is one; whatever is wrong with it, and all else, comes from the nodes
-    one replica     of that node alone, whatever it holds: crc_ok says what its bytes are worth
+    one replica     of that node alone, whatever it holds: crc_ok says whether its bytes are valid
 
 Invariants: from any replica, a block comes with the right CRC or the task fails: nothing is left out (T36);
             from one replica, a block that cannot be read, or is wrong, is a row with crc_ok = false;
@@ -30,13 +30,13 @@ from neve.proto import stream_manager_pb2 as sm
 from neve.proto.blocks import HEADER_BYTES
 from neve.proto.errors import OutOfRange, ReplicaError, ReplicaMissing
 
-OPEN_TRIES = 10  # to read an open extent up to an end that one of its replicas has told
+OPEN_TRIES = 10  # to read an open extent up to an end that one of its replicas has reported
 OPEN_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a scan needs of each block, and how much of it at a time."""
+    """The data that a scan needs of each block, and the size of a read."""
 
     crc: bool
     payload: bool
@@ -122,7 +122,7 @@ class SliceReader:
             yield from self._in_batches(self._admitted(run))
 
     def _index_page(self, piece: Slice, info: sm.ExtentInfo, at: int) -> tuple[Run, int]:
-        """The blocks that begin from `at` on, some of them, and where to go on."""
+        """Some of the blocks that begin at or after `at`, and the offset at which to continue."""
         request = en.ReadIndexRequest(extent_id=info.extent_id, start=at, end=piece.end)
         reply, payload, _ = self._link.run(self._link.ask_replicas(info, methods.EXTENT_NODE_READ_INDEX, request))
         if reply.seal.length != info.seal.length or len(payload) != 5 * reply.blocks:
@@ -165,7 +165,7 @@ class SliceReader:
                 link.run(chunks.aclose())
             tries = 0 if start > before else tries + 1
             if start < end and tries >= OPEN_TRIES:
-                # A replica has told that readers may go further, and none lets us.
+                # A replica has reported that readers may read further, but no replica serves it.
                 raise OutOfRange(extent_id=info.extent_id, offset=end, readable=start)
             if start < end:
                 link.run(asyncio.sleep(OPEN_PAUSE_S))
@@ -211,7 +211,7 @@ class SliceReader:
                 at = blocks[-1].end
                 yield from self._in_batches(self._admitted(_run_of(blocks, payload=self._wanted.payload)))
             if problem is not None or not blocks:
-                size = np.array([HEADER_BYTES], dtype=np.int64)  # how long it is cannot be told
+                size = np.array([HEADER_BYTES], dtype=np.int64)  # its real size is unknown
                 nothing = pa.nulls(1, pa.binary()) if self._wanted.payload else None
                 bad = Run(np.array([at]), size, np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.bool_), nothing)
                 yield self._admitted(bad)

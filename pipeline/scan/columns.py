@@ -51,7 +51,7 @@ SCHEMAS: dict[str, dict[str, Column]] = {
         "stream_ids": LONGS,  # that refer to it
         "eversion": LONG,
         "sealed": BOOL,
-        "length": LONG,  # of one copy: the seal's, or how far readers may go; null if nobody can say
+        "length": LONG,  # of one copy: the sealed length, or the readable end; null if unknown
         "digest": BYTES,
         "created_ms": LONG,
         "changed_revision": LONG,

@@ -33,7 +33,7 @@ T = TypeVar("T")
 NODE_CALL_TIMEOUT_S = 10.0
 NODE_ROUNDS = 3  # of asking all replicas, with fresh metadata in between
 ROUND_PAUSE_S = 0.5
-RANGE_BYTES = 8 << 20  # asked of a node at a time
+RANGE_BYTES = 8 << 20  # size of one read from a node
 REPLY_BYTES_MAX = 20 << 20  # the most that a node sends at a time, and a margin
 
 CLIENT_OPTIONS = ClientOptions(read_bytes=8 << 20, cache_bytes_max=0, keep_freed_memory=False)
@@ -112,7 +112,7 @@ class Link:
         return found[0]
 
     async def committed(self, info: sm.ExtentInfo) -> int | None:
-        """How far readers of an open extent may go: the highest that a replica was told. None if nobody says."""
+        """The readable end of an open extent: the highest `committed` of its replicas. None if no replica answers."""
         answers = await asyncio.gather(*(self._committed_of(info, each) for each in info.replicas))
         known = [answer for answer in answers if answer is not None]
         return max(known) if known else None
@@ -122,7 +122,7 @@ class Link:
         try:
             found, _ = await self.ask_node(each.address, methods.EXTENT_NODE_DESCRIBE_REPLICA, request)
         except NeveError:
-            return None  # another one tells; that nobody does is for the caller to judge
+            return None  # another replica may answer; the caller handles the case that none does
         return found.seal.length if found.HasField("seal") else found.committed
 
 

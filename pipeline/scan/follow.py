@@ -84,7 +84,8 @@ class NeveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             extent = listed.get(extent_id)
             if extent is None or (extent.sealed and extent.end < stop):
                 raise NotFound(kind="position", name=f"{extent_id}:{begin}", detail="it has left the stream")
-            # An open one was readable to there: nodes forget that when they restart, and are told again.
+            # An open extent was readable up to there. A node that restarts forgets it until the writer reports it
+            # again.
             part = ScanExtent(extent_id, extent.stream_id, stop, extent.sealed, extent.info)
             slices += cut(part, slice_bytes=slice_bytes, filters=Filters(), start=begin)
         packs = pack(slices, slice_bytes=slice_bytes)

@@ -38,7 +38,7 @@ class LocalExtent:
 
 
 class LocalDisks:
-    """Which disks this machine has, by uuid."""
+    """The disks of this machine, by uuid."""
 
     def __init__(self, patterns: Sequence[str], cluster: str, fs: FileSystem | None = None) -> None:
         self._patterns = tuple(patterns)
@@ -52,7 +52,7 @@ class LocalDisks:
         return self._fs
 
     def folder_of(self, disk_uuid: str) -> str | None:
-        """Where the disk is, if it is here."""
+        """The path of the disk, if this machine has it."""
         if not self._patterns:
             return None
         if disk_uuid not in self._folders and time.monotonic() - self._looked_s > LOOK_AGAIN_S:

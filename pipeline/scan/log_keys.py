@@ -1,7 +1,7 @@
 """Key columns of blocks: what the records of a partition's log say, block by block.
 
 Invariants: a block that is no whole log record (a part of a larger one, a record of another kind of stream) has nulls,
-            never a guess; whoever needs every entry of a partition reads rows=entries, which joins and raises.
+            never a guess; to read every entry of a partition, use rows=entries, which joins and raises.
 """
 
 from __future__ import annotations

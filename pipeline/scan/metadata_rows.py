@@ -43,7 +43,7 @@ def extent_row(taken: Snapshot, extent_id: int, length: int | None) -> dict[str,
 def replica_row(
     revision: int, extent: ScanExtent, info: sm.ExtentInfo, each: sm.ExtentReplica, rack: str
 ) -> dict[str, Any]:
-    """Without a verdict: that is for who reads it."""
+    """A row without a verdict, which the task that reads the replica adds."""
     return {
         "revision": revision,
         "extent_id": extent.extent_id,

@@ -1,8 +1,8 @@
-"""What can be said to `spark.read.format("neve")`: the options of a scan, checked before anything is read.
+"""The options of a scan with `spark.read.format("neve")`, checked before anything is read.
 
 Invariants: an option that is not known, or a value that cannot be, is refused by name: a typing error never becomes a
             scan of something else;
-            frozen, and made of plain values: tasks on other machines get it as it is.
+            frozen, and made of plain values, because it is sent to tasks on other machines.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ DISKS_VARIABLE = "NEVE_DISKS"
 
 ANY, EACH = "any", "each"
 
-# What each kind of rows can be chosen by: one of these, and none of them means everything.
+# The options that select rows, for each kind of rows: at most one of them; none means everything.
 _EXTENTS_BY = ("stream", "partition", "node", "extents")
 _CHOICES = {BLOCKS: _EXTENTS_BY, EXTENTS: _EXTENTS_BY, REPLICAS: _EXTENTS_BY, FILES: ("node",), ENTRIES: ("partition",)}
 
 # One task's work: a fraction of a second, so that a lost task costs little, and ten times what Spark does for any task.
 SLICE_BYTES = 128 << 20
-SLICE_BYTES_INDEX = 512 << 20  # where indexes tell all: without the bytes, blocks of 1 KiB cost a fifth
+SLICE_BYTES_INDEX = 512 << 20  # if indexes suffice: without the bytes, blocks of 1 KiB cost a fifth
 BATCH_BYTES = 8 << 20  # of payload in one Arrow batch: Java and Python hold a few of them
 BATCH_BYTES_MAX = 1 << 30  # Arrow's binary arrays count their bytes in 31 bits
 BATCH_ROWS = 100_000
@@ -82,7 +82,7 @@ class ScanOptions:
         return int(self.stream) if self.stream.isdecimal() else self.stream
 
     def connection(self) -> ScanOptions:
-        """Of these, what says how the cluster is reached."""
+        """The subset of these options that says how to reach the cluster."""
         return ScanOptions(managers=self.managers, **{name: getattr(self, name) for name in _REACH})
 
     def tls(self) -> TlsFiles | None:
@@ -138,7 +138,7 @@ def parse(options: Mapping[str, str], environment: Mapping[str, str] = os.enviro
         made.tls()
     except ValueError as error:
         raise InvalidArgument(what="cert", detail=str(error)) from None
-    made.etcd().to(["127.0.0.1:2379"])  # who does not know its endpoints yet can still see what does not fit
+    made.etcd().to(["127.0.0.1:2379"])  # checks the other options even if the endpoints are not known yet
     chosen = [name for name in _CHOICES[BLOCKS] if name in given]
     if len(chosen) > 1:
         raise InvalidArgument(what=chosen[1], detail=f"{chosen[0]} is given, too: choose by one of them")

@@ -1,4 +1,4 @@
-"""The partitions of a snapshot: their tables and logs as rows of entries. What liveness is computed from.
+"""The partitions of a snapshot: their tables and logs as rows of entries, from which liveness is computed.
 
 A partition is its last manifest's tables, clipped to its range, and the log behind `log_replay_from`. Whichever
 manifest was read, the log from there on has everything that came later: the newest entry of a key over both counts.
@@ -37,10 +37,12 @@ class Reach:
     """Extents of a stream, in its order, each with how far it is read."""
 
     extents: tuple[tuple[int, int], ...]  # id, end
-    after_hole: frozenset[int] = frozenset()  # extents that do not go on what the one before them has begun
+    after_hole: frozenset[int] = (
+        frozenset()
+    )  # extents that do not continue the record at the end of the extent before them
 
     def from_position(self, start: Position | None) -> Iterator[tuple[int, int, int]]:
-        """(id, start, end) of what lies at and behind a position; an error if the stream does not have it."""
+        """(id, start, end) of the extents from a position on; an error if the stream does not have the position."""
         if start is None:
             yield from ((extent_id, 0, end) for extent_id, end in self.extents)
             return
@@ -53,7 +55,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class PartitionToRead:
-    """What a task needs to give the entries of a table, or of the log that is to be replayed."""
+    """The data that a task needs to return the entries of a table, or of the log to be replayed."""
 
     partition_id: int
     start: bytes

@@ -2,7 +2,7 @@
 
 Invariants: extents, replicas and seals are of one metadata revision, and the end of an open extent is fixed here:
             however often a task is run, it reads the same rows;
-            an open extent whose readable end nobody can tell is an error, not an empty one (T36).
+            an open extent with an unknown readable end is an error, not an empty extent (scenario T36).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPEN_AND_SILENT = "it is open, and no replica tells how far it may be read"
 
 
 async def plan_tasks(link: Link, options: ScanOptions, names: tuple[str, ...], filters: Filters) -> list[ScanTask]:
-    """What Spark's tasks are to do for a scan with these options, columns and filters."""
+    """The tasks of Spark for a scan with these options, columns and filters."""
     taken = await snapshot.take(link, options)
     for node_id in (options.node_id, options.replica_node_id):
         if node_id and node_id not in taken.state.nodes:
@@ -80,7 +80,7 @@ def _replica_tasks(
 ) -> Iterator[ScanTask]:
     """A replica is read by one task: its digest is over all of its bytes, from the first one on.
 
-    `silent`: open extents whose end nobody tells. Their replicas are rows, too: without a length, and not read.
+    `silent`: open extents with an unknown end. Their replicas are rows, too, without a length, and are not read.
     """
     rows: list[dict[str, Any]] = []
     for extent_id in silent:
@@ -146,7 +146,7 @@ async def fix_ends(
 ) -> list[ScanExtent]:
     """Each with the end up to which it is read: the seal's, or how far readers may go now.
 
-    An open one whose end nobody can tell is an error, or, without `strict`, left out.
+    An open extent with an unknown end is an error, or omitted without `strict`.
     """
     at_a_time = asyncio.Semaphore(OPEN_AT_A_TIME)
 
@@ -170,7 +170,7 @@ async def fix_ends(
 
 
 def _node_ids(extent: ScanExtent, options: ScanOptions) -> list[int]:
-    """Which replicas are read: 0 stands for any one of them."""
+    """The replicas to read; 0 stands for any one of them."""
     wanted = options.replica_node_id
     if options.replica != EACH and not wanted:
         return [0]

@@ -1,11 +1,11 @@
-"""Reads one replica, every byte: its attributes, its blocks' CRCs, the digest of the whole. What scrub is made of.
+"""The check of one replica for a scrub: it reads every byte, the attributes, the blocks' CRCs and the digest.
 
     sealed, its disk is here     the file itself: attributes, size, blocks, digest
     sealed, elsewhere            its node, which reads it in the same way: what it has open already proves nothing
     open                         its node, up to an end that was fixed when the scan was planned
 
 Invariants: a finding was seen twice; that a node or a disk cannot be reached is `unread`, not a finding;
-            nothing is changed, and nobody is told: that is for the job, which looks at metadata once more.
+            the check changes and reports nothing; the job does that, after reading the metadata again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BUSY_TRIES = 60
 BUSY_PAUSE_S = 1.0
 AUDIT_TIMEOUT_S = 600.0  # 2 GiB take a few seconds; a busy disk takes longer
 
-# What a node says of a replica that is not what metadata says it is. Anything else is trouble, not a finding.
+# A node's answers about a replica that differs from the metadata. Any other error is a failure, not a finding.
 _WRONG = (ReplicaMissing, ReplicaDeleted, ReplicaDamaged, ReplicaDoubtful, WrongReplica)
 
 
@@ -89,7 +89,7 @@ def check(link: Link, disks: LocalDisks, wanted: ReplicaToCheck) -> dict[str, An
 
 
 def unread(why: str) -> dict[str, Any]:
-    """Of the row of a replica that nobody can look at."""
+    """The result for a replica that cannot be read."""
     return {"verdict": UNREAD, "problem_offset": 0, "problem": why, "blocks": 0, "bytes_read": 0}
 
 
@@ -114,7 +114,7 @@ def _ask_for_audit(link: Link, info: sm.ExtentInfo, each: sm.ExtentReplica) -> L
         try:
             reply, _ = link.run(link.ask_node(each.address, method, request, timeout_s=AUDIT_TIMEOUT_S))
             break
-        except Overloaded:  # more tasks than it takes audits at a time: that says nothing of the replica
+        except Overloaded:  # more tasks than the node runs audits at a time, which says nothing about the replica
             if turn + 1 == BUSY_TRIES:
                 raise
             time.sleep(BUSY_PAUSE_S)
@@ -148,7 +148,7 @@ def _open_pieces(link: Link, info: sm.ExtentInfo, each: sm.ExtentReplica, end: i
             extent_id=info.extent_id, replica=each.replica, offset=at, max_bytes=min(RANGE_BYTES, end - at)
         )
         reply, data = link.run(link.ask_node(each.address, methods.EXTENT_NODE_READ_BLOCK, request))
-        if not data:  # it was not told yet how far readers may go: nothing is known against it
+        if not data:  # it has not received `committed` yet, so nothing is known against it
             raise OutOfRange(extent_id=info.extent_id, offset=end, readable=at)
         yield data
         at = reply.end

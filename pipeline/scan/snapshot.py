@@ -4,7 +4,7 @@ Managers answer a listing page by page, each page from what they know by then. A
 different moments together, so all of it is read from etcd itself, at one revision.
 
 Invariants: everything in a snapshot stood at `revision`, and nothing is left out: an error of any page is raised;
-            an older revision can be asked for until etcd has compacted it (`Compacted`).
+            an older revision can be read until etcd has compacted it (`Compacted`).
 """
 
 from __future__ import annotations

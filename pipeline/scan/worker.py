@@ -1,4 +1,4 @@
-"""What a Python process of Spark is told once, before its first task.
+"""The one-time preparation of a Python process of Spark, before its first task.
 
 Spark keeps the process for many tasks and has it collect cycles after each of them: with all that is imported, 30 ms,
 many times what a task of indexes takes itself. What is there before the first task stays to the end: it is set aside.
