@@ -1,13 +1,13 @@
-"""What `make demo` shows: a cluster on this machine that is written, loses a node, loses nothing else, and heals.
+"""The program of `make demo`: a cluster on this machine is written to, loses a node and no data, and heals.
 
-   python examples/demo.py       exit code 0 when every check held; nothing is left running, and no file stays
+   python examples/demo.py       exit code 0 if every check held; no process and no file is left
 
 1. `neve up` starts etcd, managers, nodes and partition servers in a temporary folder, on free ports.
 2. `stream-client wbench` measures writing, to stable storage and to memory.
-3. A checking writer appends; a node that it writes to is killed with -9 meanwhile; it goes on.
-4. Everything that was acknowledged is read back and compared: once each, in order, at the position that was told.
-5. The cluster heals: no extent lacks a replica any more.
-6. Objects are put in all key ranges; a partition server is killed meanwhile; another one serves its keys.
+3. A checking writer appends. A node that it writes to is killed with -9 meanwhile, and the writer continues.
+4. All acknowledged records are read back and compared: once each, in order, at the acknowledged position.
+5. The cluster heals: every extent has all its replicas again.
+6. Objects are put in all key ranges. A partition server is killed meanwhile, and another one serves its keys.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SETTINGS = (
 
 
 class DemoFailed(Exception):
-    """A check did not hold; the message says which."""
+    """A check did not hold. The message names it."""
 
 
 def say(text: str) -> None:
@@ -74,7 +74,7 @@ def check(holds: bool, text: str) -> None:
 
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[dict[str, Any]]:
-    """`neve up` as a process; yields what it says when it is ready, and stops it cleanly."""
+    """Run `neve up` as a process; yield its report when it is ready, and stop it cleanly at the end."""
     command = [
         sys.executable,
         "-m",
@@ -90,7 +90,7 @@ def running_cluster(folder: Path) -> Iterator[dict[str, Any]]:
     process = subprocess.Popen(dying_with_parent(*command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        line = process.stdout.readline()  # `neve up` gives up by itself when it does not get ready
+        line = process.stdout.readline()  # `neve up` ends by itself if it does not become ready
         if not line or json.loads(line)["event"] != "ready":
             raise DemoFailed(f"the cluster did not start\n{log_ends(folder)}")
         yield json.loads(line)
@@ -132,7 +132,7 @@ def payload_of(number: int) -> bytes:
 
 
 class CheckingWriter:
-    """Appends numbered records and remembers where each was acknowledged."""
+    """Appends numbered records and records the position at which each was acknowledged."""
 
     def __init__(self, client: Client, stream_id: int) -> None:
         self._client = client
@@ -270,14 +270,14 @@ async def until(holds: Any, running: asyncio.Future[None], what: str) -> None:
 
 
 async def node_of_tail(client: Client, stream_id: int, ready: dict[str, Any]) -> str:
-    """The name of a process that has a replica of the extent that is being written."""
+    """The name of a process that has a replica of the stream's tail."""
     tail = (await client.stream(stream_id)).extent_ids[-1]
     (extent,) = await client.admin.describe_extents([tail])
     return f"node{ready['nodes'].index(extent.replicas[0].address) + 1}"
 
 
 async def until_recovered(client: Client, address: str) -> int:
-    """Wait until the node at `address` is known to be dead and nothing relies on it; its id."""
+    """Wait until the node at `address` is declared dead and no extent relies on it. Returns its id."""
     shown = ""
     async with asyncio.timeout(STEP_TIMEOUT_S):
         while True:

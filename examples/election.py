@@ -2,11 +2,11 @@
 
     python examples/election.py 127.0.0.1:2379
 
-A stopped leader (SIGSTOP: a long pause, as a machine under memory pressure makes) does not know that time goes by.
-When it goes on it believes for a moment that it still leads. Its write is refused all the same, because every write
-of a leader compares the leader's key in the same transaction.
+A stopped leader (SIGSTOP: a long pause, as on a machine under memory pressure) does not notice that time passes. When
+it resumes, it believes for a moment that it still leads. Its write is refused all the same, because every write of a
+leader compares the leader's key in the same transaction.
 
-Exit code 0 if everything went as it must, 1 if not.
+Exit code 0 if every step had the expected outcome, 1 if not.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ STEP_TIMEOUT_S = 30.0  # a bound for a slow machine; an election takes about as 
 
 
 async def candidate(endpoint: str, root: bytes, name: str) -> None:
-    """Campaign, then obey: each line on standard input asks for one write as the leader."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped candidate would outlive the show
+    """Campaign, then write as the leader once for each line on standard input."""
+    ctypes.CDLL(None).prctl(
+        1, signal.SIGKILL
+    )  # PR_SET_PDEATHSIG: otherwise a stopped candidate would outlive this program
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     async with await EtcdStore.connect(EtcdConfig((endpoint,))) as store:
@@ -42,12 +44,12 @@ async def candidate(endpoint: str, root: bytes, name: str) -> None:
         leadership = await Election(store, root + b"leader").campaign(name.encode(), lease)
         leadership.lost.add_callback(lambda reason: print(f"lost the lead ({reason})", flush=True))
         print(f"leads, with create revision {leadership.create_revision}", flush=True)
-        while await orders.readline():  # the end of the input is the end of the show
+        while await orders.readline():  # the end of the input ends this process
             try:
                 leadership.ensure()
             except NeveError as error:
                 print(f"knows by its own clock that it is deposed: {type(error).__name__}", flush=True)
-            # A careless leader would write all the same. So do we, to show that etcd refuses it.
+            # A careless leader would write all the same. This one does, to show that etcd refuses the write.
             result = await store.txn(leadership.guard(), [Put(root + b"state", name.encode())])
             print("wrote" if result.succeeded else "write REFUSED", flush=True)
 
@@ -67,7 +69,7 @@ class Candidates:
         )
 
     async def wait_for(self, name: str, words: str) -> None:
-        """Show what the candidate says until it says `words`."""
+        """Print the candidate's output up to the line that contains `words`."""
         output = self._processes[name].stdout
         assert output is not None
         async with asyncio.timeout(STEP_TIMEOUT_S):
@@ -96,7 +98,7 @@ class Candidates:
 
 
 async def next_leader(election: Election, *, after: KeyValue | None) -> KeyValue:
-    """The first leader that is another one than `after`."""
+    """The first leader other than `after`."""
     async with asyncio.timeout(STEP_TIMEOUT_S), aclosing(election.observe()) as leaders:
         async for leader in leaders:
             if leader is not None and (after is None or leader.create_revision > after.create_revision):

@@ -2,7 +2,7 @@
 
     python examples/objects.py --managers 127.0.0.1:3701
 
-Needs a running cluster (`neve up`). Exit code 0 if everything was as it should be.
+It needs a running cluster (`neve up`). Exit code 0 if every step had the expected result.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ async def show(managers: list[str], cluster: str) -> bool:
         found = await kv.get(b"example/greeting")
         print(f"{found.value!r} is version {info.version}")
 
-        # Many at a time travel together: one frame for each server.
+        # Concurrent puts are sent together, in one frame for each server.
         await asyncio.gather(*(kv.put(b"example/number/%03d" % n, b"%d" % n) for n in range(100)))
         keys = [each.key async for each in kv.scan(prefix=b"example/number/", limit=5)]
         print(f"the first of them: {keys}")
 
-        # Whoever is second loses, and learns which version was there.
+        # The second put fails, and its error has the version of the object.
         await kv.put(b"example/greeting", b"good morning", if_version=info.version)
         try:
             await kv.put(b"example/greeting", b"good evening", if_version=info.version)
@@ -37,7 +37,7 @@ async def show(managers: list[str], cluster: str) -> bool:
             print(f"too late: {error}")
             lost = True
 
-        # All or nothing, for keys of one partition.
+        # Atomic, for keys of one partition.
         await kv.batch([Put(b"example/pair/left", b"1"), Put(b"example/pair/right", b"2")])
 
         # Values of any size pass through in parts.
