@@ -31,17 +31,17 @@ _INDEX_NAME = re.compile(r"([0-9a-f]{16})\.idx")
 
 
 class CannotInspect(Exception):
-    """Nothing can be said of the path; the message is one sentence for a person."""
+    """The path cannot be inspected. The message is one sentence for a person."""
 
 
 @dataclass(slots=True)
 class ExtentFindings:
     path: str
     file_bytes: int = 0
-    attributes: Attributes | None = None  # None: they cannot be read, and a node treats the replica as absent
+    attributes: Attributes | None = None  # None: unreadable, and a node treats the replica as absent
     valid_length: int = 0
     blocks: int = 0
-    digest: bytes = b""  # as computed, of a sealed extent
+    digest: bytes = b""  # the computed digest of a sealed extent
     index_state: str = "-"  # good, missing, wrong; - where there should be none
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class DiskFindings:
     counts: dict[str, int] = field(default_factory=dict)  # of files in trash, quarantine and so on
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)  # what this user may not read: nothing is known of it
+    unreadable: list[str] = field(default_factory=list)  # paths that this user may not read
 
     @property
     def is_good(self) -> bool:
@@ -83,7 +83,7 @@ class DiskFindings:
 
 
 def inspect_disk(fs: FileSystem, path: str) -> DiskFindings:
-    """The disk itself; `extent_paths` has what to look at next."""
+    """Inspect the disk itself. `extent_paths` lists the extent files to inspect next."""
     found = DiskFindings(path)
     if fs.stat(os.path.join(path, LABEL)) is None and fs.stat(os.path.join(path, EXTENTS)) is None:
         raise CannotInspect(f"{path} is neither an extent file nor a disk: it has no {LABEL} and no folder {EXTENTS}")
@@ -135,7 +135,7 @@ def extent_paths(fs: FileSystem, disk: DiskFindings) -> Iterator[str]:
 
 
 def disk_label_of(fs: FileSystem, extent_path: str) -> dict[str, object] | None:
-    """The label of the disk that an extent file lies on, if it lies on one and it can be read."""
+    """The label of the disk of an extent file; None if the file is on no disk or the label is unreadable."""
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(extent_path))))
     try:
         return read_label(fs, folder, LABEL)
@@ -144,7 +144,7 @@ def disk_label_of(fs: FileSystem, extent_path: str) -> dict[str, object] | None:
 
 
 def is_locked(path: str) -> bool:
-    """Whether a process holds the lock file, by the kernel's list. Trying the lock could keep a node from starting."""
+    """Whether a process holds the lock file, by the kernel's list. Taking it could keep a node from starting."""
     try:
         inode = os.stat(path).st_ino
         with open("/proc/locks") as lines:
@@ -159,7 +159,7 @@ def is_locked(path: str) -> bool:
 def inspect_extent(
     fs: FileSystem, path: str, *, disk_label: dict[str, object] | None = None, on_progress: Progress | None = None
 ) -> ExtentFindings:
-    """Everything that can be checked about one extent file. CannotInspect if this user may not read it."""
+    """Run all checks on one extent file. Raises CannotInspect if this user may not read it."""
     found = ExtentFindings(path)
     try:
         fd = fs.open(path, writable=False)

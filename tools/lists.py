@@ -1,4 +1,4 @@
-"""neve nodes, streams, extents, tasks: what the cluster has, as tables or as JSON."""
+"""neve nodes, streams, extents, tasks: lists of the cluster's parts, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def run_streams(link: AdminLink, args: argparse.Namespace) -> int:
 async def run_extents(link: AdminLink, args: argparse.Namespace) -> int:
     if args.stream is not None:
         _, extents = await link.stream(args.stream)
-        if args.under_replicated:  # which ones are, the leader knows
+        if args.under_replicated:  # only the leader knows which extents are
             lacking = {extent.extent_id async for extent in link.extents(under_replicated=True)}
             extents = [extent for extent in extents if extent.extent_id in lacking]
         kept = [

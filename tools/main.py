@@ -1,4 +1,4 @@
-"""The command neve. One sub-command for each thing an operator does; each has its module with `add_parser` and `run`.
+"""The command neve. Each task of an operator is a sub-command, in a module with `add_parser` and `run`.
 
 Invariants: an error is one sentence on stderr and an exit code, never a traceback;
             exit codes: 0 done and good, 1 something is bad or could not be done, 2 wrong usage, 130 interrupted,

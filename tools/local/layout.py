@@ -1,4 +1,4 @@
-"""A cluster on one machine, on paper: which processes, on which ports, with which folders. Pure.
+"""The layout of a cluster on one machine: its processes, their ports and folders. Pure.
 
     DATA/layout.json     cluster name, counts and ports: a restart on the same folder is the same cluster
     DATA/Procfile        the processes; honcho or goreman can run it, too
@@ -54,12 +54,12 @@ class Layout:
     nodes: tuple[Doors, ...]
     partition_managers: tuple[Doors, ...] = ()
     partition_servers: tuple[Doors, ...] = ()
-    gateway_port: int = 0  # HTTP; 0: there is none
+    gateway_port: int = 0  # HTTP; 0: no gateway
     gateway_status_port: int = 0
 
     @property
     def servers(self) -> dict[str, Doors]:
-        """All that speak the wire protocol, by name."""
+        """The ports of all processes that speak the wire protocol, by name."""
         kinds = (
             (MANAGER, self.managers),
             (NODE, self.nodes),
@@ -90,7 +90,7 @@ class Layout:
 
     @property
     def status_ports(self) -> dict[str, int]:
-        """Of all but etcd, by name."""
+        """The status ports of all processes except etcd, by name."""
         gateway = {GATEWAY: self.gateway_status_port} if self.gateway_port else {}
         return {**{name: doors.status for name, doors in self.servers.items()}, **gateway}
 
@@ -119,7 +119,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many processes of each kind. There is one gateway if there are partition servers."""
+    """The number of processes of each kind. There is one gateway if there are partition servers."""
 
     managers: int = 3
     nodes: int = 4
@@ -168,7 +168,7 @@ def decode(text: str) -> Layout:
         table: Any = json.loads(text)
         if table["format"] != FORMAT_VERSION:
             raise LayoutDamaged(f"it has format {table['format']}, and {FORMAT_VERSION} is what is known here")
-        table.setdefault("partition_managers", ())  # layouts that were written before there were any
+        table.setdefault("partition_managers", ())  # missing in layouts of Neve before it had partition managers
         table.setdefault("partition_servers", ())
         table.setdefault("gateway_port", 0)
         table.setdefault("gateway_status_port", 0)
@@ -246,7 +246,7 @@ def processes(
 
 
 def procfile(listed: Sequence[Process]) -> str:
-    """The text of a Procfile. The commands need no shell: words are quoted where they must be."""
+    """The text of a Procfile. The commands need no shell; words are quoted where necessary."""
     return "".join(f"{process.name}: {shlex.join(process.command)}\n" for process in listed)
 
 

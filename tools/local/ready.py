@@ -1,4 +1,4 @@
-"""Does a local cluster serve? Asked over the doors that users have: etcd's health, status pages, the managers."""
+"""The check that a local cluster serves, over its public ports: etcd's health, status pages, the managers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neve.tools.objects.partition_link import PartitionLink
 
 POLL_S = 0.1
 ASK_TIMEOUT_S = 5.0
-READY_CALL_S = 60.0  # of one call, attempts included
+READY_CALL_S = 60.0  # for one call, including all attempts
 
 
 async def etcd_serves(host: str, port: int) -> None:
@@ -31,8 +31,11 @@ async def etcd_serves(host: str, port: int) -> None:
 
 
 async def until_ready(layout: Layout, *, token: str = "", split_keys: Sequence[bytes] = ()) -> None:
-    """Every door is open; if there are managers, one leads, and knows every node to be alive; if there are partition
-    servers, the key space is set up, and every key has a server that answers for it."""
+    """Wait until the cluster serves.
+
+    Every port is open. If there are managers, one leads and sees every node alive. If there are partition servers, the
+    key space is set up, and every key has a server that answers for it.
+    """
     for port in layout.status_ports.values():
         await _until(partial(_is_open, port))
     for address in layout.manager_addresses:
@@ -52,7 +55,7 @@ async def _partitions_ready(layout: Layout, token: str, split_keys: Sequence[byt
     try:
         link = PartitionLink(pool, layout.partition_manager_addresses, options=options)
         await _until(partial(_has_servers, link, len(layout.partition_servers)))
-        with contextlib.suppress(errors.AlreadyExists):  # the folder has its partitions
+        with contextlib.suppress(errors.AlreadyExists):  # the folder already has its partitions
             await link.bootstrap(split_keys)
         await _until(partial(_all_served, link, pool))
     finally:

@@ -1,4 +1,4 @@
-"""Run the processes of a Procfile: prefix what they say, notice which of them end, stop them in order.
+"""The supervisor of a Procfile's processes: prefixes their output, reports which of them end, stops them in order.
 
 Invariants: a process that ends by itself is reported, and the others go on: a cluster survives the loss of a process,
             and to see that is what a local one is for;
@@ -25,10 +25,10 @@ from typing import Any, TextIO
 from neve.client.command.failures import CommandFailed
 from neve.tools.local.layout import kind_of
 
-STOP_TIMEOUT_S = 20.0  # a node syncs what it has; an etcd stops at once
+STOP_TIMEOUT_S = 20.0  # a node syncs its data; etcd stops at once
 LINE_BYTES_MAX = 1 << 20
 
-# Runs first in each child: the kernel kills it with us. No preexec_fn, which is not safe in a process with threads.
+# Runs first in each child, so that the kernel kills it with its parent. No preexec_fn: it is unsafe with threads.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -44,7 +44,7 @@ def dying_with_parent(*command: str) -> list[str]:
 
 
 def parse_procfile(text: str) -> dict[str, list[str]]:
-    """Name → the words of its command, by honcho."""
+    """The words of each command by its name, parsed by honcho."""
     parsed = _honcho("environ").parse_procfile(text)
     return {name: shlex.split(command) for name, command in parsed.processes.items()}
 
@@ -70,7 +70,7 @@ class Ended:
 
 
 class Child:
-    """One process and what it prints."""
+    """One process and its output."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class Supervisor:
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
 
     async def start(self, name: str) -> int:
-        """Start one process; its pid."""
+        """Start one process and return its pid."""
         child = self.children[name]
         assert not child.runs, name
         child.is_stopping = False
@@ -150,7 +150,7 @@ class Supervisor:
                 self._on_ended(ended)
 
     def say(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Print a line of the supervisor itself."""
         self._print("neve", text.encode())
 
     def _print(self, name: str, line: bytes) -> None:
@@ -174,11 +174,11 @@ class Supervisor:
             return True
         if process.returncode is not None:
             await child.watching
-            return True  # it ended before, and that was reported
+            return True  # it had ended before, which was reported
         child.is_stopping = True
         in_time = True
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)  # one that is paused could not stop
+            process.send_signal(signal.SIGCONT)  # a paused process could not stop
             process.terminate()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         layout = _layout(args)
         listed = _processes(layout, str(args.data.absolute()), settings)
         _check_ports(layout)
-        etcd = etcd_for(args.data.absolute() / ETCD)  # says what to install, before anything is started
+        etcd = etcd_for(args.data.absolute() / ETCD)  # fails with a hint before anything is started
         (args.data / LAYOUT).write_text(layout.encode())
         (args.data / PROCFILE).write_text(local_layout.procfile(listed))
         return asyncio.run(LocalCluster(layout, args, etcd).run())
@@ -199,7 +199,7 @@ class LocalCluster:
         self._event("ready", self._ready_text(), **self._facts())
 
     async def _unless_dead(self, waiting: Any, *names: str) -> None:
-        """Wait, but not for a process that has ended already."""
+        """Wait, unless a process has ended already."""
         task = asyncio.ensure_future(waiting)
         death = asyncio.ensure_future(self._death.wait())
         try:
@@ -360,7 +360,7 @@ def free_ports(count: int) -> list[int]:
 
 def _taken(port: int) -> bool:
     with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is not taken
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like servers: a port in TIME_WAIT counts as free
         try:
             sock.bind((HOST, port))
         except OSError:
@@ -381,7 +381,7 @@ def _check_ports(layout: Layout) -> None:
 
 @contextlib.contextmanager
 def _locked(data: Path) -> Iterator[None]:
-    """One cluster a folder."""
+    """Hold the folder's lock: a folder has at most one running cluster."""
     descriptor = os.open(data / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
