@@ -85,7 +85,7 @@ class Handlers:
             await abort_with(context, error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # the handler's own doing: nobody cancelled the call
+            if task is not None and not task.cancelling():  # caused by the handler itself: the call was not cancelled
                 await abort_with(context, Cancelled(detail="a task of the handler was cancelled"))
             raise
         except Exception as error:  # a bug of one handler must not harm other calls

@@ -1,4 +1,4 @@
-"""Sends bytes of a file to a socket past its transport: the kernel takes them from the page cache, and nobody copies.
+"""Sends bytes of a file to a socket past its transport: the kernel reads the page cache, without a copy.
 
 A transport has to be given bytes, which the kernel then copies into the socket. By sendfile it only notes whose pages
 they are; the one copy left is the receiver's. Measured on two cores, 14 reads each of a sealed gibibyte in turns, by

@@ -1,7 +1,7 @@
 """One frame: a fixed prelude, a message, an attachment. Pure functions, no I/O. docs/formats/wire.md has the picture.
 
 Invariants: a prelude is believed only after its own CRC, and a length only after it is within bounds, so that a flipped
-            bit can make a connection fail but never make it wait for, or allocate, bytes that nobody sent;
+            bit can make a connection fail but never make it wait for, or allocate, bytes that were never sent;
             message and attachment are handed on only after their CRCs; only a reply may say of its attachment, by
             OWN_CHECKSUMS, that it has checksums inside, which are for the caller to check.
 """
@@ -44,7 +44,7 @@ class Kind(IntEnum):
     REQUEST = 3
     REPLY = 4
     ERROR = 5  # a neve.Error; with call id 0 it is about the connection, which ends
-    CANCEL = 6  # client → server: nobody waits for this call any more
+    CANCEL = 6  # client → server: the caller has given this call up
     BEAT = 7  # either way, when nothing else was sent for a while: I am alive
     GOAWAY = 8  # server → client: no further calls on this connection, please
 
