@@ -1,10 +1,10 @@
-"""Many small operations, few frames: what comes in one turn of the loop for one server leaves together.
+"""Dispatch of small operations: those for one server within one turn of the loop share a frame.
 
-Invariants: reads and writes travel in frames of their own, so that no read waits for a sync; so do puts without
-            conditions, of which a frame needs no message for each;
-            each operation is answered once: with its own result, or with its own copy of an error;
-            a repeated write keeps its call id; frames to a server are bounded in number, bytes and operations; what
-            finds no room waits, and makes the next frame fuller, or goes elsewhere when a newer map says so;
+Invariants: reads and writes have separate frames, so that no read waits for a sync; so have puts without conditions,
+            whose frames need no message for each put;
+            each operation is answered once, with its own result or its own copy of an error;
+            a repeated write keeps its call id. Frames to a server are bounded in number, bytes and operations;
+            operations without room wait and fill the next frame, or go to another server if a newer map says so;
             an operation ends at its deadline, wherever it is.
 """
 
@@ -46,7 +46,7 @@ Answer = Any
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Operation:
-    """One operation under way. `future` has the answer; `call_id` is 0 for reads."""
+    """A pending operation. `future` gets the answer; `call_id` is 0 for reads."""
 
     kind: int
     key: bytes
@@ -57,30 +57,30 @@ class Operation:
     ttl_ms: int = 0
     call_id: int = 0
     attempts: int = 0
-    timeouts: int = 0  # of these attempts
+    timeouts: int = 0  # attempts that timed out
     last: NeveError | None = None
     maybe: bool = False  # an attempt may have been executed
-    sent: bool = False  # an attempt is on its way
+    sent: bool = False  # an attempt is in flight
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Frame:
+class _OperationFrame:
     operations: list[Operation]
     over: bool = False
 
 
-# Those with the same trouble together: by the error's code and the map that the next attempt needs.
+# Operations to retry together, by the code of their error and the map version that the next attempt needs.
 _Again = dict[tuple[int, int], tuple[NeveError, list[Operation]]]
 
 
-class Lane:
-    """Operations of one kind for one server, in frames."""
+class ServerLane:
+    """Sends operations of one kind to one server, in frames."""
 
     def __init__(self, dispatcher: Dispatcher, address: str) -> None:
         self._dispatcher = dispatcher
         self._address = address
         self._queue: deque[Operation] = deque()
-        self._frames: dict[_Frame, Begun] = {}
+        self._frames: dict[_OperationFrame, Begun] = {}
         self._woken = False
         self._closed = False
 
@@ -89,7 +89,7 @@ class Lane:
         self._wake()
 
     def take_moved(self, key_map: RegionMap) -> list[Operation]:
-        """Out of the queue, what this server does not have by that map: it may be hung, and each frame takes long."""
+        """Remove queued operations that this map gives to another server: this one may hang, and each frame is slow."""
         kept: deque[Operation] = deque()
         moved: list[Operation] = []
         for operation in self._queue:
@@ -100,7 +100,7 @@ class Lane:
         return moved
 
     def _wake(self) -> None:
-        """On the loop's next turn, when all who got an answer in this one have said what they want next."""
+        """Send on the loop's next turn, after callers that were answered in this one could add operations."""
         if not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -119,7 +119,7 @@ class Lane:
         size_bytes = 0
         while queue and len(taken) < operations_max:
             operation = queue[0]
-            if operation.future.done():  # given up while it waited
+            if operation.future.done():  # cancelled or timed out in the queue
                 queue.popleft()
                 continue
             size_bytes += len(operation.value) + len(operation.key)
@@ -131,7 +131,7 @@ class Lane:
     def _send(self, operations: list[Operation]) -> None:
         for operation in operations:
             operation.sent = True
-        frame = _Frame(operations)
+        frame = _OperationFrame(operations)
         begun = self._begin(operations, functools.partial(self._done, frame))
         if not frame.over:
             self._frames[frame] = begun
@@ -162,12 +162,12 @@ class Lane:
     def _answered(self, operations: list[Operation], reply: Reply[Any]) -> None:
         self._dispatcher.answered(operations, reply)
 
-    def _done(self, frame: _Frame, reply: Reply[Any] | None, error: BaseException | None) -> None:
+    def _done(self, frame: _OperationFrame, reply: Reply[Any] | None, error: BaseException | None) -> None:
         frame.over = True
         operations = frame.operations
         self._frames.pop(frame, None)
         if error is not None:
-            if isinstance(error, asyncio.CancelledError):  # by close
+            if isinstance(error, asyncio.CancelledError):  # by `close`
                 self._dispatcher.end(operations)
                 return
             if not isinstance(error, NeveError):
@@ -188,8 +188,8 @@ class Lane:
         self._queue.clear()
 
 
-class PutLane(Lane):
-    """Puts without conditions, in columns."""
+class PutLane(ServerLane):
+    """Sends puts without conditions, in columns."""
 
     def _begin(self, operations: list[Operation], on_done: OnDone[Reply[Any]]) -> Begun:
         dispatcher = self._dispatcher
@@ -218,7 +218,7 @@ class PutLane(Lane):
 
 
 class Dispatcher:
-    """All lanes of a client."""
+    """All lanes of a client, and the retries of its operations."""
 
     def __init__(
         self,
@@ -231,23 +231,23 @@ class Dispatcher:
         self.channels = channels
         self.router = router
         self.options = options
-        self.call = call  # from a number to what a request carries
-        self._reads: dict[str, Lane] = {}
-        self._writes: dict[str, Lane] = {}
-        self._puts: dict[str, Lane] = {}
+        self.call = call  # makes the call id of a request from a number
+        self._reads: dict[str, ServerLane] = {}
+        self._writes: dict[str, ServerLane] = {}
+        self._puts: dict[str, ServerLane] = {}
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._deadlines: Deadlines[Operation] = Deadlines(self._loop, self._expired)
-        self._waiting: dict[Operation, None] = {}  # between two attempts
-        self._map = router.cache.map  # by which the lanes were filled last
+        self._waiting: dict[Operation, None] = {}  # operations between two attempts
+        self._map = router.cache.map  # the map by which the lanes were last filled
 
     def timeout_s(self, operations: Sequence[Operation]) -> float:
-        """Of a frame with these."""
+        """Return the timeout of a frame with these operations."""
         timeouts = max([operation.timeouts for operation in operations])
         return attempt_timeout_s(self.options.attempt_timeout_s, timeouts)
 
     async def perform(self, operation: Operation) -> Answer:
-        """Send it, again if need be, and wait for its answer."""
+        """Send the operation, with retries, and wait for its answer."""
         bucket = self._deadlines.add(operation, self._loop.time() + operation.timeout_s)
         try:
             self._route(operation)
@@ -279,7 +279,7 @@ class Dispatcher:
                 if result.HasField("error"):
                     self._refused(operation, from_message(result.error), again)
                 elif end > len(payload):
-                    detail = f"a value ends at {end}, the payload at {len(payload)}"
+                    detail = f"a value ends at {end}, beyond the payload of {len(payload)}"
                     operation.future.set_exception(ProtocolViolation(detail=detail))
                 else:
                     operation.future.set_result((result, payload[at:end]))
@@ -311,18 +311,18 @@ class Dispatcher:
             self._again(some, error)
 
     def _refused(self, operation: Operation, error: NeveError, again: _Again) -> None:
-        """The server's answer for one operation: to be tried again, or the end of it."""
+        """The server refused one operation: retry it or fail it."""
         if may_heal(error) and not self._closed:
             version = map_version_wanted(error, self.router.cache.map.version)
             again.setdefault((error.code, version), (error, []))[1].append(operation)
             return
         if operation.maybe and isinstance(error, InvalidArgument):
-            # A call that was forgotten: an earlier attempt may still have been executed.
+            # Its call id was forgotten: an earlier attempt may have been executed.
             error = out_of_time(_NAMES[operation.kind], operation.timeout_s, error, maybe=True)
         operation.future.set_exception(error)
 
     def failed(self, operations: Sequence[Operation], error: NeveError) -> None:
-        """The whole frame failed."""
+        """The whole frame has failed."""
         if self._closed:
             self.end(operations)
         elif may_heal(error):
@@ -331,7 +331,7 @@ class Dispatcher:
             self.fail(operations, error)
 
     def end(self, operations: Iterable[Operation]) -> None:
-        """This client is closed."""
+        """The client is closed: fail these operations."""
         for operation in operations:
             if not operation.future.done():
                 operation.future.set_exception(closed(maybe=operation.maybe or operation.sent))
@@ -351,17 +351,17 @@ class Dispatcher:
             self._again([operation], no_server(key_map, region))
             return
         if operation.kind == PUT and operation.condition is None:
-            lanes: dict[str, Lane] = self._puts
-            kind: type[Lane] = PutLane
+            lanes: dict[str, ServerLane] = self._puts
+            kind: type[ServerLane] = PutLane
         else:
-            lanes, kind = self._writes if operation.call_id else self._reads, Lane
+            lanes, kind = self._writes if operation.call_id else self._reads, ServerLane
         lane = lanes.get(region.address)
         if lane is None:
             lane = lanes[region.address] = kind(self, region.address)
         lane.add(operation)
 
     def _again(self, operations: Sequence[Operation], error: NeveError) -> None:
-        """After a pause, and with a newer map if there may be one."""
+        """Retry after a pause, and with a newer map if there may be one."""
         wanted = map_version_wanted(error, self.router.cache.map.version)
         attempts = 0
         kept = []

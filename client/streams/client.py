@@ -216,8 +216,8 @@ class Client:
         """Remove every extent before the one of `before`, and return the stream. Records in that extent stay readable.
 
         The call is made on behalf of `owner`, or else of this client's open writer of the stream; the manager checks
-        that this owner still holds the lock. If there is neither, the manager truncates the stream whoever owns it, as
-        for an operator.
+        that this owner still holds the lock. If there is neither, the manager truncates the stream without that check,
+        as for an operator.
         """
         self._check_open()
         owner = owner or await self._owner_of(stream_id)

@@ -230,7 +230,7 @@ class WriterTail:
         self._begin_roll()
 
     def _report_conflict(self, lane: ReplicaLane, error: Conflict) -> None:
-        """Ask the manager to seal the extent and compare its replicas, whoever owns the stream next.
+        """Ask the manager to seal the extent and compare its replicas under any later owner.
 
         If this report is lost, the node still reports the conflict when a manager asks it.
         """

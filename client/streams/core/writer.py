@@ -426,12 +426,12 @@ class WriterCore:
         self._run = None
         self.settled_bytes = self.pushed_bytes
         waiters: list[Waiter] = []
-        told: dict[int, Ticket] = {}
+        seen: dict[int, Ticket] = {}
         for item in items:
             if item.waiters is not None:
                 waiters += item.waiters
-            elif item.ticket is not None and id(item.ticket) not in told:
-                told[id(item.ticket)] = item.ticket
+            elif item.ticket is not None and id(item.ticket) not in seen:
+                seen[id(item.ticket)] = item.ticket
                 waiters.append(item.ticket.waiter)
         return waiters
 
