@@ -1,4 +1,4 @@
-"""What can be set about a partition server: a TOML file, and `--set key=value` over it.
+"""The configuration of a partition server: a TOML file, with `--set key=value` on top.
 
 cluster = "main"
 stream_managers = ["10.0.0.1:3401"]
@@ -28,12 +28,12 @@ from neve.rpc.logs import Logging
 class Serving:
     """Table [serving]: how partitions are loaded, held and given up."""
 
-    loads_at_once: int = 4  # each reads its log as fast as it can
+    loads_at_once: int = 4  # each load reads its log as fast as it can
     load_retry_s_max: float = 2.0
-    frozen_ms: int = 5000  # for a split or merge; then the partition is loaded again by what the map says
-    hold_s: float = 10.0  # a call for a partition that is being loaded waits for so long
-    held_calls_max: int = 20_000  # of all partitions: then calls are refused
-    flush_on_stop: bool = False  # makes the next load shorter, and the stop longer
+    frozen_ms: int = 5000  # for a split or merge; then the partition is loaded again as the map says
+    hold_s: float = 10.0  # how long a call waits for a partition that is being loaded
+    held_calls_max: int = 20_000  # waiting calls of all partitions; further ones are refused
+    flush_on_stop: bool = False  # makes the next load faster and the stop slower
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -49,14 +49,14 @@ class PartitionServerConfig:
     partition_managers: list[str]
     server_id: int = 0
     listen: FrontConfig = field(default_factory=FrontConfig)
-    advertise: str = ""  # what clients dial; empty: where we listen
-    token: str = ""  # what this server shows to managers and nodes
-    etcd: EtcdAccess = field(default_factory=EtcdAccess)  # TLS and a user; the endpoints are told by the managers
-    lease_ttl_s: int = 10  # how long a dead server's partitions stay without one
+    advertise: str = ""  # the address that clients use; empty: the one we listen on
+    token: str = ""  # authenticates this server to managers and nodes
+    etcd: EtcdAccess = field(default_factory=EtcdAccess)  # TLS and a user; the managers supply the endpoints
+    lease_ttl_s: int = 10  # how long the partitions of a dead server stay without a server
     heartbeat_s: float = 1.0
-    memory_bytes_max: int = 256 * MIB  # of all memtables: then writes wait for flushes
-    cache_bytes_max: int = 256 * MIB  # of table blocks
-    multi_reply_bytes_max: int = 4 * MIB  # of values in one Multi: what finds no room is asked for alone
+    memory_bytes_max: int = 256 * MIB  # all memtables; at the limit, writes wait for flushes
+    cache_bytes_max: int = 256 * MIB  # table blocks
+    multi_reply_bytes_max: int = 4 * MIB  # values in the reply to one Multi; clients fetch the others separately
     log: Logging = field(default_factory=Logging)
     serving: Serving = field(default_factory=Serving)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -67,10 +67,10 @@ class PartitionServerConfig:
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one address")
         if self.lease_ttl_s < 2:
-            raise ValueError("lease_ttl_s must be at least 2: three keep-alives have to fit into it")
+            raise ValueError("lease_ttl_s must be at least 2, because three keep-alives have to fit into it")
         config.check_above_zero(self, but=("server_id", "cache_bytes_max", "drain_timeout_s"))
 
 
 def load(path: Path | None, assignments: Sequence[str] = ()) -> PartitionServerConfig:
-    """InvalidArgument names what is wrong."""
+    """Load the configuration. InvalidArgument names the wrong setting."""
     return config.load(PartitionServerConfig, path, assignments)

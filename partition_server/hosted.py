@@ -1,16 +1,16 @@
-"""One partition at this server: loaded, served, frozen, given up, and loaded again when it must be.
+"""One partition on this server: loaded, served, frozen, given up, and loaded again when necessary.
 
     LOADING ──load──▶ SERVING ──prepare──▶ FREEZING ──ends known──▶ FROZEN
        ▲                 │ map changed, lock or stream lost │              │ map changed, or its time is over
        └─────────────────┴──────────────────────────────────┴──────────────┘        no longer ours: STOPPED
 
-Invariants: a partition is served only under its lock, by the region as it stood after the lock was taken, read
-            linearizably: nobody can change range or streams without this lock's token;
-            it is never unfrozen: every freeze ends in a load, with a new token, which ends the right of whoever
-            prepared the split or merge (T20);
-            from the moment that a freeze is answered nothing is read, either: after the split the keys may be another
-            server's, and our own lock would not tell;
-            what was given up is not served, not even for a moment: `partition` is None before the lock is released.
+Invariants: a partition is served only under its lock, with the region as read linearizably after the lock was taken: no
+            other process can change range or streams without this lock's token;
+            it is never unfrozen: every freeze ends in a load with a new token, which revokes the right of the manager
+            that prepared the split or merge (scenario T20);
+            once a freeze is answered, nothing is read either: after the split another server may have the keys, and our
+            own lock would not show it;
+            a partition that was given up is never served: `partition` is None before the lock is released.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ T = TypeVar("T")
 class Phase(enum.Enum):
     LOADING = "loading"
     SERVING = "serving"
-    FREEZING = "freezing"  # no new writes; reads go on
-    FROZEN = "frozen"  # neither
+    FREEZING = "freezing"  # reads only
+    FROZEN = "frozen"  # neither reads nor writes
     STOPPED = "stopped"
 
 
 class _NotWanted(Exception):
-    """The map has changed: this region is not to be served as it was."""
+    """The map has changed: this region is no longer to be served in this form."""
 
 
 LoadPartition = Callable[["Surroundings", pm.RegionRecord, PartitionStreams], Awaitable[Engine]]
@@ -63,7 +63,7 @@ LoadPartition = Callable[["Surroundings", pm.RegionRecord, PartitionStreams], Aw
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the partitions of a process share."""
+    """What all partitions of a process share."""
 
     config: PartitionServerConfig
     client: Client
@@ -77,15 +77,15 @@ class Surroundings:
 
 
 class Hosted:
-    """`run` is a task from the first assignment to the end of the last."""
+    """A partition that the map assigns to this server. `run` is its task, from the first assignment to the last."""
 
     def __init__(self, surroundings: Surroundings, region: pm.RegionRecord, *, server_id: int) -> None:
         self.partition_id: int = region.partition_id
         self.partition: Engine | None = None  # only while SERVING or FREEZING
         self.phase = Phase.LOADING
-        self.error = ""  # why it is not served, for people
+        self.error = ""  # why it is not served, as a text
         self.loads = 0
-        self.load_s = 0.0  # of the last load, from having the lock
+        self.load_s = 0.0  # duration of the last load, after taking the lock
         self._around = surroundings
         self._server_id = server_id
         self._wanted: pm.RegionRecord | None = region
@@ -96,20 +96,20 @@ class Hosted:
         self._thaw = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    # --- what lifecycle tells --------------------------------------------------------------------------------
+    # --- called by lifecycle ---------------------------------------------------------------------------------
 
     def want(self, region: pm.RegionRecord | None) -> None:
-        """Serve this from now on; None: nothing any more."""
+        """Serve this region from now on; None: stop serving."""
         before, self._wanted = self._wanted, region
         if not _same(before, region):
             if self.phase is not Phase.STOPPED:
-                self._enter(Phase.LOADING)  # at once: what the map gave to others is not ours for another moment
+                self._enter(Phase.LOADING)  # at once: the map has given these keys to another server
             self._woken.set()
 
-    # --- what the servicer asks ------------------------------------------------------------------------------
+    # --- called by the servicer ------------------------------------------------------------------------------
 
     async def until_changed(self, timeout_s: float) -> None:
-        """Wait for another phase, or for the time to be over."""
+        """Wait for another phase or the timeout."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(waiter)
         timer = self._loop.call_later(max(0.0, timeout_s), _settle, waiter)
@@ -124,7 +124,7 @@ class Hosted:
         partition, group, region = self._served()
         middle_key = middle_key or partition.middle_key() or b""
         if not middle_key:
-            raise InvalidArgument(what="middle_key", detail="there are too few keys to choose one: give one")
+            raise InvalidArgument(what="middle_key", detail="there are too few keys to choose one; pass one")
         if not region.start < middle_key or (region.end and middle_key >= region.end):
             detail = f"{middle_key!r} is not inside ({region.start!r}, {region.end!r})"
             raise InvalidArgument(what="middle_key", detail=detail)
@@ -151,7 +151,7 @@ class Hosted:
         )
 
     def thaw(self, owner: common_pb2.Owner) -> None:
-        """What this freeze was for came to nothing: load anew, with a new token, which ends the right to go on."""
+        """The split or merge failed: load again, with a new token, which revokes the right to complete it."""
         group = self._group
         if self.phase is Phase.FROZEN and group is not None and group.token == owner.token:
             log.info("partition_thawed partition_id=%d", self.partition_id)
@@ -213,7 +213,7 @@ class Hosted:
         self._enter(Phase.STOPPED)
 
     async def _serve(self, region: pm.RegionRecord) -> None:
-        """Load, and serve for as long as it is wanted and ours."""
+        """Load the partition, and serve it while it is assigned to us and under our lock."""
         around = self._around
         group = around.client.writer_group(
             [region.log_stream_id, region.row_stream_id, region.meta_stream_id],
@@ -255,7 +255,7 @@ class Hosted:
         self._enter(Phase.SERVING)
 
     async def _confirmed(self, region: pm.RegionRecord, group: WriterGroup) -> pm.RegionRecord:
-        """The region as it stands now that the lock is ours: from here on nobody else changes its range."""
+        """Return the region as read after taking the lock: from now on no other process changes its range."""
         meta = await self._around.client.metadata()
         kv = await meta.get(keys.region_key(self._around.root, self.partition_id))
         now = decode_region(kv.value) if kv is not None else None
@@ -273,7 +273,7 @@ class Hosted:
         return await around.load(around, region, streams)
 
     async def _until_over(self, region: pm.RegionRecord, partition: Engine, group: WriterGroup) -> bool:
-        """Whether it was given up in peace: then what is under way may still be finished."""
+        """Wait for the end of serving. Returns True after an orderly end, when pending calls may still finish."""
         ends = {
             "unwanted": asyncio.ensure_future(self._unwanted(region)),
             "lost": asyncio.ensure_future(group.ended.wait()),
@@ -303,7 +303,7 @@ class Hosted:
 
     async def _unwanted(self, region: pm.RegionRecord) -> None:
         if _same(region, self._wanted):
-            await self._woken.wait()  # also if it is wanted again by now: it was given up in between
+            await self._woken.wait()  # even if it is assigned again by now: it was given up in between
 
     def _enter(self, phase: Phase) -> None:
         if phase is self.phase:
@@ -315,7 +315,7 @@ class Hosted:
 
 
 def _same(one: pm.RegionRecord | None, other: pm.RegionRecord | None) -> bool:
-    """Whether the one is served by serving the other: an epoch stands for a range and its streams."""
+    """Whether serving one means serving the other: an epoch identifies a range with its streams."""
     if one is None or other is None:
         return one is other
     return one.epoch == other.epoch
@@ -339,7 +339,7 @@ async def _drained(group: WriterGroup) -> None:
 
 
 async def _in_time(work: Awaitable[None], timeout_s: float) -> None:
-    """As well as it goes: what is not done in time is left to the next load."""
+    """Wait up to the timeout. The next load deals with what is not done by then."""
     try:
         async with asyncio.timeout(timeout_s):
             await work

@@ -1,9 +1,10 @@
-"""Which partitions this server has: it follows the region map, and loads and gives up what the map says.
+"""The partitions of this server: follows the region map, and loads and gives up partitions accordingly.
 
-Invariants: whatever the map gives to another server is not served here from the moment that we hear of it, and by the
-            other one only when it has the lock: two servers never answer for one key at a time;
-            a key is looked up in the newest map that we know; a caller with a newer one waits until we know it, too;
-            calls for what is being loaded or is frozen are held, in number and in time, and then told to ask again.
+Invariants: a partition that the map gives to another server is not served here once we see that map, and served there
+            only under the lock: two servers never answer for one key at a time;
+            a key is looked up in the newest map that we have; a caller with a newer map waits until we have it too;
+            calls for a partition that is loading or frozen are held, limited in number and time, and then refused with
+            a retriable error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ANSWER_MARGIN_S = 0.02
 
 
 class Host:
-    """All partitions of a server. `start` when it has its id; `stop` gives everything up, and releases the locks."""
+    """All partitions of a server. `start` when it has its id; `stop` gives up all of them and releases the locks."""
 
     def __init__(self, surroundings: Surroundings, store: MetaStore) -> None:
         self._around = surroundings
@@ -63,7 +64,7 @@ class Host:
 
     @property
     def version(self) -> int:
-        """Of the newest map that we know."""
+        """The version of the newest map that we have."""
         return max(self._version, 0)
 
     # --- the map ---------------------------------------------------------------------------------------------
@@ -95,16 +96,16 @@ class Host:
             return
         if (error := task.exception()) is not None:
             log.error("partition_task_failed partition_id=%d", hosted.partition_id, exc_info=error)
-        for region in self._regions:  # given back to us while it was being given up
+        for region in self._regions:  # it may have been assigned to us again while it was being given up
             if region.partition_id == hosted.partition_id and region.server_id == self.server_id:
                 self._host(region)
 
     # --- by key ----------------------------------------------------------------------------------------------
 
     def find(self, key: bytes, *, regions_version: int, write: bool) -> Engine | None:
-        """The partition that serves this key now; None: in a moment, wait. `WrongServer`: somebody else has it."""
+        """Return the partition that serves this key now; None: wait for it. Raises WrongServer if it is elsewhere."""
         if regions_version > self._version:
-            if self._stopping:  # it takes no news any more: whoever waits for them would wait in vain, and not sleep
+            if self._stopping:  # no further maps arrive, so callers must not wait for one
                 raise self.wrong_server()
             return None
         hosted = self._hosted_of(key)
@@ -122,8 +123,10 @@ class Host:
         return hosted
 
     def check_range(self, start: bytes, end: bytes) -> None:
-        """`WrongServer` if the range goes beyond the region of its start: "complete" would be taken for complete up to
-        the end that was asked for, so the caller's map is too old to ask."""
+        """Raise WrongServer if the range extends beyond the region of its start.
+
+        A "complete" answer would be taken as complete up to the requested end. The caller needs a newer map.
+        """
         region = self._regions[bisect_right(self._starts, start) - 1]
         if region.end and (not end or end > region.end):
             detail = f"the range goes beyond the end of partition {region.partition_id}"
@@ -133,7 +136,7 @@ class Host:
         return WrongServer(partition_id=partition_id, regions_version=self.version)
 
     async def wait_for(self, key: bytes, *, regions_version: int, write: bool, deadline_s: float) -> Engine:
-        """Hold a call until its partition is served; `WrongServer` when that takes too long: it may have moved."""
+        """Hold a call until its partition is served. Raises WrongServer after too long: it may have moved."""
         return await self._held(
             lambda: self.find(key, regions_version=regions_version, write=write),
             lambda: self._hosted_of(key),
@@ -142,7 +145,7 @@ class Host:
         )
 
     async def by_id(self, partition_id: int, *, deadline_s: float) -> Engine:
-        """The partition of this id, served; for orders of managers and operators."""
+        """Return the served partition of this id, for calls of managers and operators."""
 
         def find() -> Engine | None:
             hosted = self.by_number(partition_id)
@@ -165,7 +168,7 @@ class Host:
     ) -> Engine:
         serving = self._around.config.serving
         if self.held >= serving.held_calls_max:
-            raise Overloaded(what="partition server", detail=f"{self.held} calls wait for partitions already")
+            raise Overloaded(what="partition server", detail=f"{self.held} calls are already waiting for partitions")
         until_s = min(deadline_s - ANSWER_MARGIN_S, self._loop.time() + serving.hold_s)
         self.held += 1
         try:
@@ -189,7 +192,7 @@ class Host:
                 lambda state: state.version >= version, deadline_s=until_s, what=f"version {version} of the map"
             )
         except MetaUnavailable:
-            raise self.wrong_server() from None  # the caller's map is newer: whoever has it there knows better
+            raise self.wrong_server() from None  # the caller's map is newer, and names the right server
 
     def _why(self, hosted_of: Callable[[], Hosted]) -> str:
         try:

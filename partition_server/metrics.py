@@ -1,4 +1,4 @@
-"""What Prometheus sees of a partition server: how long calls take, and its partitions when it asks."""
+"""Prometheus metrics of a partition server: durations of calls, and gauges of its partitions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ServerMetrics(CallTimes):
 
 
 class ServerCollector(Collector):
-    """Gauges at the moment of a scrape."""
+    """Gauges, computed at each scrape."""
 
     def __init__(self, host: Host, surroundings: Surroundings) -> None:
         self._host = host

@@ -1,9 +1,8 @@
-"""Many independent operations in one frame: all begin in their order, here and now, and the frame is answered when all
-of them are.
+"""Frames of many independent operations. All begin at once, in order; the frame is answered after the last of them.
 
-Invariants: an operation's error is its own; the frame itself fails only if it cannot be understood;
-            operations begin in the order of the frame; one whose partition is not served yet begins when it is;
-            values that find no room in the reply are TooLarge, and not read: their callers ask for them alone.
+Invariants: each operation has its own error; the frame itself fails only if it cannot be decoded;
+            operations begin in frame order; one whose partition is not served yet begins when it is;
+            values without room in the reply are TooLarge and not read: their callers fetch them separately.
 Note:       A task for each operation would cost more than the operation.
 """
 
@@ -39,7 +38,7 @@ class Multi:
         if len(request.operations) > OPERATIONS_MAX:
             detail = f"{len(request.operations)}, at most {OPERATIONS_MAX}"
             raise InvalidArgument(what="operations", detail=detail)
-        frame = _Frame(self._host, request, call, reply_bytes_max=self._reply_bytes_max)
+        frame = _MultiFrame(self._host, request, call, reply_bytes_max=self._reply_bytes_max)
         frame.begin()
         self._metrics.count_operations(len(request.operations))
         if frame.left:
@@ -55,15 +54,15 @@ class Multi:
         return ps.MultiReply(results=frame.results)
 
 
-class _Frame:
-    """One request under way. `left` operations are not answered yet."""
+class _MultiFrame:
+    """One request. `left` operations are not answered yet."""
 
     def __init__(self, host: Host, request: ps.MultiRequest, call: Call, *, reply_bytes_max: int) -> None:
         self._host = host
         self._request = request
         self._call = call
         self._room_bytes = reply_bytes_max
-        self._admitted: dict[int, int] = {}  # bytes of values that are read, or being read, by operation
+        self._admitted: dict[int, int] = {}  # bytes of values read or being read, by operation
         self._drivers: dict[int, CoroutineDriver[None]] = {}
         self._pieces: dict[int, list[Buffer]] = {}
         self.results: list[ps.MultiResult] = [ps.MultiResult() for _ in request.operations]
@@ -82,12 +81,12 @@ class _Frame:
                 if partition is None:
                     self._start(number, self._later(operation, value, number, version))
                 elif operation.kind == PUT:
-                    # The hot way: no coroutine at all.
+                    # The most frequent case needs no coroutine.
                     future = self._start_put(partition, operation, value)
                     future.add_done_callback(functools.partial(self._put_done, number))
                 else:
                     self._start(number, self._one(partition, operation, value, number))
-            except Exception as error:  # noqa: BLE001 - it is the operation's answer; what is not ours becomes Internal
+            except Exception as error:  # noqa: BLE001 - the operation's result; any other exception becomes Internal
                 self._fail(number, error)
 
     def cancel(self) -> None:
@@ -146,7 +145,7 @@ class _Frame:
             raise InvalidArgument(what="operations.kind", detail=f"{operation.kind} is not known here")
 
     def _admit(self, number: int, size_bytes: int) -> None:
-        """Room in the reply for a value that is about to be read; in place of what the operation had before."""
+        """Reserve room in the reply for a value that is about to be read, replacing the operation's earlier room."""
         room_bytes = self._room_bytes + self._admitted.pop(number, 0)
         self._room_bytes = room_bytes
         if size_bytes > room_bytes:
@@ -183,7 +182,7 @@ class _Frame:
 
 
 def _values(request: ps.MultiRequest, payload: memoryview) -> list[memoryview]:
-    """The value of each operation; empty where it has none."""
+    """Return the value of each operation; empty if it has none."""
     found = []
     at = 0
     for operation in request.operations:

@@ -1,9 +1,8 @@
-"""Many puts in one frame, in columns: each partition gets its own as one group, and the frame is answered when all of
-them are.
+"""Frames of many puts in columns. Each partition gets its puts as one group; the frame is answered after all groups.
 
-Invariants: a put's error is its own; the frame itself fails only if it cannot be understood;
-            the puts of a partition begin in the order of the frame; those of one that is not served yet wait for it,
-            and go to whoever serves each key by then.
+Invariants: each put has its own error; the frame itself fails only if it cannot be decoded;
+            the puts of a partition begin in frame order. Those of a partition that is not served yet wait for it, and
+            then go to the partition that serves each key by that time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from neve.rpc.service import Call
 
 
 class _Group(NamedTuple):
-    """Puts of one partition: their places in the frame, and what becomes of them."""
+    """Puts of one partition: their places in the frame, and their results."""
 
     numbers: Sequence[int]
     results: asyncio.Future[Results]
@@ -55,7 +54,7 @@ class PutMany:
     def _by_partition(
         self, puts: Puts, numbers: Sequence[int], version: int, failed: dict[int, BaseException]
     ) -> list[tuple[Engine | None, list[int]]]:
-        """Who serves which of them now; None: nobody yet."""
+        """Group the puts by the partition that serves them now; None: not served yet."""
         find, keys = self._host.find, puts.keys
         found: dict[int, tuple[Engine | None, list[int]]] = {}
         for number in numbers:
@@ -80,7 +79,7 @@ class PutMany:
         groups: list[_Group],
         failed: dict[int, BaseException],
     ) -> list[int]:
-        """Wait for the partition of the first one; returns those that still have none."""
+        """Wait for the partition of the first put. Returns the puts that still have none."""
         first, *rest = numbers
         try:
             await self._host.wait_for(puts.keys[first], regions_version=version, write=True, deadline_s=call.deadline_s)
@@ -101,7 +100,7 @@ def _begin(
 ) -> None:
     try:
         groups.append(_Group(numbers, partition.start_puts(_chosen(puts, numbers))))
-    except Exception as error:  # noqa: BLE001 - it is theirs; what is not of our taxonomy becomes Internal
+    except Exception as error:  # noqa: BLE001 - the result of these puts; any other exception becomes Internal
         failed.update(dict.fromkeys(numbers, error))
 
 
@@ -144,7 +143,7 @@ def _columns(request: ps.PutManyRequest, call: Call) -> Puts:
     if not 0 < count <= OPERATIONS_MAX:
         raise InvalidArgument(what="keys", detail=f"{count}, at least 1 and at most {OPERATIONS_MAX}")
     if len(call_ids) != count or len(ends) != count or len(ttls_ms) not in (0, count):
-        detail = f"{len(call_ids)} calls, {len(ends)} values, {len(ttls_ms)} times for {count} keys"
+        detail = f"{len(call_ids)} calls, {len(ends)} values and {len(ttls_ms)} times for {count} keys"
         raise InvalidArgument(what="keys", detail=detail)
     payload = call.attachment
     if ends[-1] != len(payload):

@@ -1,11 +1,11 @@
-"""When Python looks for garbage in cycles: so that it never holds the loop for long.
+"""Control of Python's cyclic garbage collector, so that it never blocks the loop for long.
 
-Memtables have a hundred thousand entries and more, all of them alive and none in a cycle, and a look at all of them
-takes a tenth of a second or more. Young objects are looked at often, some thousand at a time, which takes about a
-millisecond; old ones when memtables are small, and otherwise once in a long while: cycles that live long and then die
-are rare here (a connection that ended, a partition that was given up).
+Memtables have a hundred thousand entries or more, all alive and none in a cycle, and traversing all of them takes a
+tenth of a second or more. Young objects are collected often, some thousand at a time, in about a millisecond. Old ones
+are collected when memtables are small, and otherwise rarely: old cycles that die are rare here (a closed connection, a
+partition that was given up).
 
-Invariants: no collection of old objects but by `Collections`; one at least every `LATEST_S`.
+Invariants: only `Collections` collects old objects, at least once every LATEST_S.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tune() -> None:
 
 
 class Collections:
-    """The old ones, of a process."""
+    """Runs the collections of old objects in a process."""
 
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory

@@ -1,9 +1,9 @@
-"""A partition server's tie to the partition manager: it registers on the lease that its locks are on, and beats.
+"""A partition server's registration with the partition manager: a key on the lease of its locks, and heartbeats.
 
-Invariants: the registration is on the same lease as the locks: when the manager sees it gone, the locks are, too;
-            a lost lease ends all partitions at once, by itself (writer_group.py); here the server gets a new one and
-            registers again, under the same id;
-            the server serves whether or not a manager answers: losing the manager costs news, never data.
+Invariants: the registration is on the same lease as the locks: when it is gone, so are the locks;
+            a lost lease ends all partitions at once, independently of this module (writer_group.py); here the server
+            gets a new lease and registers again with the same id;
+            the server serves whether or not a manager answers: without the manager it gets no news but loses no data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_S = 0.5
 
 
 class Registration:
-    """`run` for ever; `registered` is set once we have an id."""
+    """Keeps a server registered. `run` never returns; `registered` is set once the server has an id."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Registration:
     ) -> None:
         self.server_id = config.server_id
         self.registered = asyncio.Event()
-        self.regions_version = 0  # that the manager told last
+        self.regions_version = 0  # from the manager's last reply
         self._config = config
         self._client = client
         self._managers = managers
@@ -77,14 +77,14 @@ class Registration:
         log.info("registered server_id=%d lease_id=%x", reply.server_id, lease.lease_id)
 
     async def _beat(self, lease: Lease) -> None:
-        """Until the lease is lost, or the manager does not know us any more."""
+        """Send heartbeats until the lease is lost or the manager does not know this server."""
         while lease.alive():
             request = pm.PartitionHeartbeatRequest(server_id=self.server_id, load=list(self._loads()))
             try:
                 reply = await self._managers.order(methods.PARTITION_MANAGER_PARTITION_HEARTBEAT, request)
                 self.regions_version = reply.regions_version
             except NotFound:
-                return  # it may also be that it has not heard of our registration yet: then nothing changes
+                return  # or its map is older than our registration: registering again changes nothing then
             except NeveError as error:
                 log.info("heartbeat_failed error=%s", error)
             await asyncio.sleep(self._config.heartbeat_s)

@@ -1,11 +1,11 @@
-"""The partition server as a process: the stream client, its partitions, its tie to the manager and its front doors.
+"""The partition server process: the stream client, the partitions, the link to the manager, and the listeners.
 
     python -m neve.partition_server --set cluster=main --set 'stream_managers=["127.0.0.1:3401"]' \\
         --set 'partition_managers=["127.0.0.1:3701"]' --set listen.wire=127.0.0.1:3801
 
-SIGTERM and SIGINT stop it cleanly: partitions are given up and their locks released at once, so that other servers load
-them without waiting for a lease; then no new calls, and those in flight finish.
-Exit codes: 0 stopped as told, 1 it could not run, 2 the configuration is wrong.
+SIGTERM and SIGINT stop it cleanly: it gives up its partitions and releases their locks at once, so that other servers
+load them without waiting for a lease; then it takes no new calls and finishes those in flight.
+Exit codes: 0 stopped by a signal, 1 could not run, 2 wrong configuration.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def surroundings(
 
 
 def loads_of(host: Host) -> Iterable[pm.PartitionLoad]:
-    """What a heartbeat tells of the partitions that are served."""
+    """Return the loads of served partitions, for a heartbeat."""
     return [hosted.partition.load_now() for hosted in host.hosted.values() if hosted.partition is not None]
 
 
 class PartitionServer(ServerProcess):
-    """One server. Its start ends when its doors are open; it serves what the manager gives it later."""
+    """One server. It has started when its listeners are open; partitions follow when the manager assigns them."""
 
     kind = log_name = "partition_server"
 
@@ -104,7 +104,7 @@ class PartitionServer(ServerProcess):
             options=ClientOptions(lease_ttl_s=config.lease_ttl_s, limits=config.listen.limits, read_bytes=READ_BYTES),
         )
         await client.open()
-        self._exit.push_async_callback(client.close)  # ends the lease, and with it the registration
+        self._exit.push_async_callback(client.close)  # ends the lease and so the registration
         channels = self._make_channels(config.token)
         around = surroundings(config, client, rng=self._rng)
         self.host = Host(around, await client.metadata())
@@ -152,7 +152,7 @@ class PartitionServer(ServerProcess):
 
 
 async def serve(config: PartitionServerConfig) -> None:
-    """Run a server until the process is told to stop."""
+    """Run a server until the process gets a signal to stop."""
     tune()
     await run_until_told_to_stop(PartitionServer(config, rng=random.SystemRandom()), on_started=gc.freeze)
 

@@ -1,8 +1,8 @@
-"""The rpcs of a partition server, as thin as they can be: find the partition of the key, ask it, answer.
+"""The rpcs of a partition server, kept thin: find the partition of the key, call it, answer.
 
-Invariants: what the engine answers was checked against the lock's lease by the engine itself, right before (rule 2);
-            a call for a partition that is being loaded or frozen is held, and begins anew when it is served;
-            a large reply is reserved before it is made.
+Invariants: the engine itself checks the lock's lease right before each of its answers (protocol rule 2);
+            a call for a partition that is loading or frozen is held, and starts again when it is served;
+            memory for a large reply is reserved before the reply is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import InvalidArgument
 from neve.rpc.service import Buffer, Call, eager
 
-REPLY_RESERVED_BYTES_MIN = 64 * 1024  # smaller replies are not worth asking for
+REPLY_RESERVED_BYTES_MIN = 64 * 1024  # smaller replies are not worth a reservation
 
 
 class PartitionServerServicer:
@@ -143,7 +143,7 @@ class PartitionServerServicer:
         await partition.abort_upload(request.upload_id, request.key)
         return ps.AbortUploadReply()
 
-    # --- by managers, operators and GC -----------------------------------------------------------------------
+    # --- for managers, operators and garbage collection ------------------------------------------------------
 
     async def prepare_partition_split(
         self, request: ps.PreparePartitionSplitRequest, call: Call
@@ -205,7 +205,7 @@ def _batch_operations(request: ps.BatchRequest, payload: memoryview) -> list[Ope
 
 
 def scan_bounds(request: ps.ScanRequest) -> tuple[bytes, bytes]:
-    """Of the range that a scan is about; an empty end is none."""
+    """Return the bounds of the scanned range; an empty end means none."""
     start, end = max(request.start, request.prefix), request.end
     if request.prefix:
         stem = request.prefix.rstrip(b"\xff")
@@ -215,7 +215,7 @@ def scan_bounds(request: ps.ScanRequest) -> tuple[bytes, bytes]:
 
 
 def _reserving(call: Call) -> Admit:
-    """Reserves a reply for a value that is about to be read; of one that has grown meanwhile what is missing."""
+    """Return a function that reserves reply memory for a value before it is read; for a grown one, the difference."""
     reserved_bytes = 0
 
     def admit(size_bytes: int) -> Awaitable[None] | None:

@@ -1,1 +1,1 @@
-"""One partition: its writes, reads, scans and sessions, and the memory that they take."""
+"""The storage engine of one partition: writes, reads, scans, sessions, and their memory."""

@@ -1,13 +1,13 @@
-"""One partition: objects under the keys of a range, on a log, a row and a meta stream that it alone writes.
+"""One partition: the objects of a key range, in a log, a row and a meta stream that only this partition writes.
 
     partition = await Partition.load(region, streams, config=…, clock=…, rng=…, cache=…, memory=…)
     info = await partition.put(b"key", b"value", condition=None, ttl_ms=0, call=call)
     info, value = await partition.get(b"key")
 
-Invariants: a write is answered when it is in the log on every replica; a read sees answered writes, and is itself
-            answered only while the lock is surely held (rule 2);
-            a load brings back every write that was answered, and no write twice (T50);
-            from `freeze` on nothing is written any more, and reads go on; it never unfreezes.
+Invariants: a write is answered when it is in the log on every replica. A read sees answered writes, and is itself
+            answered only while the lock is certainly held (protocol rule 2);
+            a load restores every answered write, and none twice (scenario T50);
+            after `freeze` nothing more is written, while reads continue; a partition never unfreezes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from neve.proto.crc import Buffer
 from neve.proto.errors import ConditionFailed, InvalidArgument, NotFound, ShuttingDown
 from neve.rpc.limits import MIB
 
-GET_BYTES_MAX = 32 * MIB  # of one answer
-GET_ATTEMPTS_MAX = 10  # each finds that the value was moved meanwhile
+GET_BYTES_MAX = 32 * MIB  # of one reply
+GET_ATTEMPTS_MAX = 10  # each finds that the value was moved in the meantime
 
 
 class Partition:
-    """Made by `load`. `failed` is done when it is of no use any more: load it anew."""
+    """A loaded partition, made by `load`. When `failed` is done, the partition must be loaded again."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -100,7 +100,7 @@ class Partition:
         cache: BlockCache[Block],
         memory: MemoryBudget,
     ) -> Partition:
-        """Bring the partition back from its streams, which were opened for us. `clock` is wall time in ms."""
+        """Load the partition from its opened streams. `clock` returns wall time in ms."""
         store = Store(region, streams, config=config, clock=clock, rng=rng, cache=cache, memory=memory)
         partition = cls(store)
         try:
@@ -122,9 +122,11 @@ class Partition:
         version: int = 0,
         admit: Admit | None = None,
     ) -> tuple[ps.ObjectInfo, Pieces]:
-        """The object, and the bytes of the range that was asked for (0: to the end) as views, one behind the other.
-        `admit` is told how many bytes that will be before they are read, and may raise, or return what is to be awaited
-        first; again if the object changed."""
+        """Return an object and the bytes of a range as consecutive views; `length` 0 means to the end.
+
+        `admit` is called with the size of these bytes before they are read; again if the object has changed. It may
+        raise, or return an awaitable to wait for.
+        """
         store = self._store
         store.check_readable()
         store.check_key(key)
@@ -134,7 +136,7 @@ class Partition:
                 store.ensure_owner()
                 raise ConditionFailed(version=entry.version)
             if offset > entry.size_bytes:
-                store.ensure_owner()  # also this tells how large the object is
+                store.ensure_owner()  # this answer, too, says how large the object is
                 raise InvalidArgument(what="offset", detail=f"{offset} of {entry.size_bytes} bytes")
             size_bytes = min(length or entry.size_bytes, GET_BYTES_MAX)
             if admit is not None and (room := admit(min(size_bytes, entry.size_bytes - offset))) is not None:
@@ -178,7 +180,7 @@ class Partition:
         with_values: bool = False,
         max_bytes: int = 0,
     ) -> ScanPage:
-        """Objects in the order of their keys, of those that are in the partition's range."""
+        """Return a page of the objects in the partition's range, in order of their keys."""
         self._store.check_readable()
         return await self._scans.scan(
             prefix=prefix,
@@ -213,25 +215,25 @@ class Partition:
         ttl_ms: int = 0,
         call: common_pb2.CallId | None = None,
     ) -> asyncio.Future[Outcome]:
-        """A put that is under way when this returns: for those who have many. The future has one Info."""
+        """Submit a put before returning. Cheaper for many puts. The future gets one Info."""
         return self._writes.start_put(
             key, value, expected=expected_of(condition), ttl_ms=ttl_ms, caller=caller_of(call)
         )
 
     def start_puts(self, puts: Puts) -> asyncio.Future[Results]:
-        """Many of them, without conditions; the future has a result for each, or what ended them all."""
+        """Submit many puts without conditions. The future gets a result for each, or the error that ended them all."""
         return self._puts.start(puts)
 
     async def delete(
         self, key: bytes, *, condition: ps.Condition | None = None, call: common_pb2.CallId | None = None
     ) -> bool:
-        """Whether there was something to delete."""
+        """Delete an object; returns whether it existed."""
         return await self._writes.delete(key, expected=expected_of(condition), caller=caller_of(call))
 
     async def batch(
         self, operations: Sequence[Operation], *, call: common_pb2.CallId | None = None
     ) -> list[ps.ObjectInfo]:
-        """All or nothing. Conditions are about what was there before; a deleted key has version 0 in the answer."""
+        """Execute all operations or none. Conditions refer to the state before; a deleted key has version 0."""
         outcome = await self._writes.batch(operations, caller=caller_of(call))
         return [info.message(each.key) for info, each in zip(outcome, operations, strict=True)]
 
@@ -243,11 +245,11 @@ class Partition:
         ttl_ms: int = 0,
         call: common_pb2.CallId | None = None,
     ) -> int:
-        """The upload's id. Its condition is decided when it is complete."""
+        """Begin an upload and return its id. Its condition is checked when it is completed."""
         return self._uploads.begin(key, expected=expected_of(condition), ttl_ms=ttl_ms, caller=caller_of(call))
 
     async def upload_part(self, upload_id: int, key: bytes, *, offset: int, payload: Buffer) -> int:
-        """The end of what has come so far; it is in the log."""
+        """Append a part to the log, and return the end of the upload so far."""
         return await self._uploads.part(upload_id, key, offset=offset, payload=payload)
 
     async def complete_upload(
@@ -270,13 +272,13 @@ class Partition:
     # --- by managers and operators ---------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Have a table of everything that was acknowledged before."""
+        """Write a table of everything that was acknowledged before."""
         self._store.check_writable()
         with self._store.noting_ended_streams():
             await self._flusher.flush_all()
 
     async def compact(self, full: bool) -> None:
-        """Merge tables: all into one, or as they would be in the background."""
+        """Merge all tables into one, or as the background would."""
         self._store.check_writable()
         with self._store.noting_ended_streams():
             if full:
@@ -287,24 +289,24 @@ class Partition:
             await self._reclaimer.tidy()
 
     async def reclaim(self, extent_ids: Sequence[int]) -> tuple[list[int], list[int], int]:
-        """Move what lives in these log extents, and let them go: those that went, those that stay, bytes moved."""
+        """Move the live values of these log extents and drop the extents. Returns dropped, kept, bytes moved."""
         self._store.check_writable()
         with self._store.noting_ended_streams():
             return await self._reclaimer.reclaim(extent_ids)
 
     def middle_key(self) -> bytes | None:
-        """A key that has about half of the partition on each side; None if there are too few."""
+        """Return a key with about half of the partition on each side; None if there are too few keys."""
         return middle_key_of(self._store)
 
     def state(self) -> ps.PartitionState:
         return state_of(self._store)
 
     def load_now(self) -> pm.PartitionLoad:
-        """What was done since it was last asked."""
+        """Return the load since the last call."""
         return self._meter.measure()
 
     async def freeze(self) -> tuple[common_pb2.StreamEnd, common_pb2.StreamEnd, common_pb2.StreamEnd]:
-        """Take no more writes, finish those under way, and tell where the streams end: log, row, meta."""
+        """Stop taking writes, finish pending ones, and return the ends of the log, row and meta streams."""
         await self._stop_writing()
         streams = self._store.streams
         return await _end_of(streams.log), await _end_of(streams.row), await _end_of(streams.meta)
@@ -312,10 +314,10 @@ class Partition:
     async def flush_and_freeze(
         self,
     ) -> tuple[common_pb2.StreamEnd, common_pb2.StreamEnd, common_pb2.StreamEnd, Position]:
-        """The same, with everything in tables, and where the manifest is that says so."""
+        """Freeze with everything in tables. Also returns the position of the manifest that says so."""
         await self._stop_writing()
         await self._store.streams.log.flush()
-        await asyncio.sleep(0)  # what was acknowledged by that is applied
+        await asyncio.sleep(0)  # lets the writes that this acknowledged be applied
         await self._flusher.flush_all()
         position = await self._committer.commit_last()
         streams = self._store.streams
@@ -330,7 +332,7 @@ class Partition:
         await self._committer.idle()
 
     async def close(self) -> None:
-        """Without a flush: the log has it. What is still being read ends with WrongServer: memory goes at once."""
+        """Close without a flush, since the log has everything. Pending reads raise WrongServer: memory goes at once."""
         store = self._store
         store.frozen = True
         store.unstall()
@@ -346,7 +348,7 @@ async def _end_of(writer: Writer) -> common_pb2.StreamEnd:
 
 
 def expected_of(condition: ps.Condition | None) -> int | None:
-    """What a condition expects: a version, 0 for nothing there, ANYTHING."""
+    """Return the expected version: 0 for absent, ANYTHING without a condition."""
     if condition is None:
         return ANYTHING
     kind = condition.WhichOneof("expected")
@@ -355,7 +357,7 @@ def expected_of(condition: ps.Condition | None) -> int | None:
     if kind == "absent":
         return 0
     if not condition.version:
-        raise InvalidArgument(what="condition.version", detail="0 is no version; for nothing there say `absent`")
+        raise InvalidArgument(what="condition.version", detail="0 is not a version; use `absent` for a missing object")
     return condition.version
 
 

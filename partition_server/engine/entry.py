@@ -1,10 +1,9 @@
-"""One version of one object, as the memtable, the log and the tables have it; and where its value is.
+"""An entry: one version of one object, as the memtable, the log and the tables have it, and where its value is.
 
-Invariants: `seq` orders all entries of a partition; `version` is what users see: the seq of the put that made the
+Invariants: `seq` orders all entries of a partition. `version` is what users see: the seq of the put that made the
             object, which a moved value keeps;
-            a value is either inside `data` (the log record, or the value itself), or in parts: pieces of log records;
-            what an entry keeps in memory is its own: those of a batch do not share its record, which the last of them
-            would keep whole.
+            a value is either inside `data` (the log record, or the value alone), or in parts of log records;
+            an entry in memory shares nothing: entries of a batch have no common record to keep alive.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 PUT = 1
 DELETE = 3
 
-ENTRY_BYTES = 320  # what an entry costs in memory beside its record, about: itself, its key, two places in tables
+ENTRY_BYTES = 320  # approximate memory of an entry beside its record: the object, its key, two table slots
 
 _PART = struct.Struct("<QQII")
 PART_BYTES = _PART.size
@@ -49,12 +48,12 @@ def encode_parts(parts: Iterable[Part]) -> bytes:
 
 
 def decode_parts(data: bytes | memoryview) -> Parts:
-    """The reverse; a length that is no multiple raises struct.error."""
+    """Decode parts. Raises struct.error for a length that is not a multiple of a part's."""
     return tuple(Part(*fields) for fields in _PART.iter_unpack(data))
 
 
 class Info(NamedTuple):
-    """What a call is answered with, and what is remembered of it."""
+    """The result of a call, as it is answered and remembered."""
 
     version: int
     size_bytes: int
@@ -73,13 +72,13 @@ class Info(NamedTuple):
         )
 
 
-new_info = tuple.__new__  # (Info, (version, …)): a third of the cost of Info(...), for every put
+new_info = tuple.__new__  # new_info(Info, (version, …)) costs a third of Info(...); called for every put
 
-GONE = Info(0, 0, 0, 0, 0)  # in place of an object that a batch has deleted
+GONE = Info(0, 0, 0, 0, 0)  # the result for an object that a batch has deleted
 
 
 class Entry:
-    """`kind` is PUT or DELETE. `older`: what snapshots may still need to see in its place."""
+    """A PUT or a DELETE, as `kind` says. `older`: earlier versions that snapshots may still need."""
 
     __slots__ = (
         "applied",
@@ -125,9 +124,9 @@ class Entry:
         self.value_at = value_at
         self.parts = parts
         self.position: Position | None = None  # of its log record, once that is acknowledged
-        self.applied = 0  # when it was acknowledged, in the order of acknowledgements
+        self.applied = 0  # its number in the order of acknowledgements
         self.older: Entry | None = None
-        self.write: Write | None = None  # while it is not acknowledged
+        self.write: Write | None = None  # until it is acknowledged
 
     def info(self) -> Info:
         return Info(self.version, self.size_bytes, self.modified_ms, self.expires_ms, self.crc)
@@ -151,12 +150,12 @@ class Entry:
 
     @property
     def record_at(self) -> int:
-        """Where in its log record the value begins,"""
+        """The offset of the value in its log record."""
         return self.value_at
 
     @property
     def record_bytes(self) -> int:
-        """and how long that record is."""
+        """The length of that log record."""
         return len(self.data)
 
     def __repr__(self) -> str:
@@ -165,7 +164,7 @@ class Entry:
 
 
 class BatchEntry(Entry):
-    """One whose value is in the record of a batch, together with others; `data` is the value alone."""
+    """An entry whose log record is a batch's; `data` is the value alone."""
 
     __slots__ = ("record_at", "record_bytes")
 

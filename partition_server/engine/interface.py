@@ -1,7 +1,7 @@
-"""What the process asks of a loaded partition: the seam between serving (hosted, servicer) and storing (engine).
+"""The interface of a loaded partition, between serving (hosted, servicer) and storage (engine).
 
-Invariants: every answer of a read or write was checked against the lock right before (rule 2);
-            `failed` is done when the partition is of no use any more: whoever serves it loads it anew.
+Invariants: the lock is checked right before every answer to a read or write (protocol rule 2);
+            when `failed` is done, the partition is unusable and the server loads it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from neve.proto.crc import Buffer
 from neve.proto.errors import NeveError
 
 StreamEnd = common_pb2.StreamEnd
-Admit = Callable[[int], Awaitable[None] | None]  # told how many bytes a value has before it is read
+Admit = Callable[[int], Awaitable[None] | None]  # called with the size of a value before it is read
 
 
 class ScanPage(Protocol):

@@ -1,9 +1,9 @@
-"""Finds the newest entry of a key: among acknowledged writes for reads, with those under way for conditions.
+"""Lookups of a key's newest entry: acknowledged ones for reads, pending ones too for conditions.
 
-Invariants: a read sees acknowledged writes only; a condition is decided on the newest state, submitted writes included,
-            and nothing of that key is submitted between the look and the decision: the look ends without an await;
-            NotFound is never raised: that an extent is gone says nothing about an object;
-            a reader that finds its table gone, because it was replaced meanwhile, looks again.
+Invariants: a read sees only acknowledged writes. A condition is checked against the newest state with submitted writes;
+            no write of that key is submitted between the lookup and the check, because neither awaits;
+            NotFound is never raised: a missing extent says nothing about an object;
+            a lookup whose table was replaced and removed in the meantime starts again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from neve.partition_server.engine.shared import Store, View
 from neve.partition_server.tables.bloom import key_hash
 from neve.proto.errors import Internal, NotFound
 
-ATTEMPTS_MAX = 100  # each lasts until a table is replaced: more in a row is a bug
+ATTEMPTS_MAX = 100  # each lasts until a table is replaced, so that many in a row mean a bug
 
 
 class Lookups:
@@ -23,7 +23,7 @@ class Lookups:
         self._store = store
 
     async def newest(self, key: bytes) -> Entry | None:
-        """The newest acknowledged entry, which may be a delete."""
+        """Return the newest acknowledged entry, which may be a delete."""
         store = self._store
         for _ in range(ATTEMPTS_MAX):
             view = store.view
@@ -35,10 +35,10 @@ class Lookups:
             except NotFound as error:
                 if store.view is view:
                     raise store.gone(error) from error
-        raise Internal(detail=f"tables for {key!r}: every one was replaced while it was read")
+        raise Internal(detail=f"tables for {key!r}: every one was replaced during its read")
 
     async def current(self, keys: Iterable[bytes]) -> dict[bytes, Entry | None]:
-        """The newest entry of each key, writes under way included. Decide before the next await."""
+        """Return the newest entry of each key, including pending writes. Use the result before the next await."""
         store = self._store
         pending = store.pending
         keys = list(keys)
@@ -53,13 +53,13 @@ class Lookups:
                 if store.view is view:
                     raise store.gone(error) from error
                 continue
-            if store.view is view:  # what came meanwhile is in its memtables, or pending: both are looked at now
+            if store.view is view:  # newer writes are in its memtables or pending, and both are read now
                 for key in keys:
                     entry = pending.get(key) or in_memory(view, key)
                     if entry is not None:
                         found[key] = entry
                 return {key: found.get(key) for key in keys}
-        raise Internal(detail="tables for a condition: every one was replaced while it was read")
+        raise Internal(detail="tables for a condition: every one was replaced during its read")
 
 
 def in_memory(view: View, key: bytes) -> Entry | None:
@@ -71,7 +71,7 @@ def in_memory(view: View, key: bytes) -> Entry | None:
 
 
 async def in_tables(view: View, key: bytes) -> Entry | None:
-    """The newest entry that a table has."""
+    """Return the newest entry of the tables."""
     hashed = key_hash(key)
     for table in view.tables:
         if table.may_contain(key, hashed):

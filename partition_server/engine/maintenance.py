@@ -1,6 +1,6 @@
-"""What a partition does by itself: flush, merge tables, give extents back, forget what is over.
+"""The background work of a partition: flushes, merges, returning extents, expiry.
 
-Invariants: trouble is told and tried again later, unless a stream's writer has ended: then the partition has;
+Invariants: a failure is logged and tried again later, unless a stream's writer has ended, which ends the partition;
             flushes do not wait for merges.
 """
 
@@ -61,7 +61,7 @@ class Maintenance:
         store = self._store
         while store.error is None:
             if what == "flush":
-                store.work.clear()  # before the work: what comes meanwhile is looked at next
+                store.work.clear()  # before the work, so that work arriving meanwhile is not missed
             try:
                 with store.noting_ended_streams():
                     await work()
@@ -82,7 +82,7 @@ class Maintenance:
         await self._flusher.flush_closed()
 
     def _is_due(self) -> bool:
-        """Whether the active memtable is to be closed now."""
+        """Whether to close the active memtable now."""
         store = self._store
         memtable = store.active
         if not memtable.last_seq or len(store.view.memtables) > store.config.memtables_closed_max:

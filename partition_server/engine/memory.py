@@ -1,9 +1,9 @@
-"""The memory that all memtables of a process may take together.
+"""The memory budget of all memtables of a process.
 
-Invariants: above the bound nobody adds: writes wait until memtables were flushed, and the largest are flushed first;
-            a memtable counts as long as somebody sees it: one that is flushed and that a snapshot has is held, and when
-            memory is short, snapshots are let go;
-            however many wait, a turn of the loop goes on with a few of them.
+Invariants: above the limit nothing is added: writes wait for flushes, which begin with the largest memtables;
+            a memtable counts while anything refers to it. One that is flushed but that a snapshot needs is held; when
+            memory is short, snapshots are dropped;
+            waiting writes resume a few in each turn of the loop, however many wait.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-WOKEN_AT_ONCE = 8  # a batch of a thousand operations takes 3.5 ms to begin, and everybody else waits for the loop
+WOKEN_AT_ONCE = 8  # starting a batch of a thousand operations takes 3.5 ms, during which the loop serves nothing else
 
 
 class Waiters:
-    """Those who wait for room, in their order. Thousands may: they are woken a few a turn."""
+    """Writes that wait for room, in order. There may be thousands, so only a few are woken in each turn."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._due = 0  # of them: to be woken; who comes meanwhile waits for the next time
+        self._due = 0  # how many of them to wake; later ones wait for the next time
         self._goes_on = False
 
     def future(self) -> asyncio.Future[None]:
-        """Done when it is time to look again."""
+        """Return a future that is done when the caller should check again."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         return future
@@ -52,31 +52,31 @@ class Waiters:
 
 
 class MemoryShare:
-    """One partition's part."""
+    """One partition's part of the budget."""
 
     __slots__ = ("budget", "held_bytes", "let_go", "used_bytes")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.used_bytes = 0
-        self.held_bytes = 0  # of them: flushed, and seen by snapshots only
-        self.let_go: Callable[[], None] = lambda: None  # gives up what is held, as far as memory is short
+        self.held_bytes = 0  # of these, flushed and needed only by snapshots
+        self.let_go: Callable[[], None] = lambda: None  # drops snapshots while memory is short
 
     def add(self, size_bytes: int) -> None:
         if self not in self.budget.shares:
-            return  # it has left: what is acknowledged or flushed after that is nobody's memory any more
+            return  # it has left: bytes acknowledged or flushed afterwards are not counted
         self.used_bytes += size_bytes
         self.budget.used_bytes += size_bytes
         self.budget.spare()
 
     def hold(self, size_bytes: int) -> None:
-        """So much of what is used is flushed, and cannot be given back yet."""
+        """Mark used bytes as flushed, but still needed by a snapshot."""
         if self in self.budget.shares:
             self.held_bytes += size_bytes
             self.budget.held_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Nobody sees it any more."""
+        """Return held bytes that no snapshot needs any more."""
         if self in self.budget.shares:
             self.held_bytes -= size_bytes
             self.budget.held_bytes -= size_bytes
@@ -116,19 +116,21 @@ class MemoryBudget:
 
     @property
     def short(self) -> bool:
-        """Whether snapshots are to give back what they hold: all is used, or they hold so much of it that memtables
-        would have to be flushed while they are small."""
+        """Whether snapshots should return what they hold.
+
+        True if all memory is used, or if snapshots hold so much that memtables would have to be flushed while small.
+        """
         return self.held_bytes > 0 and (self.full or self.held_bytes * 2 > self.bytes_max)
 
     def spare(self) -> None:
-        """If memory is short, ask those who hold some."""
+        """If memory is short, have the partitions with held memory drop snapshots."""
         if self.short:
             for share in list(self.shares):
                 if share.held_bytes and self.short:
                     share.let_go()
 
     def should_flush(self, share: MemoryShare) -> bool:
-        """Three quarters are used, and nobody could give back more by a flush than this one."""
+        """Whether three quarters are used, and no other partition would free more by a flush."""
         flushable_bytes = share.used_bytes - share.held_bytes
         if self.used_bytes * 4 < self.bytes_max * 3 or not flushable_bytes:
             return False

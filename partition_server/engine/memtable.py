@@ -1,9 +1,9 @@
-"""Acknowledged writes that are in no table yet: the newest of each key, and older ones while a snapshot needs them.
+"""A memtable: acknowledged writes that are in no table yet, the newest of each key and what snapshots need.
 
-Invariants: a write belongs to the memtable that was active when it was submitted, so that memtables divide the seqs
-            among them: what an older one has is older than what a newer one has, however acknowledgements come;
-            a memtable is flushed when it is closed and nothing of it is pending any more;
-            snapshots see what was acknowledged before them: `applied` counts acknowledgements.
+Invariants: a write belongs to the memtable that was active at its submission, so memtables partition the seqs: entries
+            of an older one are older than those of a newer one, in whatever order acknowledgements arrive;
+            a memtable is flushed when it is closed and has no pending writes;
+            a snapshot sees what was acknowledged before it: `applied` counts acknowledgements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from neve.partition_server.engine.config import EngineConfig
 from neve.partition_server.engine.entry import Entry
 from neve.partition_server.engine.key_index import KeyIndex
 
-EVERYTHING = 1 << 62  # later than every acknowledgement
+EVERYTHING = 1 << 62  # after every acknowledgement
 
 
 class Memtable:
@@ -38,33 +38,35 @@ class Memtable:
         self.entries: dict[bytes, Entry] = {}
         self.index = KeyIndex()
         self.memory_bytes = 0
-        self.records = 0  # of the log, that a load would have to replay for it
-        self.pending = 0  # submitted and not acknowledged
+        self.records = 0  # log records that a load would have to replay
+        self.pending = 0  # submitted, not acknowledged
         self.closed = False
-        self.last_seq = 0  # the highest that was acknowledged here,
-        self.last_position: Position | None = None  # and where its record is in the log
-        self.part_bytes = 0  # of values that are not here, but in parts in the log
-        self.log_refs: dict[int, int] = {}  # log extents that values in parts are in, and how often they are named
+        self.last_seq = 0  # the highest acknowledged here
+        self.last_position: Position | None = None  # of that record in the log
+        self.part_bytes = 0  # bytes of values in log parts, not in memory
+        self.log_refs: dict[int, int] = {}  # log extents of such parts, with the number of references
 
     def note_record(self, seq_last: int, position: Position) -> None:
-        """A record of the log was acknowledged, whatever it says."""
+        """Count an acknowledged log record of any kind."""
         self.records += 1
         if seq_last >= self.last_seq:
             self.last_seq, self.last_position = seq_last, position
 
     def is_full(self, config: EngineConfig) -> bool:
-        """Whether it is to be flushed: for its memory, or because a load would have too much to replay."""
+        """Whether to flush it, because of its memory or because a load would have too much to replay."""
         return self.memory_bytes >= config.memtable_bytes or self.records >= config.memtable_records
 
     def apply(self, entry: Entry, position: Position, applied: int, *, snapshot_applied: int) -> int:
-        """An acknowledged entry of a record that was noted; returns by how many bytes more memory is used.
-        `snapshot_applied`: of the newest snapshot that there is, 0 for none."""
+        """Apply an acknowledged entry of a counted record. Returns the growth in memory.
+
+        `snapshot_applied` is that of the newest snapshot, 0 for none.
+        """
         entry.position = position
         entry.applied = applied
         key = entry.key
         before = self.entries.get(key)
         if before is not None and before.seq > entry.seq:
-            return 0  # a later write was acknowledged earlier: nobody ever sees this one
+            return 0  # a later write was acknowledged first: no read ever sees this one
         size_bytes = entry.memory_bytes()
         if entry.parts is not None:
             for part in entry.parts:
@@ -76,7 +78,7 @@ class Memtable:
             entry.older = before
         else:
             seen: Entry | None = before
-            while seen is not None and seen.applied > snapshot_applied:  # by no snapshot, nor ever again
+            while seen is not None and seen.applied > snapshot_applied:  # no present or future snapshot sees it
                 size_bytes -= seen.memory_bytes()
                 self._unref(seen)
                 seen = seen.older
@@ -88,7 +90,7 @@ class Memtable:
     def apply_all(
         self, entries: Sequence[Entry], positions: Iterable[Position], applied: int, *, snapshot_applied: int
     ) -> int:
-        """Entries that were acknowledged together, each a record of its own."""
+        """Apply entries that were acknowledged together, each with a record of its own."""
         grown_bytes = 0
         for entry, position in zip(entries, positions, strict=True):
             self.note_record(entry.seq, position)
@@ -106,14 +108,14 @@ class Memtable:
                 del self.log_refs[part.extent_id]
 
     def get(self, key: bytes, applied: int) -> Entry | None:
-        """The newest entry of the key that was acknowledged by then."""
+        """Return the newest entry of the key with an acknowledgement up to `applied`."""
         entry = self.entries.get(key)
         while entry is not None and entry.applied > applied:
             entry = entry.older
         return entry
 
     def runs(self, start: bytes, end: bytes, applied: int) -> Iterator[list[Entry]]:
-        """What a snapshot sees of [start, end), in order, in pieces."""
+        """Iterate over what a snapshot sees of [start, end), in order, in pieces."""
         entries = self.entries
         for keys in self.index.runs(start, end):
             if applied >= EVERYTHING:
@@ -127,7 +129,7 @@ class Memtable:
         return len(self.entries)
 
     def validate(self) -> None:
-        """For tests."""
+        """Check the state; for tests."""
         keys = [key for run in self.index.runs() for key in run]
         assert keys == sorted(self.entries), (keys, sorted(self.entries))
         refs: dict[int, int] = {}

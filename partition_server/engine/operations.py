@@ -1,7 +1,7 @@
-"""What is asked of a partition: one operation of a batch, the bounds of it, and the answer of a batch.
+"""Operations of a batch, limits of calls, and the answer of a batch.
 
-Invariants: what no record could hold is refused here, by name, before a call is entered anywhere;
-            a batch that is repeated has the answer that it had, out of what is remembered and what it brings again.
+Invariants: a call that no record could hold is refused here with the reason, before any effect;
+            a repeated batch gets its first answer, from what is remembered and from the repeated operations.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from neve.partition_server.engine.write import Outcome
 from neve.proto.crc import Buffer, crc32c
 from neve.proto.errors import InvalidArgument, TooLarge
 
-ANYTHING = None  # an expectation; 0: nothing is there; otherwise the version that is
+ANYTHING = None  # an expectation; 0: the object is absent; otherwise its version
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One of a batch. `value` None: delete."""
+    """One operation of a batch. A `value` of None means delete."""
 
     key: bytes
     value: Buffer | None = None
@@ -29,12 +29,12 @@ class Operation:
 
 
 def expanded(outcome: Outcome, operations: Sequence[Operation]) -> Outcome:
-    """The answer of a batch, also out of what is remembered of it: one Info for each operation."""
+    """Return a batch's answer, with one Info for each operation, from what is remembered of it."""
     count = len(operations)
     if len(outcome) == count:
         return outcome
     if len(outcome) != 1 or outcome[0].size_bytes != count:
-        raise InvalidArgument(what="call", detail=f"it was another one before, not a batch of {count} operations")
+        raise InvalidArgument(what="call", detail=f"this id was used before, not for a batch of {count} operations")
     (first,) = outcome
     return tuple(
         Info(
@@ -56,7 +56,7 @@ def check_value(value: Buffer) -> None:
 
 def check_ttl(ttl_ms: int) -> None:
     if not 0 <= ttl_ms <= TTL_MS_MAX:
-        raise InvalidArgument(what="ttl_ms", detail=f"{ttl_ms}, at most {TTL_MS_MAX}; 0 is for ever")
+        raise InvalidArgument(what="ttl_ms", detail=f"{ttl_ms}, at most {TTL_MS_MAX}; 0 means no limit")
 
 
 def check_size(what: str, size_bytes: int) -> None:

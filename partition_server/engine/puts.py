@@ -1,9 +1,9 @@
-"""Many puts without conditions at a time: the same steps as writes.py takes for one, each taken once for all of them.
+"""Groups of puts without conditions: the steps of writes.py, each taken once for the whole group.
 
-Invariants: as in writes.py: one put is one log record, seqs are in the order of the log, each call is executed once;
-            a group is appended whole or not at all, and answered when all of it is acknowledged;
-            while merges are behind, groups are let in at their pace (merge_pace.py);
-            whatever is not plain (a repeated call, no room, a large value) goes the way of single puts.
+Invariants: as in writes.py: one put is one log record, seqs are in log order, each call is executed once;
+            a group is appended as a whole or not at all, and answered when all of it is acknowledged;
+            while merges are behind, groups are admitted at the pace of merges (merge_pace.py);
+            a group with anything special (a repeated call, no room, a large value) is executed as single puts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Results = Sequence[Info | NeveError]  # one for each put
 
 @dataclass(frozen=True, slots=True)
 class Puts:
-    """In columns. `ttls_ms` is empty if all are for ever; call 0 is nobody's that is to be remembered."""
+    """A group of puts, by columns. `ttls_ms` is empty if no put expires; results of call 0 are not remembered."""
 
     keys: Sequence[bytes]
     values: Sequence[Buffer]
@@ -47,7 +47,7 @@ class GroupedPuts:
         self._loop = store.loop
 
     def start(self, puts: Puts) -> asyncio.Future[Results]:
-        """Under way when this returns, in their order; the future has their results, or what ended them all."""
+        """Submit the puts in order and return. The future gets their results, or the error that ended them all."""
         store = self._store
         store.check_writable()
         if store.is_behind() or store.pace:
@@ -55,7 +55,7 @@ class GroupedPuts:
         return self._start(puts)
 
     async def _start_later(self, puts: Puts) -> Results:
-        """When merges allow it. The caller may be told to come again then: the partition may be frozen by now."""
+        """Submit the puts when merges allow it. By then the partition may be frozen, and the caller must retry."""
         await self._store.pace.wait(len(puts.keys))
         self._store.check_writable()
         return await self._start(puts)
@@ -67,8 +67,10 @@ class GroupedPuts:
         return self._loop.create_task(self._one_by_one(puts))
 
     def _fit(self, puts: Puts) -> bool:
-        """Whether every key is ours, every value one record, every time to live possible. What is not is told to each
-        by its own put."""
+        """Whether every key is in range, every value fits one record and every time to live is valid.
+
+        Otherwise each put is executed on its own and gets its own error.
+        """
         start, end = self._store.start, self._store.end
         keys = puts.keys
         lowest, highest = min(keys), max(keys)
@@ -82,7 +84,7 @@ class GroupedPuts:
         )
 
     def _submit(self, puts: Puts) -> asyncio.Future[Results] | None:
-        """None, and nothing done, if the writer is full, or not all of the calls are new."""
+        """Submit the group. None without any effect, if the writer is full or not all calls are new."""
         store = self._store
         now_ms = store.wall_ms()
         client_id, call_ids = puts.client_id, puts.call_ids
@@ -101,7 +103,7 @@ class GroupedPuts:
                 ttls_ms=puts.ttls_ms,
             )
             logged = store.streams.log.submit_many(records)
-        except Exception as error:  # also a bug leaves no call under way for ever
+        except Exception as error:  # a bug must not leave calls pending for ever either
             store.sessions.leave_group(group)
             if isinstance(error, Overloaded):
                 return None
@@ -155,7 +157,7 @@ class GroupedPuts:
             store.work.set()
 
     async def _one_by_one(self, puts: Puts) -> Results:
-        """All begin here and now, too; errors are results."""
+        """Submit all puts now, each on its own. Errors are results."""
         started: list[asyncio.Future[tuple[Info, ...]] | NeveError] = []
         for number, key in enumerate(puts.keys):
             call_id = puts.call_ids[number]

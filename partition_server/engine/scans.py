@@ -1,9 +1,9 @@
-"""Scans of key ranges: pages out of one snapshot, as long as that is kept.
+"""Scans of key ranges: pages of one snapshot, for as long as it is kept.
 
-Invariants: a page, and all pages of one snapshot, show what was acknowledged when the scan began, and nothing else;
-            snapshots are bounded in number, in time and in the memory that they hold: then the scan goes on in a new
-            one, behind the last key;
-            what a snapshot may need is not removed: its tables' and values' extents are in use.
+Invariants: all pages of one snapshot show exactly what was acknowledged when the scan began;
+            snapshots are bounded in number, time and memory; after that, a scan continues in a new one, after its last
+            key;
+            nothing that a snapshot may need is removed: the extents of its tables and values count as used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from neve.proto import partition_server_pb2 as ps
 from neve.proto.errors import InvalidArgument
 from neve.rpc.limits import MIB
 
-_CONTINUATION = struct.Struct("<BQ")  # format, snapshot; then the key to go on at
+_CONTINUATION = struct.Struct("<BQ")  # format, snapshot; followed by the next key
 _FORMAT = 1
 
 SCAN_KEYS_MAX = 10_000  # in one page
@@ -30,7 +30,7 @@ SCAN_BYTES_MAX = 4 * MIB
 SNAPSHOT_IDLE_S = 30.0
 SNAPSHOT_AGE_S = 300.0
 VALUES_AT_ONCE = 16
-INFO_BYTES = 40  # of an object in the answer beside its key and value, about
+INFO_BYTES = 40  # approximate size of an object's info in a reply, beside its key and value
 
 
 @dataclass(slots=True)
@@ -38,20 +38,20 @@ class Snapshot:
     id: int
     view: View
     applied: int
-    now_ms: int  # expiry is as of then
+    now_ms: int  # the time for which expiry is decided
     made_s: float
     used_s: float
-    pages: int = 0  # being made from it at the moment
+    pages: int = 0  # pages being made from it
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPage:
-    """`values` are views, one object's behind the other's; `infos` tell their sizes."""
+    """One page. `values` are consecutive views; `infos` have the sizes of the values."""
 
     infos: list[ps.ObjectInfo]
     values: Pieces
-    continuation: bytes  # empty: complete, up to the end that was asked for or that of the partition
-    left_out: list[int]  # which of `infos` have a value that is larger than a page: it is not among `values`
+    continuation: bytes  # empty: complete, up to the requested end or that of the partition
+    left_out: list[int]  # indexes of `infos` whose value is larger than a page and is not in `values`
 
 
 class Scans:
@@ -99,13 +99,13 @@ class Scans:
                 self._drop(snapshot)
             return ScanPage(infos, pieces, b"", left_out)
         self._keep(snapshot)
-        store.memory.spare()  # which had to leave it alone so far
+        store.memory.spare()  # it could not drop this snapshot while its page was made
         return ScanPage(infos, pieces, _CONTINUATION.pack(_FORMAT, snapshot.id) + go_on, left_out)
 
     async def _page(
         self, snapshot: Snapshot, start: bytes, end: bytes, limit: int, max_bytes: int, *, with_values: bool
     ) -> tuple[list[Entry], Pieces, bytes | None]:
-        """The objects, those values that are not larger than a page, and where to go on; None at the end."""
+        """Return the objects, the values that fit a page, and the next key (None at the end)."""
         found, go_on = await self._entries(snapshot, start, end, limit, max_bytes, with_values=with_values)
         pieces: Pieces = []
         if with_values:
@@ -132,7 +132,7 @@ class Scans:
                 if len(found) >= limit or (found and size_bytes > max_bytes):
                     return found, entry.key
                 found.append(entry)
-            await asyncio.sleep(0)  # there may be nothing but deletes for a long way
+            await asyncio.sleep(0)  # yields, since there may be many deletes in a row
         return found, None
 
     # --- snapshots -------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Scans:
         self._store.memory.spare()
 
     def let_go(self) -> None:
-        """Memory is short: give up snapshots that hold some of it, those first that nobody has used for longest."""
+        """Memory is short: drop snapshots that hold some of it, the least recently used first."""
         held = {memtable.number for memtable in self._store.held}
         for snapshot in sorted(self._snapshots.values(), key=lambda each: each.used_s):
             if not self._store.memory.short:
@@ -178,7 +178,7 @@ class Scans:
                 self._drop(snapshot)
 
     def views(self) -> Iterator[View]:
-        """What snapshots hold."""
+        """The views that snapshots hold."""
         return (snapshot.view for snapshot in self._snapshots.values())
 
     def __len__(self) -> int:
@@ -189,8 +189,10 @@ class Scans:
 
 
 async def entries_of(view: View, start: bytes, end: bytes, applied: int, limit: int) -> AsyncIterator[list[Entry]]:
-    """The newest entry of each key of [start, end) that was acknowledged by `applied`, in order, in pieces; deletes
-    and expired objects are among them."""
+    """Iterate in pieces over the newest entry of each key of [start, end) acknowledged up to `applied`, in order.
+
+    Deletes and expired objects are included.
+    """
     sources: list[_Source] = [_MemtableSource(memtable, start, end, applied, limit) for memtable in view.memtables]
     sources += [_TableSource(table, start, end) for table in view.tables if table.has_range(start, end)]
     while True:
@@ -202,14 +204,14 @@ async def entries_of(view: View, start: bytes, end: bytes, applied: int, limit: 
             return
         boundary = min(source.entries[-1].key for source in sources)
         newest: dict[bytes, Entry] = {}
-        for source in sources:  # the newest first
+        for source in sources:  # newest first
             for entry in source.take(boundary):
                 newest.setdefault(entry.key, entry)
         yield [newest[key] for key in sorted(newest)]
 
 
 class _Source:
-    """Entries in order; `entries` are those at hand."""
+    """A source of entries in order; `entries` are those read and not yet taken."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -236,9 +238,9 @@ class _MemtableSource(_Source):
         self._step = max(limit + 1, 16)
 
     async def fill(self) -> None:
-        """Not one iteration: between two pages, and even within one, keys are added."""
+        """Read the next keys. Not with one iterator, because keys are added between pages, and even within one."""
         while (keys := next(self._memtable.index.runs(self._start, self._end), None)) is not None:
-            keys = keys[: self._step]  # the rest of the run comes next: hence not the next run
+            keys = keys[: self._step]  # the rest of this run comes next, so the next run is not taken
             self._start = keys[-1] + b"\0"
             memtable, applied = self._memtable, self._applied
             self.entries = [entry for key in keys if (entry := memtable.get(key, applied)) is not None]
@@ -275,18 +277,18 @@ class _TableSource(_Source):
 
 
 def bound(one: bytes, other: bytes) -> bytes:
-    """The tighter of two exclusive ends, where empty is none."""
+    """Return the smaller of two exclusive ends, where empty means none."""
     return min(one, other) if one and other else one or other
 
 
 def behind_prefix(prefix: bytes) -> bytes:
-    """The first key behind all that begin with the prefix; empty if there is none."""
+    """Return the first key after all keys with this prefix; empty if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b""
 
 
 def decode_continuation(continuation: bytes) -> tuple[int, bytes]:
-    """The snapshot, and the key to go on at."""
+    """Return the snapshot id and the next key."""
     if len(continuation) < _CONTINUATION.size:
         raise InvalidArgument(what="continuation", detail=f"{len(continuation)} bytes")
     form, snapshot_id = _CONTINUATION.unpack_from(continuation)

@@ -1,14 +1,14 @@
-"""What clients have called: a repeated call is answered with what it was answered before, and executed once (T50).
+"""Sessions: the results of clients' writes, so that a repeated call gets its first answer (scenario T50).
 
-Invariants: only acknowledged results are kept here for good, and only they go into a manifest: a result whose record
-            the log does not have would be a lie after a crash;
-            a call below what its client has said to be over, or below what was forgotten of it, is refused;
-            bounded: in clients, in results of a client and of all, each of which is small whatever the call was, and
-            in the time that an idle client is remembered.
-            What is forgotten for want of room is refused when it comes again, never executed twice: a result's floor
-            stays, and a whole client goes only when it has not called for longer than anybody repeats a call. Until
-            then there is no room for another one. A load takes all that it finds: they were let in before.
-Not here:   client 0, of which nothing is remembered.
+Invariants: only acknowledged results are kept for good, and only they go into a manifest: after a crash, any other
+            result could contradict the log;
+            a call below its client's completed mark, or below what was forgotten of the client, is refused;
+            clients, results of a client, results of all, and the time that an idle client is remembered are bounded;
+            each result is small, whatever the call was.
+            A forgotten call that is repeated is refused, never executed twice. A client's floor stays when its results
+            are dropped. A whole client is dropped only after a silence longer than any call is repeated; until then,
+            there is no room for a new one. A load restores all that it finds, because they were admitted before.
+Not here:   client 0, whose results are not remembered.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from neve.partition_server.engine.write import Outcome, PutGroup, Write, remembe
 from neve.partition_server.log.log_format import Caller
 from neve.proto.errors import InvalidArgument, NeveError, Overloaded
 
-LOOKS_MAX = 256  # for a silent client: they are in the order of their calls, but for what is under way
-SILENT_PART = 10  # of the time that an idle client is remembered: a minute of ten, twice a call's with all its attempts
+LOOKS_MAX = 256  # clients checked for silence; they are in order of their calls, except for pending ones
+SILENT_PART = 10  # a tenth of the idle time: one minute of ten, twice the time of a call with all its attempts
 
 
 @dataclass(slots=True)
 class Session:
-    """One client. Calls below `floor` are over."""
+    """One client. Its calls below `floor` have ended."""
 
     floor: int = 0
     used_ms: int = 0
@@ -36,7 +36,7 @@ class Session:
     running: dict[int, Write] = field(default_factory=dict)
 
     def raise_floor(self, floor: int) -> int:
-        """Returns how many results went."""
+        """Raise the floor. Returns how many results that dropped."""
         if floor <= self.floor:
             return 0
         self.floor = floor
@@ -44,14 +44,14 @@ class Session:
         over = []
         for call_id in results:
             if call_id >= floor:
-                break  # one that came out of order may lie behind it: it goes with a later floor
+                break  # later results may also be below it, if out of order: they go with a later floor
             over.append(call_id)
         for call_id in over:
             del results[call_id]
         return len(over)
 
     def forget_all(self) -> int:
-        """The same, for every call that was answered."""
+        """Drop all results, and raise the floor above them. Returns how many there were."""
         before = len(self.results)
         if before:
             self.floor = max(self.floor, max(self.results) + 1)
@@ -66,12 +66,12 @@ class Sessions:
         self._results_total_max = results_total_max
         self.results = 0  # of all clients
         self._idle_ms = idle_ms
-        self._silent_ms = idle_ms // SILENT_PART  # then nothing that it has called comes again
+        self._silent_ms = idle_ms // SILENT_PART  # after this silence, none of a client's calls is repeated any more
         self._refused: OrderedDict[tuple[int, int], NeveError | None] = OrderedDict()  # by client and call
-        self._clients: OrderedDict[int, Session] = OrderedDict()  # the least recently used first
+        self._clients: OrderedDict[int, Session] = OrderedDict()  # least recently used first
 
     def enter(self, caller: Caller, now_ms: int) -> tuple[Write, bool]:
-        """The write of this call, and whether it is a new one: otherwise it is under way, or done."""
+        """Return the write of this call, and whether it is new; otherwise it is pending or done."""
         if not caller.client_id:
             return Write(caller), True
         self._admit(caller.client_id, now_ms)
@@ -79,7 +79,7 @@ class Sessions:
         self.results -= session.raise_floor(caller.completed_below)
         call_id = caller.call_id
         if call_id < session.floor:
-            detail = f"call {call_id} of client {caller.client_id:016x} is over: those below {session.floor} are"
+            detail = f"call {call_id} of client {caller.client_id:016x} has ended, like all below {session.floor}"
             raise InvalidArgument(what="call", detail=detail)
         outcome = session.results.get(call_id)
         if outcome is not None:
@@ -95,12 +95,12 @@ class Sessions:
         if running is not None:
             return running.member(call_id) if isinstance(running, PutGroup) else running, False
         if len(session.running) >= self._results_max:
-            raise Overloaded(what="session", detail=f"{len(session.running)} calls of one client are under way")
+            raise Overloaded(what="session", detail=f"{len(session.running)} calls of one client are pending")
         write = session.running[call_id] = Write(caller)
         return write, True
 
     def enter_group(self, group: PutGroup, now_ms: int) -> bool:
-        """All its calls are under way from now on; False, and nothing done, unless every one of them is new."""
+        """Register all calls of the group as pending. False without any effect, unless all of them are new."""
         client_id, call_ids = group.caller.client_id, group.call_ids
         self._admit(client_id, now_ms)
         session = self._session(client_id, now_ms)
@@ -118,12 +118,12 @@ class Sessions:
         running.update(dict.fromkeys(call_ids, group))
         if len(running) - before == len(call_ids):
             return True
-        for call_id in set(call_ids):  # the same call twice
+        for call_id in set(call_ids):  # a call may occur twice
             del running[call_id]
         return False
 
     def leave_group(self, group: PutGroup) -> None:
-        """It came to nothing."""
+        """The group failed without effect: its calls may be tried again."""
         session = self._clients.get(group.caller.client_id)
         if session is not None:
             for call_id in group.call_ids:
@@ -139,7 +139,7 @@ class Sessions:
         self.remember_all(caller.client_id, caller.completed_below, dict(outcomes), 0)
 
     def remember_all(self, client_id: int, completed_below: int, results: dict[int, Outcome], now_ms: int) -> None:
-        """Results of one client, as `remember` does with each."""
+        """Like `remember`, for several results of one client."""
         session = self._session(client_id, now_ms)
         self.results -= session.raise_floor(completed_below)
         if min(results) < session.floor:
@@ -155,21 +155,24 @@ class Sessions:
                 self.remember(Caller(client_id, call_id, completed_below), outcome, now_ms)
 
     def known(self, caller: Caller, now_ms: int) -> Write | None:
-        """The write of a call that was here before, if it was."""
+        """Return the write of a call that came before, if there was one."""
         session = self._clients.get(caller.client_id)
         if session is None or not (caller.call_id in session.results or caller.call_id in session.running):
             return None
         return self.enter(caller, now_ms)[0]
 
     def leave(self, write: Write) -> None:
-        """It came to nothing: the same call may be tried again."""
+        """The write failed without effect: its call may be tried again."""
         session = self._clients.get(write.caller.client_id)
         if session is not None and session.running.get(write.caller.call_id) is write:
             del session.running[write.caller.call_id]
 
     def refused(self, write: Write, error: NeveError | None) -> None:
-        """It was answered without being done; None: there was nothing to do. A copy of the call that comes late must
-        not do it after all. No log has this: it is remembered as long as the partition is loaded, and there is room."""
+        """The call was answered without a write; `error` None: it had nothing to do.
+
+        A late copy of the call must not be executed. The log does not have this answer, so it is remembered only while
+        the partition is loaded and there is room.
+        """
         self.leave(write)
         if write.caller.client_id:
             self._refused[write.caller.client_id, write.caller.call_id] = error
@@ -189,13 +192,13 @@ class Sessions:
             if caller.call_id not in session.results:
                 self.results += 1
             session.results[caller.call_id] = outcome
-            while len(session.results) > self._results_max:  # it does not say what is over: by age, then
+            while len(session.results) > self._results_max:  # the client does not say what has ended: drop the oldest
                 self.results -= session.raise_floor(max(next(iter(session.results)) + 1, session.floor + 1))
             if self.results > self._results_total_max:
                 self._make_room()
 
     def restore(self, client_id: int, floor: int, used_ms: int, results: dict[int, Outcome]) -> None:
-        """From a manifest; of two partitions that became one, both count."""
+        """Restore a client from a manifest. After a merge, both partitions' results count."""
         session = self._session(client_id, used_ms)
         before = len(session.results)
         for call_id, outcome in results.items():
@@ -204,7 +207,7 @@ class Sessions:
         self.results -= session.raise_floor(floor)
 
     def expire(self, now_ms: int) -> None:
-        """Forget who has not called for long, and has nothing under way."""
+        """Forget clients that have been idle for long and have no pending calls."""
         while self._clients:
             client_id, session = next(iter(self._clients.items()))
             if session.running or session.used_ms + self._idle_ms > now_ms:
@@ -212,7 +215,7 @@ class Sessions:
             self._remove(client_id)
 
     def clear(self) -> None:
-        """The partition has ended."""
+        """The partition has ended: drop everything."""
         self._clients.clear()
         self._refused.clear()
         self.results = 0
@@ -237,14 +240,14 @@ class Sessions:
         self.results -= len(self._clients.pop(client_id).results)
 
     def _make_room(self) -> None:
-        """Of those who called longest ago."""
+        """Drop results of the least recently active clients."""
         for session in self._clients.values():
             if self.results <= self._results_total_max:
                 return
             self.results -= session.forget_all()
 
     def _admit(self, client_id: int, now_ms: int) -> None:
-        """Make room for a client that calls for the first time: of who has been silent, the longest ago."""
+        """Make room for a new client, by dropping the one that has been silent longest."""
         if len(self._clients) < self._clients_max or client_id in self._clients:
             return
         for other_id, session in itertools.islice(self._clients.items(), LOOKS_MAX):

@@ -1,9 +1,9 @@
-"""What the modules of one loaded partition share: its range, its streams, its memtables and tables, and its counters.
+"""The shared state of a loaded partition: its range, streams, memtables, tables and counters.
 
-Invariants: `view` is replaced as a whole, never changed: whoever took it sees one consistent list of memtables and
-            tables;
-            a partition that failed answers nothing more: whoever owns it loads it anew;
-            no log extent that somebody has pinned leaves the stream.
+Invariants: `view` is replaced as a whole, never changed, so a reader that has taken it sees consistent lists of
+            memtables and tables;
+            a failed partition answers nothing; its owner loads it again;
+            a pinned log extent never leaves the stream.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from neve.proto.errors import (
 log = logging.getLogger(__name__)
 
 SESSION_RESULTS_MAX = 16_384  # of one client; client/objects/admission.py stays below it
-SESSION_RESULTS_TOTAL_MAX = 50_000  # each manifest has them all: so many take 50 ms to encode
+SESSION_RESULTS_TOTAL_MAX = 50_000  # each manifest contains all; this many take 50 ms to encode
 SESSION_IDLE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStreams:
-    """The streams of a partition, opened under one lock. `ensure_owner` raises unless we surely still have it."""
+    """The streams of a partition, opened under one lock. `ensure_owner` raises unless the lock is certainly held."""
 
     log: Writer
     row: Writer
@@ -63,14 +63,14 @@ class PartitionStreams:
 
 
 class View(NamedTuple):
-    """The newest first. The first memtable is the active one."""
+    """The memtables and tables of a partition, newest first. The first memtable is the active one."""
 
     memtables: tuple[Memtable, ...]
     tables: tuple[Table, ...] = ()
 
 
 class Pins:
-    """Log extents that something refers to which is in no table and no memtable (yet)."""
+    """Log extents that are needed although no table or memtable refers to them (yet)."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -96,7 +96,7 @@ class Pins:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the partition was loaded."""
+    """Counters since the partition was loaded."""
 
     reads: int = 0
     writes: int = 0
@@ -131,15 +131,15 @@ class Store:
         self.meta = OwnStream(streams.client, streams.meta)
         self.share = memory.share()
         self.loop = asyncio.get_running_loop()
-        self.record_bytes_max = 0  # of a record that is one block: set by the load, with the next one
+        self.record_bytes_max = 0  # of a record that is one block; the load sets it and the next one
         self.part_bytes = 0  # of a value that is one record
         self.seq = 0
         self.applied = 0  # acknowledgements so far
         self.snapshot_applied = 0  # of the newest snapshot that is kept
-        self.pending: dict[bytes, Entry] = {}  # the newest of each key that is submitted and not acknowledged
-        self.snapshot_views: Callable[[], Iterable[View]] = tuple  # what snapshots hold; scans.py sets it
-        self.held: list[Memtable] = []  # flushed, and seen by snapshots only
-        self.unseen: list[Memtable] = []  # flushed, and seen by nobody: flusher.py takes them apart
+        self.pending: dict[bytes, Entry] = {}  # the newest unacknowledged entry of each key
+        self.snapshot_views: Callable[[], Iterable[View]] = tuple  # views that snapshots hold; scans.py sets it
+        self.held: list[Memtable] = []  # flushed, needed only by snapshots
+        self.unseen: list[Memtable] = []  # flushed and not needed; flusher.py dismantles them
         self.pins = Pins()
         self.counters = Counters()
         self.sessions = Sessions(
@@ -151,15 +151,15 @@ class Store:
         self.memtables_made = 0
         self.view = View((self.new_memtable(),))
         self.flushed_seq = 0  # everything up to here is in tables
-        self.log_replay_from: Position | None = None  # None: from the stream's beginning
-        self.rotated_s = self.loop.time()  # when the active memtable was begun
-        self.log_lengths: dict[int, int] = {}  # of log extents that are sealed and need not be replayed
-        self._writing: dict[object, int] = {}  # tables that are being written: the row extent that they began in
-        self.committing: dict[object, Sequence[Table]] = {}  # tables that a manifest under way names
+        self.log_replay_from: Position | None = None  # None: the stream's beginning
+        self.rotated_s = self.loop.time()  # when the active memtable was started
+        self.log_lengths: dict[int, int] = {}  # of sealed log extents that need no replay
+        self._writing: dict[object, int] = {}  # tables being written: the row extent that each began in
+        self.committing: dict[object, Sequence[Table]] = {}  # tables named by a manifest that is being written
         self.frozen = False
         self.error: NeveError | None = None
-        self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is of no use
-        self.work = asyncio.Event()  # there may be something for the background to do
+        self.failed: asyncio.Future[NeveError] = self.loop.create_future()  # done when the partition is unusable
+        self.work = asyncio.Event()  # there may be background work
         self._stalled = Waiters()
         self.pace = Pace(self.loop)
 
@@ -175,7 +175,7 @@ class Store:
 
     @contextmanager
     def writing_table(self) -> Iterator[None]:
-        """While a table is written its records belong to no view: nothing from here on may leave the row stream."""
+        """While a table is written, no view has its records: keep the row stream from here on."""
         token = object()
         committed = self.streams.row.committed
         assert committed is not None
@@ -186,11 +186,11 @@ class Store:
             del self._writing[token]
 
     def row_extents_begun(self) -> set[int]:
-        """Where tables that are being written begin: that extent of the row stream, and all behind it, are in use."""
+        """Extents in which tables being written begin: these and all later ones of the row stream are in use."""
         return set(self._writing.values())
 
     def log_references(self) -> dict[int, int]:
-        """Bytes of values that tables point to, by log extent."""
+        """Bytes of values that tables refer to, by log extent."""
         found: dict[int, int] = {}
         for table in self.view.tables:
             for extent_id, size_bytes in table.log_references.items():
@@ -198,7 +198,7 @@ class Store:
         return found
 
     def discardable(self) -> dict[int, int]:
-        """Bytes that log extents could give back: what no table points to, of those that need not be replayed."""
+        """Unreferenced bytes of log extents that need no replay, which could be reclaimed."""
         references = self.log_references()
         found = {each: length - references.get(each, 0) for each, length in self.log_lengths.items()}
         return {extent_id: size_bytes for extent_id, size_bytes in found.items() if size_bytes > 0}
@@ -206,14 +206,14 @@ class Store:
     # --- room ------------------------------------------------------------------------------------------------
 
     def note_flushed(self, memtable: Memtable) -> None:
-        """It is in a table, and not in the view any more. Its memory is given back when no snapshot has it."""
+        """The memtable is in a table and has left the view. Its memory is returned when no snapshot needs it."""
         self.held.append(memtable)
         self.share.hold(memtable.memory_bytes)
         self.release_unseen()
         self.memory.spare()
 
     def release_unseen(self) -> None:
-        """Give back what no snapshot sees any more."""
+        """Return the memory of memtables that no snapshot needs any more."""
         if not self.held:
             return
         seen = {memtable.number for view in self.snapshot_views() for memtable in view.memtables}
@@ -226,7 +226,7 @@ class Store:
             self.work.set()
 
     def must_wait(self) -> bool:
-        """Whether memory is full: writes then wait for a flush."""
+        """Whether memory is full, so that writes wait for a flush."""
         if self.memory.full:
             return True
         memtables = self.view.memtables
@@ -238,7 +238,7 @@ class Store:
         return len(self.view.tables) >= self.config.tables_slow
 
     async def until_room(self) -> None:
-        """Wait for memory; ends without an await if there is some."""
+        """Wait for memory. Does not await if there is some."""
         self.check_writable()
         while self.must_wait():
             self.work.set()
@@ -249,12 +249,12 @@ class Store:
             self.check_writable()
 
     def unstall(self) -> None:
-        """A memtable was flushed, or the partition is over: those who wait look again."""
+        """A memtable was flushed or the partition has ended: wake waiting writes."""
         if not self.is_behind() or self.error is not None or self.frozen:
             self.pace.end()
         self._stalled.wake()
 
-    # --- may we? ---------------------------------------------------------------------------------------------
+    # --- permission ------------------------------------------------------------------------------------------
 
     def owns(self, key: bytes) -> bool:
         return self.start <= key and (not self.end or key < self.end)
@@ -268,8 +268,10 @@ class Store:
             raise WrongServer(partition_id=self.partition_id, regions_version=self.region.version)
 
     def ended(self) -> WrongServer:
-        """What callers are told once this server has lost or closed the partition: another server will serve the key,
-        or this one again. Why it ended is this server's own affair, and stands in the detail only."""
+        """The error for callers after this server has lost or closed the partition.
+
+        Another server will serve the key, or this one again. The reason is internal, so only the detail has it.
+        """
         detail = f"partition {self.partition_id} has ended here: {self.error}"
         return WrongServer(partition_id=self.partition_id, regions_version=self.region.version, detail=detail)
 
@@ -283,7 +285,7 @@ class Store:
             raise Overloaded(what="partition", detail=f"partition {self.partition_id} is frozen")
 
     def ensure_owner(self) -> None:
-        """Right before an answer: nobody else may serve these keys now (rule 2)."""
+        """Check right before an answer that no other server can serve these keys (protocol rule 2)."""
         try:
             self.streams.ensure_owner()
         except NeveError as error:
@@ -292,25 +294,30 @@ class Store:
         self.check_readable()
 
     def owner(self) -> common_pb2.Owner:
-        """In whose name our streams are changed. Never in nobody's, as a client without a writer would: that is an
-        operator's order, which the stream manager obeys whoever has the partition by then."""
+        """The owner to name when our streams are changed.
+
+        Without one, as from a client without a writer, the call would be an operator's, which the stream manager
+        executes whichever server has the partition by then.
+        """
         self.ensure_owner()
         owner = self.streams.log.owner
         assert owner is not None, "its lock is ours"
         return owner
 
     def gone(self, error: NotFound) -> NeveError:
-        """What to raise for records that should be in our streams: somebody else has the partition now, and has given
-        them back, or it is damage. Never NotFound: callers would take it for an object that is not there."""
+        """The error for records missing in our streams: another server has the partition and removed them, or damage.
+
+        Never NotFound, which callers would take for a missing object.
+        """
         try:
             self.ensure_owner()
         except NeveError as lost:
             return lost
-        return Internal(detail=f"partition {self.partition_id} misses a part of its streams: {error}")
+        return Internal(detail=f"partition {self.partition_id} lacks a part of its streams: {error}")
 
     @contextmanager
     def noting_ended_streams(self) -> Iterator[None]:
-        """Around work that writes tables and manifests: if that ended a stream's writer, the partition is over."""
+        """Wraps work that writes tables and manifests: if it ended a stream's writer, the partition fails."""
         try:
             yield
         except NeveError:
@@ -320,7 +327,7 @@ class Store:
             raise
 
     def log_refused(self, error: NeveError) -> NeveError:
-        """The log's writer has ended and takes no record: so ends the partition. Returns what callers are told."""
+        """The log's writer has ended, so the partition fails. Returns the error for callers."""
         self.fail(error)
         return error if isinstance(error, RequestError) else self.ended()
 
@@ -332,7 +339,7 @@ class Store:
             raise self.log_refused(error) from error
 
     def fail(self, error: NeveError) -> None:
-        """A stream or the lock is lost: nothing is answered any more."""
+        """A stream or the lock is lost: stop answering."""
         if self.error is not None:
             return
         self.error = error

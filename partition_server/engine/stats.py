@@ -1,7 +1,7 @@
-"""What a partition tells of itself: its size, its load, and where it could be split.
+"""Statistics of a partition: its size, its load, and a key for a split.
 
-Invariants: sizes are those of what is stored, as well as tables know them: a key that is in two tables counts twice,
-            and of a table that is shared after a split, the share is taken from its blocks.
+Invariants: sizes are of what is stored, as precisely as tables know: a key in two tables counts twice, and the share of
+            a table that two partitions share after a split is estimated from its blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SPLIT_SAMPLE_KEYS = 10_000
 
 
 def share_of(table: Table) -> float:
-    """How much of the table is inside of its clip, by blocks."""
+    """Return how much of the table is inside its clip, counted in blocks."""
     blocks = len(table.index.last_keys)
     if not table.is_clipped or not blocks:
         return 1.0
@@ -26,7 +26,7 @@ def share_of(table: Table) -> float:
 
 
 def size_of(store: Store) -> tuple[int, int]:
-    """Keys and bytes, values in the log included."""
+    """Return the number of keys and bytes, including values in the log."""
     keys = sum(len(memtable) for memtable in store.view.memtables)
     size_bytes = sum(memtable.memory_bytes + memtable.part_bytes for memtable in store.view.memtables)
     for table in store.view.tables:
@@ -55,7 +55,7 @@ def state_of(store: Store) -> ps.PartitionState:
 
 
 class LoadMeter:
-    """Rates since the last measurement."""
+    """Measures rates since the last measurement."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class LoadMeter:
 
 
 def middle_key_of(store: Store) -> bytes | None:
-    """The weighted middle of the blocks' last keys and the memtables' keys, strictly inside of the range."""
+    """Return the weighted middle of the blocks' last keys and the memtables' keys, strictly inside the range."""
     weighted: list[tuple[bytes, int]] = []
     for table in store.view.tables:
         keys = table.index.last_keys

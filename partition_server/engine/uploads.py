@@ -1,9 +1,9 @@
-"""Objects that come in parts: each part is appended to the log as it comes, the object appears when all is there.
+"""Uploads: objects that arrive in parts. Each part goes into the log; the object appears when it is complete.
 
-Invariants: an upload's parts are in order, without a gap; one that is sent again is recognised by its offset;
-            nothing is visible, and nothing logged that names the parts, before the upload is complete and its checksum
-            is right;
-            uploads end with the partition's load: their parts are then nobody's. Bounded in number and in idle time.
+Invariants: the parts of an upload are in order, without gaps; a repeated part is recognised by its offset;
+            nothing is visible, and no record names the parts, before the upload is complete with the right checksum;
+            an upload ends when its partition is unloaded; its parts then belong to nothing. Bounded in number and idle
+            time.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ class Uploads:
         check_ttl(ttl_ms)
         for upload in self._uploads.values():
             if caller.client_id and upload.begun_by == caller and upload.key == key:
-                return upload.id  # the same call once more
+                return upload.id  # a repeated call
         if len(self._uploads) >= store.config.uploads_max:
-            raise Overloaded(what="uploads", detail=f"{len(self._uploads)} are under way")
+            raise Overloaded(what="uploads", detail=f"{len(self._uploads)} are in progress")
         upload = Upload(store.rng.getrandbits(63) + 1, key, expected, ttl_ms, caller, store.loop.time())
         self._uploads[upload.id] = upload
         return upload.id
 
     async def part(self, upload_id: int, key: bytes, *, offset: int, payload: Buffer) -> int:
-        """Returns the end of what is there now."""
+        """Append a part, and return the end of the upload so far."""
         check_value(payload)
         upload = self._find(upload_id, key)
         async with upload.lock:
-            self._find(upload_id, key)  # it may have ended while we waited
+            self._find(upload_id, key)  # it may have ended while this call waited
             upload.used_s = self._store.loop.time()
             if offset + len(payload) <= upload.size_bytes:
-                return upload.size_bytes  # it is there already
+                return upload.size_bytes  # a repeated part
             if offset != upload.size_bytes:
-                detail = f"{offset}: the upload has {upload.size_bytes} bytes, and parts come in order"
+                detail = f"{offset}: the upload has {upload.size_bytes} bytes; parts must be in order"
                 raise InvalidArgument(what="offset", detail=detail)
             parts = await self._writes.write_parts(key, payload, upload_id=upload_id, offset=offset)
             if self._uploads.get(upload_id) is not upload:
                 self._writes.release_parts(None, parts)
-                raise NotFound(kind="upload", name=f"{upload_id:016x}", detail="it was ended meanwhile")
+                raise NotFound(kind="upload", name=f"{upload_id:016x}", detail="it has ended in the meantime")
             upload.parts += parts
             upload.size_bytes += len(payload)
             upload.crc = crc32c(payload, upload.crc)
@@ -78,7 +78,7 @@ class Uploads:
             return upload.size_bytes
 
     async def complete(self, upload_id: int, key: bytes, *, size_bytes: int, crc: int, caller: Caller) -> Outcome:
-        """Make it an object. A repeated call is answered as before, also after a load: the log remembers."""
+        """Make the object. A repeated call gets its first answer, also after a load, because the log remembers it."""
         store = self._store
         store.check_key(key)
         store.check_writable()
@@ -109,7 +109,7 @@ class Uploads:
             return outcome
 
     def abort(self, upload_id: int, key: bytes) -> None:
-        """One that is not known has ended already."""
+        """End an upload. An unknown one has ended already."""
         self._store.check_key(key)
         upload = self._uploads.get(upload_id)
         if upload is not None and upload.key == key:
@@ -128,6 +128,6 @@ class Uploads:
     def _find(self, upload_id: int, key: bytes) -> Upload:
         upload = self._uploads.get(upload_id)
         if upload is None or upload.key != key:
-            detail = "it has ended, or its server has loaded the partition anew: begin again"
+            detail = "it has ended, or the partition was loaded again; start over"
             raise NotFound(kind="upload", name=f"{upload_id:016x}", detail=detail)
         return upload

@@ -1,7 +1,7 @@
-"""Reads values: out of the entry itself, or of the log records that its parts name.
+"""Reads values, from the entry itself or from the log records that its parts name.
 
-Invariants: a byte range reads the parts that it needs and no other;
-            what a part says of a record is checked against the record.
+Invariants: a byte range reads only the parts that it needs;
+            a part's description is checked against its record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Values:
         self._log = log
 
     async def read(self, entry: Entry, offset: int = 0, length: int | None = None) -> Pieces:
-        """The bytes of [offset, offset + length) as views, one behind the other."""
+        """Return the bytes of [offset, offset + length) as consecutive views."""
         end = entry.size_bytes if length is None else min(offset + length, entry.size_bytes)
         if offset >= end:
             return []
@@ -46,6 +46,6 @@ class Values:
         payload = await self._log.read_record(part.position)
         if len(payload) < part.at + part.length:
             raise Internal(
-                detail=f"the log record at {part.position} has {len(payload)} bytes, a value is told at {part}"
+                detail=f"the log record at {part.position} has {len(payload)} bytes, but a value refers to {part}"
             )
         return memoryview(payload)[part.at + first : part.at + last]

@@ -1,8 +1,8 @@
-"""A write under way: from its call to its acknowledgement. Everybody who waits for it has a future of their own.
+"""A pending write, from its call to its acknowledgement. Each waiting caller has a future of its own.
 
-Invariants: it is answered once, when its record is acknowledged and what its condition rested on is, too;
-            a caller that goes away takes nothing with it: the record stays in the log.
-            many puts of one caller that came together are one group: acknowledged as one, each with its own answer.
+Invariants: it is answered once, when its record and the writes that its condition rests on are acknowledged;
+            a cancelled caller cancels only its wait: the record stays in the log;
+            a group of puts that one caller sent together is acknowledged as one, with an answer for each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from neve.partition_server.engine.memtable import Memtable
 from neve.partition_server.log.log_format import Caller
 from neve.proto.errors import NeveError
 
-Outcome = tuple[Info, ...]  # of a put: one; of a delete: one, if there was something; of a batch: one an operation
+Outcome = tuple[Info, ...]  # a put: one; a delete: one if the object existed; a batch: one for each operation
 
 
 def remembered(entries: Sequence[Entry]) -> Outcome:
-    """What is kept of a write's answer. Of a batch one Info, however long it is: its first seq, how many there are, and
-    when. The rest comes again with the call that is repeated (`operations.expanded`)."""
+    """Return what is remembered of a write's answer.
+
+    For a batch this is a single Info: its first seq, its length and its time. The rest comes from the repeated call
+    (`operations.expanded`).
+    """
     first = entries[0]
     if len(entries) > 1:
         return (Info(first.seq, len(entries), first.modified_ms, 0, 0),)
@@ -34,18 +37,18 @@ class Write:
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.entries: list[Entry] = []
-        self.memtable: Memtable | None = None  # from its submission on
+        self.memtable: Memtable | None = None  # set at its submission
         self.outcome: Outcome = ()
-        self.rests_on: list[Write] = []  # what its condition was decided on, and was not acknowledged then
+        self.rests_on: list[Write] = []  # unacknowledged writes that its condition was checked against
         self.waiters: list[asyncio.Future[Outcome]] = []
         self.done = False
         self.error: NeveError | None = None
 
     def wait(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Outcome]:
-        """A future of its own for each who waits."""
+        """Return a new future for one waiting caller."""
         future: asyncio.Future[Outcome] = loop.create_future()
         if self.done:
-            self._tell(future)
+            self._settle(future)
         else:
             self.waiters.append(future)
         return future
@@ -57,32 +60,32 @@ class Write:
         self.error = error
         self.rests_on.clear()
         for future in self.waiters:
-            self._tell(future)
+            self._settle(future)
         self.waiters.clear()
 
-    def _tell(self, future: asyncio.Future[Outcome]) -> None:
+    def _settle(self, future: asyncio.Future[Outcome]) -> None:
         if future.done():
             return
         if self.error is None:
             future.set_result(self.outcome)
         else:
-            # A copy for each: tracebacks would mix.
+            # A copy for each caller: raising one object several times would mix the tracebacks.
             future.set_exception(type(self.error)(**self.error.facts()))  # type: ignore[arg-type]
-            future.exception()  # seen: a caller that has gone away need not hear of it
+            future.exception()  # marks it as seen, since its caller may have been cancelled
 
 
 class PutGroup(Write):
-    """Puts that are under way together: the outcome has one Info for each, in their order."""
+    """Puts that were submitted together. The outcome has one Info for each, in order."""
 
     __slots__ = ("_members", "call_ids")
 
     def __init__(self, caller: Caller, call_ids: Sequence[int]) -> None:
         super().__init__(caller)
-        self.call_ids = call_ids  # of the caller's client; empty: nobody's that is to be remembered
+        self.call_ids = call_ids  # of the caller's client; empty if the results are not remembered
         self._members: dict[int, Write] = {}
 
     def member(self, call_id: int) -> Write:
-        """One of them alone, for a call that came again."""
+        """Return one of its writes alone, for a repeated call."""
         found = self._members.get(call_id)
         if found is None:
             found = self._members[call_id] = Write(replace(self.caller, call_id=call_id))

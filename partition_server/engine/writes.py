@@ -1,12 +1,13 @@
-"""Puts, deletes and batches: decide, append one record to the log, apply when it is acknowledged.
+"""Writes of a partition: puts, deletes and batches. Decides, appends one log record, applies it when acknowledged.
 
     enter: a repeated call? ─→ room ─→ decide and submit, no await between ─→ acknowledged ─→ memtable ─→ answer
 
-Invariants: one write is one log record, and seqs are in the order of the log;
-            a condition is decided against the newest state, writes under way included, and answered only when what it
-            rests on is acknowledged; the same holds for a refusal;
+Invariants: one write is one log record, and seqs are in log order;
+            a condition is checked against the newest state with pending writes. The answer, also a refusal, waits until
+            the writes that it rests on are acknowledged;
             a large value is in the log before the record that names it;
-            what the log did not acknowledge ends as AppendOutcomeUnknown, and ends the partition: a load finds out.
+            a write that the log did not acknowledge raises AppendOutcomeUnknown and ends the partition: the next load
+            finds out whether it exists.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Writes:
     def start_put(
         self, key: bytes, value: Buffer, *, expected: int | None, ttl_ms: int, caller: Caller
     ) -> asyncio.Future[Outcome]:
-        """A put that is under way when this returns. What is plain needs no task: most puts are."""
+        """Submit a put before returning. A plain put, as most are, needs no task."""
         store = self._store
         store.check_key(key)
         store.check_writable()
@@ -77,8 +78,8 @@ class Writes:
                 return future
             except Overloaded:
                 pass  # the writer is full: a task waits for it
-            except Exception as error:  # noqa: BLE001 - whoever waits hears of it, and the log does
-                self._give_up(write, self._told(error))
+            except Exception as error:  # noqa: BLE001 - raised to the callers, and logged
+                self._give_up(write, self._caller_error(error))
                 return future
         task = self._loop.create_task(self._run(write, self._put, key, value, expected, ttl_ms))
         future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
@@ -86,7 +87,7 @@ class Writes:
         return future
 
     async def delete(self, key: bytes, *, expected: int | None, caller: Caller) -> bool:
-        """Whether there was something to delete."""
+        """Delete an object; returns whether it existed."""
         store = self._store
         store.check_key(key)
         store.check_writable()
@@ -117,7 +118,7 @@ class Writes:
     async def put_parts(
         self, key: bytes, parts: Parts, *, expected: int | None, ttl_ms: int, crc: int, size_bytes: int, caller: Caller
     ) -> Outcome:
-        """An object whose value is in the log already."""
+        """Put an object whose value is already in the log."""
         store = self._store
         store.check_key(key)
         store.check_writable()
@@ -125,7 +126,7 @@ class Writes:
         future = write.wait(self._loop)
         if not is_new:
             return await future
-        store.pins.add(part.extent_id for part in parts)  # whatever becomes of the upload meanwhile
+        store.pins.add(part.extent_id for part in parts)  # keeps the parts if the upload ends meanwhile
         try:
             await self._run(write, self._name_parts, key, parts, expected, ttl_ms, crc, size_bytes)
             return await future
@@ -133,10 +134,10 @@ class Writes:
             self.release_parts(write, parts)
 
     async def move(self, entry: Entry, value: Buffer | Parts) -> bool:
-        """Give an object's value a new place; False if it is not the newest any more. Acknowledged when it returns."""
+        """Move an object's value, acknowledged on return. False if the value is no longer the newest."""
         write = Write(log_format.NOBODY)
         parts = value if isinstance(value, tuple) else ()
-        self._store.pins.add(part.extent_id for part in parts)  # until it is settled, also if the caller goes away
+        self._store.pins.add(part.extent_id for part in parts)  # until the write is settled, even without its caller
         try:
             while True:
                 await self._store.until_room()
@@ -153,32 +154,32 @@ class Writes:
     # --- decide and submit -----------------------------------------------------------------------------------
 
     async def _run(self, write: Write, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Do the work of a new write; what fails before its submission leaves nothing behind."""
+        """Do the work of a new write. A failure before its submission has no effect."""
         try:
             await work(write, *arguments)
         except Exception as error:
-            self._give_up(write, self._told(error))
+            self._give_up(write, self._caller_error(error))
             raise
         except asyncio.CancelledError:
             self._give_up(write, Cancelled(detail="its caller went away"))
             raise
 
     def _on_task_done(self, write: Write, task: asyncio.Task[None]) -> None:
-        """Whoever waits has heard what it raised, unless it was cancelled before its first step."""
+        """Callers already have the task's error, unless it was cancelled before its first step."""
         if task.cancelled():
             self._give_up(write, Cancelled(detail="its caller went away"))
         else:
             task.exception()  # seen
 
-    def _told(self, error: Exception) -> NeveError:
-        """What callers hear. A bug ends the one write that met it, and leaves no call under way for ever."""
+    def _caller_error(self, error: Exception) -> NeveError:
+        """Return the error for callers. A bug fails only the write that met it, and leaves no call pending."""
         if isinstance(error, NeveError):
             return error
         log.error("write_failed partition_id=%d", self._store.partition_id, exc_info=error)
         return Internal(detail=f"{type(error).__name__}: {error}")
 
     def _give_up(self, write: Write, error: NeveError) -> None:
-        if write.memtable is None:  # otherwise its record is on its way, whatever becomes of its caller
+        if write.memtable is None:  # otherwise its record is submitted, and stays
             if isinstance(error, ConditionFailed):
                 self._store.sessions.refused(write, error)
             else:
@@ -249,7 +250,7 @@ class Writes:
             now_ms = store.wall_ms()
             if expected is not ANYTHING:
                 await self._check(found, expected, now_ms)
-            if found is None or not found.exists(now_ms):  # there is nothing to log
+            if found is None or not found.exists(now_ms):  # nothing to log
                 await self._rest_on(found)
                 store.ensure_owner()
                 store.sessions.refused(write, None)
@@ -261,7 +262,7 @@ class Writes:
                 return
 
     async def _batch(self, write: Write, operations: Sequence[Operation]) -> None:
-        """Conditions are about what was there before the batch."""
+        """Conditions refer to the state before the batch."""
         store = self._store
         pinned: list[Part] = []
         conditions = [(each.key, each.expected) for each in operations if each.expected is not ANYTHING]
@@ -292,8 +293,10 @@ class Writes:
             self.release_parts(write, tuple(pinned))
 
     async def _prepare_batch(self, operations: Sequence[Operation], pinned: list[Part]) -> list[BatchPut | BatchDelete]:
-        """Values with their checksums; in a large batch the large ones go ahead in parts, which come into `pinned`,
-        also if it breaks off. `expires_ms` is a ttl yet."""
+        """Prepare the operations with their checksums. `expires_ms` is still a time to live.
+
+        In a large batch, large values are written ahead in parts, which are added to `pinned` even after a failure.
+        """
         store = self._store
         total_bytes = sum(len(each.value) for each in operations if each.value is not None)
         fits = total_bytes + sum(len(each.key) + log_format.OPERATION_BYTES for each in operations) <= store.part_bytes
@@ -314,7 +317,7 @@ class Writes:
     # --- conditions ------------------------------------------------------------------------------------------
 
     async def _expect(self, write: Write, key: bytes, expected: int) -> None:
-        """ConditionFailed unless the key is as expected; ends without an await if it is."""
+        """Raise ConditionFailed unless the key is as expected. Does not await if it is."""
         found = (await self._lookups.current([key]))[key]
         await self._check(found, expected, self._store.wall_ms())
         write.rests_on = [found.write] if found is not None and found.write is not None else []
@@ -328,14 +331,14 @@ class Writes:
         raise ConditionFailed(version=version)
 
     async def _rest_on(self, found: Entry | None) -> None:
-        """A refusal tells of what was found: that has to be acknowledged first."""
+        """A refusal reveals what was found, so wait until that is acknowledged."""
         if found is not None and found.write is not None:
             await found.write.wait(self._loop)
 
     # --- the log ---------------------------------------------------------------------------------------------
 
     async def _submitted(self, write: Write, record: bytes, entries: list[Entry], outcome: Outcome) -> bool:
-        """Submit it; if the writer is full, wait for room, and decide again: False."""
+        """Submit the write. False if the writer was full: after waiting for room, the caller decides again."""
         try:
             self._submit(write, record, entries, outcome)
         except Overloaded:
@@ -345,7 +348,7 @@ class Writes:
         return True
 
     def _submit(self, write: Write, record: bytes, entries: list[Entry], outcome: Outcome) -> None:
-        """Into the log, and among what is under way. Overloaded, and nothing done, if the writer is full."""
+        """Append to the log and mark as pending. Overloaded, without any effect, if the writer is full."""
         store = self._store
         store.check_writable()
         try:
@@ -398,7 +401,7 @@ class Writes:
             store.work.set()
 
     def _finish_on_ground(self, write: Write, _: object = None) -> None:
-        """Acknowledged; answered when all that it rests on is."""
+        """The write is acknowledged: answer it when all writes that it rests on are."""
         for ground in write.rests_on:
             if not ground.done:
                 ground.wait(self._loop).add_done_callback(functools.partial(self._finish_on_ground, write))
@@ -411,7 +414,7 @@ class Writes:
     # --- values in parts -------------------------------------------------------------------------------------
 
     async def write_parts(self, key: bytes, value: Buffer, *, upload_id: int, offset: int) -> Parts:
-        """Append the value's pieces; returns where they are, each pinned: `release_parts` ends that."""
+        """Append the value in parts and return their places. Each is pinned until `release_parts`."""
         store = self._store
         view = memoryview(value)
         step = store.part_bytes
@@ -430,9 +433,9 @@ class Writes:
                     except NeveError as error:
                         raise store.log_refused(error) from error
                 memtable = store.view.memtables[0]
-                memtable.pending += 1  # it is not flushed, nor the log cut, before this is acknowledged
-                # A future of its own: the log's may be done, and this function go on, before its callback has pinned
-                # the extent. That took a pin away before it was there.
+                memtable.pending += 1  # prevents its flush, and a cut of the log, until this is acknowledged
+                # A future of its own: the log's future may be done, and this coroutine resume, before the callback has
+                # pinned the extent. A pin was once removed before it was added.
                 pinned: asyncio.Future[Position] = self._loop.create_future()
                 future.add_done_callback(functools.partial(self._on_part_logged, memtable, pinned))
                 pending.append((pinned, value_at, len(piece)))
@@ -453,7 +456,7 @@ class Writes:
         if error is not None:
             store.fail(error if isinstance(error, NeveError) else AppendOutcomeUnknown(detail=str(error)))
             pinned.set_exception(error)
-            pinned.exception()  # it may be that nobody waits for it any more
+            pinned.exception()  # marks it as seen, since its waiter may be gone
         else:
             store.pins.add([future.result().extent_id])
             pinned.set_result(future.result())
@@ -465,7 +468,7 @@ class Writes:
             self._store.pins.remove([future.result().extent_id])
 
     def release_parts(self, write: Write | None, parts: Parts) -> None:
-        """Nobody needs these pins when the write is settled: the memtable has its own, or it came to nothing."""
+        """Unpin the parts when the write is settled: then the memtable refers to them, or the write has failed."""
 
         def release(_: object = None) -> None:
             self._store.pins.remove(part.extent_id for part in parts)

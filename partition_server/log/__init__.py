@@ -1,1 +1,1 @@
-"""The log of a partition: its records, replay on load, and giving extents back."""
+"""The log of a partition: its records, replay at load, and reclaiming of extents."""

@@ -1,8 +1,9 @@
-"""Brings a partition back: the manifest that counts, its tables, its sessions, then the log behind it.
+"""Loads a partition: the valid manifest, its tables and sessions, then the log after it.
 
-Invariants: the newest manifest of the partition as it is now counts; after a merge, until there is one, the union of
-            the two that the region names: nothing is left to replay then, and a manifest is written at once;
-            a partition without any manifest is its log from the beginning.
+Invariants: the newest manifest of the partition in its present form counts. After a merge, until there is one, it is
+            the union of the two that the region names: then nothing has to be replayed, and a manifest is written at
+            once;
+            a partition without a manifest is replayed from the beginning of its log.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ async def load(store: Store, committer: Committer, flusher: Flusher) -> None:
         if found.HasField("log_replay_from"):
             store.log_replay_from = position_of(found.log_replay_from)
     if merged:
-        # Both sides were flushed, and nothing was written since: the log as it is has nothing for us.
+        # Both sides were flushed and nothing has been written since, so the log has nothing to replay.
         store.log_replay_from = store.streams.log.committed
     if merged or dropped:
-        # What we do without must not be in the newest manifest: its extents are given back, and the next load would
-        # look for it.
+        # The newest manifest must not name what we leave out: its extents are removed, and the next load would look for
+        # them.
         await committer.commit()
 
     async def make_room() -> None:
-        """Flushing can wait until the partition is served, as long as there is memory."""
+        """Flush only if memory is full: otherwise it can wait until the partition is served."""
         flusher.rotate()
         if store.memory.full or len(store.view.memtables) > store.config.memtables_closed_max + 1:
             await flusher.flush_closed()
@@ -69,7 +70,7 @@ async def load(store: Store, committer: Committer, flusher: Flusher) -> None:
 
 
 async def _learn_limits(store: Store) -> None:
-    """Records that something points into are single blocks, whose extent is all that they need."""
+    """Set the limits of records that others refer to: each is a single block, so one extent contains it."""
     client = store.streams.client
     sizes = [(await client.stream(each.stream_id)).extent_bytes_max for each in (store.log, store.row)]
     limit_bytes = min(client.options.block_payload_bytes_max, *(size - BLOCK_HEADER_BYTES for size in sizes))
@@ -80,7 +81,7 @@ async def _learn_limits(store: Store) -> None:
 
 
 async def _last_manifest(store: Store, committer: Committer) -> records.Manifest | None:
-    """The newest one of the partition as it is now."""
+    """Return the newest manifest of the partition in its present form."""
     last: records.Manifest | None = None
     streams = store.streams
     batches = read_to_end(streams.client, streams.meta, None, manifests.MARKER)
@@ -104,8 +105,10 @@ async def _merged_manifest(store: Store) -> records.Manifest:
 
 
 async def _open_tables(store: Store, manifest: records.Manifest) -> bool:
-    """Those of the partition's own range: a twin's may be outside of it altogether. Whether some were left out that
-    have no key in it although their bounds reach into it."""
+    """Open the tables of the partition's own range; a twin's table may be completely outside.
+
+    Returns whether some were left out whose bounds overlap the range although they have no key in it.
+    """
     wanted = [clipped for each in manifest.tables if (clipped := clip_entry(each, store.start, store.end)) is not None]
     tables = []
     for at in range(0, len(wanted), TABLES_AT_ONCE):

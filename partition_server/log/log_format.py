@@ -2,9 +2,9 @@
 
     record := header | body       header: 64 bytes, little-endian
 
-Invariants: one record is one write, applied as a whole or not at all; its seq is above that of every record before it;
+Invariants: one record is one write, applied as a whole or not at all; its seq is above that of every earlier record;
             a PART belongs to nothing until a later record names it;
-            nothing here does I/O: the stream's blocks already carry a checksum.
+            there is no I/O here; the stream's blocks already have a checksum.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _HEADER = struct.Struct("<BBHIQQQQQQQ")
 HEADER_BYTES = _HEADER.size
 _VERSION = struct.Struct("<Q")
 VERSION_BYTES = _VERSION.size
-# of one operation in a batch: kind, zero, key bytes, value crc, expires, value bytes, parts
+# for one operation of a batch: kind, zero, key bytes, value crc, expires, value bytes, parts
 _OPERATION = struct.Struct("<BBHIQQI")
 OPERATION_BYTES = _OPERATION.size
 
 
 class Kind(IntEnum):
-    """0 is none of them."""
+    """The kinds of records; 0 is not used."""
 
     PUT = 1  # body: key, value
     PUT_PARTS = 2  # body: key, parts; the value is in those parts of earlier records
@@ -56,12 +56,12 @@ class Kind(IntEnum):
 
 
 class BadRecord(ValueError):
-    """The bytes are no record of this format."""
+    """The bytes are not a record of this format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asked for a write, as the log keeps it; client 0: nobody who is to be remembered."""
+    """The call behind a write, as the log keeps it. Client 0: results are not remembered."""
 
     client_id: int = 0
     call_id: int = 0
@@ -73,7 +73,7 @@ NOBODY = Caller()
 
 @dataclass(slots=True)
 class LogRecord:
-    """A decoded record. A PART has one entry, whose data is the record and which is nobody's yet."""
+    """A decoded record. A PART has one entry, with the record as its data, that belongs to no object yet."""
 
     kind: int
     seq: int
@@ -90,7 +90,7 @@ class LogRecord:
 def encode_put(
     key: bytes, value: Buffer, *, seq: int, caller: Caller, modified_ms: int, expires_ms: int, crc: int
 ) -> tuple[bytes, Entry]:
-    """The record and the entry that it stands for, whose value is inside of the record."""
+    """Return the record and its entry, whose value is inside the record."""
     size_bytes = len(value)
     header = _HEADER.pack(
         *(FORMAT, 1, len(key), crc, seq, caller.client_id, caller.call_id, caller.completed_below),
@@ -112,7 +112,7 @@ def encode_puts(
     modified_ms: int,
     ttls_ms: Sequence[int],
 ) -> tuple[list[bytes], list[Entry]]:
-    """The same for many puts of one client, whose seqs count from `seq`. No `ttls_ms`: for ever."""
+    """The same for many puts of one client, with seqs from `seq` on. Without `ttls_ms`, none expires."""
     pack, join, checksum = _HEADER.pack, b"".join, crc32c_bytes
     records: list[bytes] = []
     entries: list[Entry] = []
@@ -162,7 +162,7 @@ def encode_delete(key: bytes, *, seq: int, caller: Caller, modified_ms: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class BatchPut:
-    """One operation of a batch: a value, or the parts that it was written to before."""
+    """A put of a batch: its value, or the parts that were written before."""
 
     key: bytes
     value: Buffer | Parts
@@ -199,13 +199,13 @@ def encode_batch(
 
 
 def encode_part(key: bytes, value: Buffer, *, upload_id: int, offset: int) -> tuple[bytes, int]:
-    """The record, and where in it the bytes begin."""
+    """Return the record and the offset of the bytes in it."""
     header = _HEADER.pack(FORMAT, Kind.PART, len(key), 0, 0, upload_id, 0, offset, 0, 0, len(value))
     return b"".join((header, key, value)), HEADER_BYTES + len(key)
 
 
 def encode_move(entry: Entry, value: Buffer | Parts, *, seq: int) -> tuple[bytes, Entry]:
-    """The same object with a new seq, its value here or in these parts."""
+    """The same object with a new seq and its value in a new place, here or in these parts."""
     in_parts = isinstance(value, tuple)
     kind = Kind.MOVE_PARTS if in_parts else Kind.MOVE
     key = entry.key
@@ -225,7 +225,7 @@ def encode_loaded(partition_id: int, *, modified_ms: int) -> bytes:
 
 
 def decode(data: bytes) -> LogRecord:
-    """What a record says; BadRecord, or UnsupportedVersion, if it is none of ours."""
+    """Decode a record. Raises BadRecord or UnsupportedVersion."""
     if len(data) < HEADER_BYTES:
         raise BadRecord(f"{len(data)} bytes, less than a header")
     form, kind, key_bytes, crc, seq, *caller, modified_ms, expires_ms, size_bytes = _HEADER.unpack_from(data)
@@ -234,7 +234,7 @@ def decode(data: bytes) -> LogRecord:
         raise UnsupportedVersion(what="log record", version=form, supported_min=FORMAT, supported_max=FORMAT)
     at = HEADER_BYTES + key_bytes
     key = data[HEADER_BYTES:at]
-    if kind == 1:  # PUT: the one that there are millions of
+    if kind == 1:  # PUT, the most frequent kind
         entry = Entry(key, PUT, seq, seq, modified_ms, expires_ms, crc, size_bytes, data, at, None)
         end = at + size_bytes
     elif kind == Kind.PUT_PARTS:
@@ -259,7 +259,7 @@ def decode(data: bytes) -> LogRecord:
     else:
         raise BadRecord(f"kind {kind}")
     if end != len(data):
-        raise BadRecord(f"kind {kind}: {len(data)} bytes, {end} are told")
+        raise BadRecord(f"kind {kind}: {len(data)} bytes instead of {end}")
     return LogRecord(kind, seq, client_id, call_id, completed_below, modified_ms, [entry])
 
 
@@ -274,7 +274,7 @@ def _decode_move(
     key = data[at:end]
     if kind == Kind.MOVE:
         if len(data) != end + size_bytes:
-            raise BadRecord(f"{len(data)} bytes, {end + size_bytes} are told")
+            raise BadRecord(f"{len(data)} bytes instead of {end + size_bytes}")
         return Entry(key, PUT, seq, version, modified_ms, expires_ms, crc, size_bytes, data, end, None)
     parts = _decode_parts(data[end:])
     _check_parts(parts, size_bytes)
@@ -309,7 +309,7 @@ def _decode_batch(data: bytes, *, seq: int, modified_ms: int, count: int) -> lis
             raise BadRecord(f"kind {kind} in a batch")
         entries.append(entry)
     if at != len(data):
-        raise BadRecord(f"a batch of {len(data)} bytes, {at} are told")
+        raise BadRecord(f"a batch of {len(data)} bytes instead of {at}")
     return entries
 
 

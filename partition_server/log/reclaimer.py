@@ -1,13 +1,12 @@
-"""Gives extents back: those of the row and meta streams that nothing refers to, and those of the log, if need be after
-moving what lives in them.
+"""Reclaims extents: unused ones of the row and meta streams, and log extents, if necessary after moving live values.
 
-Invariants: an extent leaves a stream only when an acknowledged manifest does without it, and when no table of the view
-            or of a snapshot, no memtable, no upload and no table that is being written needs it;
-            a log extent with live values leaves only after all of them were moved and every move was acknowledged; a
-            move that failed keeps the extent (T40);
-            a move is decided against the newest state, writes under way included, and loses against any later write;
-            extents go in the owner's name, and while the partition is served: one that was closed meanwhile has let its
-            tables go, and would take everything for unused.
+Invariants: an extent leaves a stream only when an acknowledged manifest does not need it, nor any table of the view or
+            of a snapshot, memtable, upload, or table being written;
+            a log extent with live values leaves only after all were moved and every move was acknowledged; a failed
+            move keeps the extent (scenario T40);
+            a move is decided against the newest state with pending writes, and loses against any later write;
+            extents are removed in the owner's name, and only while the partition is served: a closed one has dropped
+            its tables and would take every extent for unused.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ class Reclaimer:
         self._scans = scans
         self._lock = asyncio.Lock()
         self._tidied: tuple[tuple[Table, ...], Position | None, int] | None = None
-        self._meta_before = 0  # the extent that the meta stream was last cut at
-        self._in_vain: dict[int, tuple[Table, ...]] = {}  # extents that could not go, and with which tables
+        self._meta_before = 0  # the extent at which the meta stream was last truncated
+        self._in_vain: dict[int, tuple[Table, ...]] = {}  # extents that could not be removed, and the tables then
 
-    # --- what nobody refers to -------------------------------------------------------------------------------
+    # --- unused extents --------------------------------------------------------------------------------------
 
     async def tidy(self) -> None:
-        """Let go what is not referred to any more."""
+        """Remove unused extents from all three streams."""
         store = self._store
         state = (store.view.tables, store.log_replay_from, len(self._scans))
         if self._tidied is not None and self._tidied[0] is state[0] and self._tidied[1:] == state[1:]:
@@ -100,7 +99,7 @@ class Reclaimer:
         store.log_lengths = known
 
     async def _tidy_meta(self) -> None:
-        """All before the newest manifest."""
+        """Truncate the meta stream before the newest manifest."""
         position = self._committer.position
         if position is not None and position.extent_id != self._meta_before:
             await self._store.streams.client.truncate(self._store.meta.stream_id, position, owner=self._store.owner())
@@ -110,13 +109,13 @@ class Reclaimer:
         return list((await self._store.streams.client.stream(stream_id)).extent_ids)
 
     async def _log_before_replay(self) -> list[int]:
-        """Log extents that are needed for their values alone."""
+        """Return the log extents that are needed only for their values."""
         start = self._store.log_replay_from
         if start is None:
             return []
         extent_ids = await self._extents(self._store.log.stream_id)
         if start.extent_id not in extent_ids:
-            self._store.ensure_owner()  # or the next owner has flushed it, and let it go
+            self._store.ensure_owner()  # otherwise the next owner may have flushed and removed it
             raise Internal(detail=f"the log does not have {start}, where its replay begins")
         return extent_ids[: extent_ids.index(start.extent_id)]
 
@@ -124,13 +123,13 @@ class Reclaimer:
         return (self._store.view, *self._scans.views())
 
     def _log_in_use(self, extent_id: int) -> bool:
-        """Whether anything points into it."""
+        """Whether anything refers to the extent."""
         if any(extent_id in table.log_references for table in self._store.view.tables):
             return True
         return self._held_beside_tables(extent_id)
 
     def _held_beside_tables(self, extent_id: int) -> bool:
-        """By memtables, uploads or snapshots."""
+        """Whether memtables, uploads or snapshots refer to the extent."""
         store = self._store
         if extent_id in store.pins:
             return True
@@ -146,10 +145,10 @@ class Reclaimer:
                 *(self._store.partition_id, stream_id, ",".join(map(str, extent_ids))),
             )
 
-    # --- moving what lives -----------------------------------------------------------------------------------
+    # --- moving live values ----------------------------------------------------------------------------------
 
     def worth_it(self) -> list[int]:
-        """Log extents of which so little lives that moving it pays."""
+        """Return log extents with so few live values that moving them pays."""
         store = self._store
         ratio = store.config.log_garbage_ratio
         tables = store.view.tables
@@ -161,9 +160,9 @@ class Reclaimer:
         ]
 
     async def reclaim(self, extent_ids: Sequence[int]) -> tuple[list[int], list[int], int]:
-        """Move what lives in these log extents and let them go: those that went, those that stay, bytes moved.
+        """Move the live values of these log extents and remove the extents. Returns removed, kept, bytes moved.
 
-        One that is not in the stream is in neither list.
+        An extent that is not in the stream is in neither list.
         """
         store = self._store
         async with self._lock:
@@ -177,9 +176,9 @@ class Reclaimer:
             moved_bytes = 0
             for extent_id in wanted:
                 if extent_id not in before:
-                    continue  # it has to be replayed: too new
+                    continue  # too new: it still has to be replayed
                 if extent_id in store.pins:
-                    continue  # an upload may become an object, and a table, while we move what is one already
+                    continue  # its upload may become an object, and reach a table, while values are moved
                 moved_bytes += await self._move_all(extent_id)
                 if not self._held_beside_tables(extent_id):
                     await self._punch(store.log.stream_id, [extent_id])
@@ -191,7 +190,7 @@ class Reclaimer:
         return punched, kept, moved_bytes
 
     async def _move_all(self, extent_id: int) -> int:
-        """Move every live value out of the extent; raises if one could not be. Returns the bytes moved."""
+        """Move every live value out of the extent; raises if one could not be moved. Returns the bytes moved."""
         store = self._store
         moved_bytes = 0
         keys: dict[bytes, None] = {}
@@ -222,7 +221,7 @@ class Reclaimer:
         return sum(outcome for outcome in moves if isinstance(outcome, int))
 
     async def _move(self, entry: Entry, extent_id: int) -> int:
-        """One object; when this returns, nothing that is newest has its value there."""
+        """Move one object. On return, no newest value of it is in the extent."""
         size_max = self._store.part_bytes
         if entry.size_bytes <= size_max:
             value = b"".join(await self._values.read(entry))

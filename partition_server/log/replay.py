@@ -1,9 +1,9 @@
-"""Brings a partition's memtable and sessions back from its log.
+"""Replays a log: restores a partition's memtable and sessions.
 
-Invariants: a record is applied once: what the manifest has (by seq) is passed over;
-            only keys of the partition's range count: a twin's log has the other side's records, too;
-            a record that cannot be read stops the load: to pass over it would lose a write;
-            a step holds the loop for some milliseconds: other partitions of the process are served meanwhile.
+Invariants: a record is applied once: records up to the manifest's seq are skipped;
+            only keys of the partition's range are applied, since a twin's log has the other side's records too;
+            an unreadable record stops the load, because skipping it would lose a write;
+            a step blocks the loop for a few milliseconds, so that other partitions are served meanwhile.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from neve.proto.errors import Internal
 
 log = logging.getLogger(__name__)
 
-SLICE_RECORDS = 300  # applied at a time: about two milliseconds
+SLICE_RECORDS = 300  # applied in one step, which takes about two milliseconds
 
 
 async def replay(store: Store, start: Position | None, make_room: Callable[[], Awaitable[None]]) -> int:
-    """Apply all records from `start` on, `make_room` flushing when memory is full; returns how many there were."""
+    """Apply all records from `start` on and return their number. `make_room` flushes when memory is full."""
     records = 0
     flushed_seq = store.seq
     marker = encode_loaded(store.partition_id, modified_ms=store.wall_ms())
@@ -47,7 +47,7 @@ async def replay(store: Store, start: Position | None, make_room: Callable[[], A
 
 
 class _Calls:
-    """Calls of one client, to be remembered together."""
+    """Calls of one client, remembered together."""
 
     __slots__ = ("completed_below", "results", "used_ms")
 
@@ -58,7 +58,7 @@ class _Calls:
 
 
 def _apply(store: Store, records: Sequence[Record], flushed_seq: int) -> int:
-    """Those that are not in a table, into the active memtable; returns how many there were."""
+    """Apply the records that are not in a table to the active memtable. Returns how many there were."""
     memtable = store.active
     range_start, range_end = store.start, store.end
     calls: dict[int, _Calls] = {}
@@ -76,7 +76,7 @@ def _apply(store: Store, records: Sequence[Record], flushed_seq: int) -> int:
         if seq_last > store.seq:
             store.seq = seq_last
         store.applied += 1
-        memtable.note_record(seq_last, position)  # also if none of its keys is ours
+        memtable.note_record(seq_last, position)  # even if none of its keys is in range
         for entry in entries:
             if range_start <= entry.key and (not range_end or entry.key < range_end):
                 grown_bytes += memtable.apply(entry, position, store.applied, snapshot_applied=0)

@@ -1,11 +1,11 @@
 """Reads a stream that this process writes: to its very end, and at positions that were just acknowledged.
 
-Nodes give readers nothing beyond what they were told to be committed. They are told a moment after the append, and
-have forgotten it when they restart: then they are told again when it is missed. A reader in general may be content with
-less; an owner must not be: a load that missed the last record would lose a write.
+Nodes serve readers only up to `committed`. They receive it shortly after the append and forget it when they restart;
+then the writer publishes it again. Other readers may miss the last records for a moment, but an owner must not: a load
+that missed one would lose a write.
 
-Invariants: `read_to_end` gives every record that was acknowledged before, by whichever owner;
-            a record in the tail that is not readable yet is waited for, up to a bound; one that is gone is not.
+Invariants: `read_to_end` returns every record that was acknowledged before, by any owner;
+            a record of the tail that is not readable yet is waited for, up to a limit; a removed one is not.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ DELAY_S_MAX = 1.0
 async def read_to_end(
     client: Client, writer: Writer, start: Position | None, marker: bytes
 ) -> AsyncIterator[list[Record]]:
-    """All records from `start` on that were acknowledged before, in lists. Appends `marker`: whoever reads it has read
-    all."""
+    """Iterate over lists of all records from `start` on that were acknowledged before.
+
+    Appends `marker`, which shows that everything before it was read.
+    """
     end = await writer.append(marker)
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
     def tell_again() -> None:
-        """Nodes that restart meanwhile have forgotten how far it may read, and it would wait for ever."""
+        """A node that restarted has forgotten `committed`, and the read would wait for ever."""
         nonlocal timer
         writer.tell_again()
         timer = loop.call_later(DELAY_S_MAX, tell_again)
@@ -63,7 +65,7 @@ class OwnStream:
         return committed is not None and committed.extent_id == position.extent_id
 
     async def read_record(self, position: Position) -> bytes | memoryview:
-        """The payload of a record that is known to be acknowledged; NotFound if it has left the stream."""
+        """Return the payload of an acknowledged record. Raises NotFound if it has left the stream."""
         backoff = Backoff(Delays(DELAY_S_MIN, DELAY_S_MAX))
         for attempt in range(ATTEMPTS_MAX):
             was_in_tail = self._in_tail(position)
@@ -73,7 +75,7 @@ class OwnStream:
                 if not was_in_tail or attempt == ATTEMPTS_MAX - 1:
                     raise
                 last: NeveError = error
-            if attempt:  # the first time it mostly has not been told yet; later it may have forgotten
+            if attempt:  # at first `committed` has usually just not arrived yet; later the node may have forgotten it
                 self.writer.tell_again()
             await asyncio.sleep(backoff.next_s())
         raise last

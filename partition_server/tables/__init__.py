@@ -1,1 +1,1 @@
-"""Tables of a partition: their format, how they are written, merged and read."""
+"""The tables of a partition: their format, and how they are written, merged and read."""

@@ -1,6 +1,6 @@
-"""Decoded table blocks, kept for the next reader: one cache for all partitions of a process.
+"""A cache of decoded table blocks, shared by all partitions of a process.
 
-Invariants: bounded in bytes, the least recently used go first; blocks never change, extent ids never return.
+Invariants: bounded in bytes, evicting the least recently used; blocks never change, and extent ids are never reused.
 """
 
 from __future__ import annotations

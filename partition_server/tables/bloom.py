@@ -1,7 +1,7 @@
-"""Bloom filters of a table: one for each run of blocks, so that none takes long to make.
+"""Bloom filters of tables: one for each run of blocks, so that none takes long to make.
 
-Invariants: a key that was added is never denied; about 1 % of others are not denied, at 10 bits a key;
-            what is stored does not depend on the process: Python's own hashes do.
+Invariants: a key that was added is always reported; about 1 % of other keys are too, with 10 bits for each key;
+            stored filters do not depend on the process, as Python's own hashes do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 def key_hash(key: bytes) -> int:
-    """64 bits of two checksums with different polynomials, mixed: each alone takes 0.1 µs and is linear."""
+    """Return 64 bits of two mixed checksums with different polynomials. Each alone is linear, and takes 0.1 µs."""
     mixed: int = google_crc32c.value(key) | zlib.crc32(key) << 32
     mixed = ((mixed ^ mixed >> 33) * _MIX) & _MASK
     return mixed ^ mixed >> 29
@@ -34,7 +34,7 @@ def key_hashes(keys: list[bytes]) -> U64:
 
 
 def make_filter(hashes: U64, bits_per_key: int) -> bytes:
-    """The filter for these; its size in bits is that of its bytes."""
+    """Return the filter of these hashes, as whole bytes."""
     bits = max(64, (len(hashes) * bits_per_key + 7) // 8 * 8)
     low = hashes & np.uint64(0xFFFFFFFF)
     step = hashes >> np.uint64(32) | np.uint64(1)
@@ -46,7 +46,7 @@ def make_filter(hashes: U64, bits_per_key: int) -> bytes:
 
 
 def may_contain(data: bytes, start: int, size_bytes: int, hashed: int) -> bool:
-    """Whether the filter in `data[start:start + size_bytes]` has the key with this hash; False is certain."""
+    """Whether the filter in `data[start:start + size_bytes]` may have the key of this hash. False is certain."""
     bits = size_bytes * 8
     low = hashed & 0xFFFFFFFF
     step = hashed >> 32 | 1

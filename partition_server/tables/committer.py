@@ -1,11 +1,11 @@
-"""Changes what a partition is made of: writes the manifest, and when that is acknowledged, replaces the view.
+"""Commits changes of a partition's tables: writes the manifest and, when it is acknowledged, replaces the view.
 
-Invariants: one change at a time; the view changes after the manifest, and always if that is acknowledged: a change that
-            has begun is not broken off, since what goes to the meta stream and is not in the view would be taken for
-            garbage;
-            behind the manifest that a merge is told of there is none: else it would bring back what was replaced,
-            and whose extents were given back;
-            a manifest names only tables whose every record is acknowledged, and sessions whose results are.
+Invariants: one change at a time. The view changes after the manifest, and always if the manifest is acknowledged: a
+            change that has begun is never cancelled, because tables that the meta stream names and the view lacks would
+            be taken for garbage;
+            no manifest follows the one that a merge of partitions uses: it would restore replaced tables, whose extents
+            were removed;
+            a manifest names only tables whose records are all acknowledged, and sessions whose results are.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Committer:
         self._lock = asyncio.Lock()
         self._is_over = False
         self.number = 0  # of the last manifest
-        self.position: Position | None = None  # and where it is
+        self.position: Position | None = None  # of the last manifest
 
     async def commit(
         self, *, added: Sequence[Table] = (), replaced: Sequence[Table] = (), flushed: Memtable | None = None
     ) -> Position:
-        """Put `added` in the place of `replaced`, or in front of all tables; `flushed` is covered by them."""
+        """Replace `replaced` by `added`, or put `added` before all tables; it contains the memtables in `flushed`."""
         task = self._store.loop.create_task(self._commit(added, replaced, flushed))
-        committing = self._store.committing  # a caller that goes away leaves the change to itself, and its tables to us
+        committing = self._store.committing  # keeps the tables in use if the caller is cancelled and the change goes on
         committing[task] = added
         task.add_done_callback(committing.pop)
         return await self._outcome_of(task)
 
     async def commit_last(self) -> Position:
-        """The manifest that stays the newest: no change is made behind it."""
+        """Write the manifest that stays the newest: no change follows it."""
         return await self._outcome_of(self._store.loop.create_task(self._commit((), (), None, is_last=True)))
 
     async def _outcome_of(self, task: asyncio.Task[Position]) -> Position:
@@ -55,7 +55,7 @@ class Committer:
             raise
 
     def _ended_alone(self, task: asyncio.Task[Position]) -> None:
-        """Its caller has gone away: nobody else sees what became of it."""
+        """The caller was cancelled, so the outcome is logged here."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, NeveError):
@@ -64,7 +64,7 @@ class Committer:
             log.error("manifest_failed partition_id=%d", self._store.partition_id, exc_info=error)
 
     async def idle(self) -> None:
-        """Wait until no change is under way."""
+        """Wait until no change is in progress."""
         async with self._lock:
             pass
 
@@ -75,7 +75,7 @@ class Committer:
         async with self._lock:
             if self._is_over:
                 raise Overloaded(what="partition", detail=f"partition {store.partition_id} is frozen")
-            store.check_readable()  # one that was closed has let its tables go: a manifest would name none
+            store.check_readable()  # a closed partition has dropped its tables: a manifest would name none
             self._is_over = is_last
             tables = _changed(store.view.tables, added, replaced)
             seq, replay_from = store.flushed_seq, store.log_replay_from
@@ -119,7 +119,7 @@ class Committer:
 
 
 def _changed(tables: Sequence[Table], added: Sequence[Table], replaced: Sequence[Table]) -> tuple[Table, ...]:
-    """The newest first: what replaces tables comes in their place."""
+    """Return the tables, newest first, with `added` in the place of `replaced`."""
     if not replaced:
         return (*added, *tables)
     first = next(number for number, table in enumerate(tables) if table is replaced[0])

@@ -1,9 +1,9 @@
-"""Merges tables: reads them side by side, keeps what counts, writes one in their place.
+"""Merges tables: reads them in parallel, drops dead entries and writes one table in their place.
 
-Invariants: what is read is in order and complete: a table that cannot be read whole is not replaced;
-            deletes and expired objects go only when no older table may have their keys;
+Invariants: a merge reads whole tables in order: a table that cannot be read completely is not replaced;
+            deletes and expired objects are dropped only if no older table can have their keys;
             one merge at a time; it yields to the loop after each piece of about a thousand entries;
-            broken off at any point it leaves the tables as they were, and a piece of row stream that is nobody's.
+            a cancelled merge changes no table, and leaves unused records in the row stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neve.partition_server.tables.table_writer import TableWriter
 
 log = logging.getLogger(__name__)
 
-PIECE_ENTRIES = 200  # of one table, at least, merged at a time
+PIECE_ENTRIES = 200  # at least this many of one table are merged at a time
 PIECE_BYTES = 256 << 10
 
 
@@ -35,7 +35,7 @@ class Compactor:
         self._lock = asyncio.Lock()
 
     def choice(self) -> Choice | None:
-        """What is to be merged now."""
+        """Return which tables to merge now."""
         config = self._store.config
         policy = Policy(
             config.tables_max,
@@ -46,9 +46,9 @@ class Compactor:
         return choose([_facts(table) for table in self._store.view.tables], policy, now_ms=self._store.wall_ms())
 
     async def run_one(self) -> bool:
-        """Merge what is to be merged now, if anything."""
+        """Merge the tables that should be merged now, if any. Returns whether there were some."""
         async with self._lock:
-            await self._committer.idle()  # a caller that went away may have left a change to itself
+            await self._committer.idle()  # a cancelled caller may have left a change in progress
             choice = self.choice()
             if choice is None:
                 return False
@@ -56,9 +56,9 @@ class Compactor:
             return True
 
     async def run_all(self) -> None:
-        """Merge all tables into one, without anything that is dead."""
+        """Merge all tables into one and drop everything dead."""
         async with self._lock:
-            await self._committer.idle()  # a caller that went away may have left a change to itself
+            await self._committer.idle()  # a cancelled caller may have left a change in progress
             tables = self._store.view.tables
             if tables:
                 await self._merge(tables, "full")
@@ -100,7 +100,7 @@ class Compactor:
 
 
 class _Cursor:
-    """A table as the merge goes over it: `rows` are read and not merged yet."""
+    """A table's progress in a merge. `rows` are read and not merged yet."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -109,7 +109,7 @@ class _Cursor:
         self.ended = False
 
     async def fill(self) -> None:
-        """Have a piece of rows, unless the table is at its end."""
+        """Read a piece of rows, unless the table is at its end."""
         pieces = [self.rows] if self.rows is not None and len(self.rows) else []
         entries = sum(map(len, pieces))
         size_bytes = 0
@@ -127,7 +127,7 @@ class _Cursor:
 
 
 async def _side_by_side(cursors: Sequence[_Cursor]) -> AsyncIterator[list[Rows]]:
-    """Pieces of all tables that have the same range of keys, in the tables' order: each key comes in one of them."""
+    """Iterate over pieces of all tables with the same range of keys, in table order: each key is in one piece."""
     while True:
         for cursor in cursors:
             if cursor.rows is None or len(cursor.rows) < PIECE_ENTRIES:

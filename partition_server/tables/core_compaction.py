@@ -1,14 +1,14 @@
-"""Which tables to merge: size-tiered, newest first.
+"""Chooses which tables to merge: size-tiered, newest first.
 
-Tables are runs in the order of their age. A merge takes neighbours, so that newer always hides older. Tiered and not
-leveled, because every byte written here is sent to three replicas and synced: a key is rewritten about once for each
-power of `tables_max` in the number of flushes, leveled would rewrite it some ten times a level. What that costs, more
-tables to look into, bloom filters mostly pay for; what it wastes in space is bounded by `space_waste_max`.
+Tables are runs in order of age. A merge takes neighbours, so that newer entries always hide older ones. The tables are
+tiered, not levelled, because every byte written is sent to three replicas and synced: a key is rewritten about once for
+each power of `tables_max` in the number of flushes, while levels would rewrite it about ten times for each level. The
+price is more tables to search, which bloom filters mostly avoid, and wasted space, which `space_waste_max` bounds.
 
-Invariants: only neighbours are merged; a merge of all tables drops deletes and what has expired;
-            a table with keys of another partition is rewritten in the end: else neither twin could let it go;
-            deletes, and what has expired, go in the end also if nothing is written any more. A merge for their sake
-            goes down to the oldest table, so that it surely drops them, and is not chosen for them again.
+Invariants: only neighbours are merged; a merge of all tables drops deletes and expired objects;
+            a table with another partition's keys is rewritten eventually: otherwise neither twin could drop it;
+            deletes and expired objects are dropped eventually, even without further writes. A merge for their sake
+            includes the oldest table, so it certainly drops them and is not chosen for them again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What the choice depends on. In the order of age, the newest first."""
+    """The properties of a table that the choice depends on. Tables are ordered by age, newest first."""
 
     size_bytes: int
     entries: int
@@ -43,11 +43,11 @@ class Policy:
     size_ratio: float
     space_waste_max: float
     deletes_max: float = 0.5  # of a lone table's entries, and of all objects of all tables
-    expired_ms_max: int = 3_600_000  # how long something may have expired: a table is rewritten for it so often at most
+    expired_ms_max: int = 3_600_000  # how long an object may stay after expiry; tables are not rewritten more often
 
 
 def choose(tables: Sequence[TableFacts], policy: Policy, *, now_ms: int = 0) -> Choice | None:
-    """What to merge now, if anything."""
+    """Return what to merge now, if anything."""
     count = len(tables)
     if not count:
         return None
@@ -75,7 +75,7 @@ def choose(tables: Sequence[TableFacts], policy: Policy, *, now_ms: int = 0) -> 
 
 
 def _tier(tables: Sequence[TableFacts], policy: Policy) -> Choice | None:
-    """The newest run of `tables_max` or more neighbours of similar size."""
+    """Return the newest run of at least `tables_max` neighbours of similar size."""
     count = len(tables)
     for first in range(count):
         together = tables[first].size_bytes
@@ -85,7 +85,7 @@ def _tier(tables: Sequence[TableFacts], policy: Policy) -> Choice | None:
             last += 1
         if last - first >= policy.tables_max:
             return Choice(first, last, "tier")
-    # No tier is full, but too many of them: the smallest neighbours.
+    # No tier is full, but there are too many: merge the smallest neighbours.
     if count >= 2 * policy.tables_max:
         return Choice(0, policy.tables_max, "count")
     return None

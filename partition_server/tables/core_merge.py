@@ -1,8 +1,8 @@
-"""Merges entries of several tables: the newest of each key, without what nobody can see any more.
+"""Merges entries of several tables: keeps the newest of each key and drops what no reader can see.
 
-Invariants: of equal keys the entry of the newest input stays, and only that one;
-            a delete or an expired object goes only if no older table may have the key: else it hides what that has;
-            keys outside of the partition's range go: they are another one's.
+Invariants: of equal keys, only the entry of the newest input stays;
+            a delete or expired object is dropped only if no older table can have the key: otherwise it hides that one;
+            keys outside the partition's range are dropped, because they belong to another partition.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from neve.partition_server.tables.entry_columns import DELETED, IN_PARTS, Indexe
 class Merged:
     rows: Rows
     dropped: int
-    discarded: dict[int, int]  # bytes of values in log extents that are pointed to no more
+    discarded: dict[int, int]  # bytes of values in log extents that are no longer referred to
 
 
 def split_at(rows: Rows, boundary: bytes) -> tuple[Rows, Rows]:
-    """What is at or below the boundary, and the rest."""
+    """Return the rows up to the boundary, inclusive, and the others."""
     cut = bisect_right(rows.keys, boundary)
     return rows.slice(0, cut), rows.slice(cut, len(rows))
 
 
 def clip(rows: Rows, start: bytes, end: bytes) -> Rows:
-    """The rows with keys of [start, end); an empty end is no bound."""
+    """Return the rows with keys of [start, end); an empty end means no bound."""
     first = bisect_left(rows.keys, start)
     last = bisect_left(rows.keys, end) if end else len(rows)
     return rows.slice(first, max(first, last))
 
 
 def merge(inputs: Sequence[Rows], *, is_last: bool, now_ms: int) -> Merged:
-    """`inputs`: the newest first, each in order. `is_last`: no older table has any of these keys."""
+    """Merge the inputs: newest first, each in order. `is_last`: no older table has any of these keys."""
     inputs = [rows for rows in inputs if len(rows)]
     if not inputs:
         raise ValueError("there is nothing to merge")
@@ -69,6 +69,6 @@ def merge(inputs: Sequence[Rows], *, is_last: bool, now_ms: int) -> Merged:
 
 
 def add_references(references: dict[int, int], parts: bytes) -> None:
-    """Count the bytes that encoded parts point to, by log extent."""
+    """Add the bytes that encoded parts refer to, by log extent."""
     for part in decode_parts(parts):
         references[part.extent_id] = references.get(part.extent_id, 0) + part.length

@@ -1,7 +1,7 @@
-"""Many entries by columns: what tables are made of and merged by, without a Python object for each number.
+"""Entries as columns, which tables consist of and are merged by, without a Python object for each number.
 
-Invariants: all columns have one length; keys are in order, each once, unless said otherwise;
-            a value is the bytes themselves, or encoded parts where the kind says so.
+Invariants: all columns have one length; keys are in order and unique, unless said otherwise;
+            a value is the bytes themselves, or encoded parts if the kind says so.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def make_entry(
     size_bytes: int,
     value: bytes,
 ) -> Entry:
-    """An entry of what a table has of it."""
+    """Make an entry from a table's columns."""
     if kind == IN_PARTS:
         parts = decode_parts(value)
         return Entry(key, PUT, seq, version, modified_ms, expires_ms, crc, size_bytes, b"", 0, parts)
@@ -104,10 +104,10 @@ def make_entry(
 
 
 def rows_of(entries: Sequence[Entry], *, value_threshold_bytes: int, record_bytes_max: int) -> Rows:
-    """Entries in order, as they go into a table: large values stay in the log, where their record is.
+    """Return the rows of entries in order, for a table. Large values stay in the log, where their record is.
 
-    But nothing points into a record of more than `record_bytes_max`, which may lie in two extents: one of them could be
-    given back.
+    Rows never refer to a record of more than `record_bytes_max`, which may span two extents: one of them could be
+    removed.
     """
     kinds: list[int] = []
     values: list[bytes] = []
@@ -141,7 +141,7 @@ _get_numbers = attrgetter(*_NUMBERS)
 
 
 def _numbers_of(entries: Sequence[Entry]) -> tuple[U64, U64, U64, U64, U64, U64]:
-    """The columns of numbers; one pass, since attributes are slow to ask for."""
+    """Return the numeric columns, in one pass because attribute access is slow."""
     flat = chain.from_iterable(map(_get_numbers, entries))
     table = np.fromiter(flat, dtype=np.uint64, count=len(_NUMBERS) * len(entries)).reshape(-1, len(_NUMBERS))
     seqs, versions, modified_ms, expires_ms, crcs, sizes = table.T.copy()

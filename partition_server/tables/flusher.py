@@ -1,8 +1,8 @@
-"""Makes tables of memtables, the oldest first.
+"""Flushes memtables: writes tables of them, oldest first.
 
-Invariants: a memtable is flushed when it is closed and all of it is acknowledged; reads find its entries in it until
-            the manifest that names its table is acknowledged, and in the table from then on;
-            a flush that failed or was broken off loses nothing: the log has it all.
+Invariants: a memtable is flushed when it is closed and completely acknowledged. Reads find its entries in it until the
+            manifest that names its table is acknowledged, and then in the table;
+            a failed or cancelled flush loses nothing, since the log has everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neve.partition_server.tables.table_writer import TableWriter
 
 log = logging.getLogger(__name__)
 
-SLICE_ENTRIES = 500  # made into rows at a time: about a millisecond
+SLICE_ENTRIES = 500  # converted to rows at a time, in about a millisecond
 FREED_ENTRIES = 2_000
 
 
@@ -31,7 +31,7 @@ class Flusher:
         self._lock = asyncio.Lock()
 
     def rotate(self) -> None:
-        """Close the active memtable, if there is anything in it, and begin another one."""
+        """Close the active memtable if it has entries, and start a new one."""
         store = self._store
         memtable = store.active
         if memtable.last_seq or memtable.pending:
@@ -40,30 +40,30 @@ class Flusher:
             store.rotated_s = store.loop.time()
 
     async def flush_closed(self) -> None:
-        """All closed memtables whose writes are acknowledged."""
+        """Flush all closed memtables whose writes are acknowledged."""
         while await self._flush_one():
             pass
-        await self._dismantle()  # what a snapshot had until now
+        await self._dismantle()  # memtables that snapshots needed until now
 
     async def flush_all(self) -> None:
-        """All that was acknowledged before this call; waits for what is under way."""
+        """Flush everything that was acknowledged before this call. Waits for pending writes."""
         self.rotate()
         number = self._store.view.memtables[0].number
-        while self._store.view.memtables[-1].number < number:  # by number: others may flush the one behind it, too
+        while self._store.view.memtables[-1].number < number:  # by number: another task may flush the next one too
             if not await self._flush_one():
                 await self._store.streams.log.flush()  # until the memtable's last write is acknowledged
                 await asyncio.sleep(0)  # and applied
                 self._store.check_readable()
 
     async def _flush_one(self) -> bool:
-        """Flush the oldest closed memtable; False if there is none that is ready."""
+        """Flush the oldest closed memtable. False if none is ready."""
         async with self._lock:
             store = self._store
-            await self._committer.idle()  # a caller that went away may have left a change to itself
+            await self._committer.idle()  # a cancelled caller may have left a change in progress
             memtable = store.view.memtables[-1]
             if not memtable.closed or memtable.pending:
                 return False
-            with store.writing_table():  # until the manifest that names it is acknowledged, and it is in the view
+            with store.writing_table():  # until the acknowledged manifest names it and the view has it
                 table = await self._write(memtable)
                 await self._committer.commit(added=[table] if table is not None else [], flushed=memtable)
             log.info(
@@ -74,14 +74,16 @@ class Flusher:
             return True
 
     async def _dismantle(self) -> None:
-        """Let go what was flushed, piece by piece: to free a hundred thousand entries at once would hold the loop."""
+        """Free flushed memtables in steps: freeing a hundred thousand entries at once would block the loop."""
         unseen = self._store.unseen
         while unseen:
             await _emptied(unseen.pop().entries)
 
     async def let_go(self) -> None:
-        """The partition has ended: everything in its memtables goes now. It would wait for the next collection of old
-        objects otherwise, since much of a partition refers to itself."""
+        """The partition has ended: empty its memtables now.
+
+        Much of a partition is in reference cycles, so this memory would otherwise wait for a collection of old objects.
+        """
         store = self._store
         assert store.error is not None, "a read could take what is not there any more for what never was"
         memtables = (*store.view.memtables, *store.held, *store.unseen)

@@ -1,10 +1,11 @@
-"""Manifests: what a partition is made of, one record in its meta stream for each change. docs/formats/manifest.md.
+"""Manifests: each describes a whole partition, in one record in its meta stream for each change.
+See docs/formats/manifest.md.
 
-    record := "NVMF" | Manifest          or  "NVML", which an owner leaves when it has read the stream
+    record := "NVMF" | Manifest          or  "NVML", the marker of an owner that has read the stream
 
-Invariants: a manifest tells everything: the newest whole one counts, and all before it may go;
-            after a merge those of before count no more: theirs were each side's alone. Until there is a newer one, the
-            union of the two that the region names counts, each for its own range.
+Invariants: a manifest is complete: the newest readable one counts, and all earlier ones may be removed;
+            after a merge of partitions, earlier manifests no longer count, because each describes one side. Until there
+            is a newer one, the union of the two that the region names counts, each for its own range.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def encode(manifest: records.Manifest) -> bytes:
 
 
 def decode(payload: bytes | memoryview) -> records.Manifest | None:
-    """None for a marker."""
+    """Decode a manifest; None for a marker."""
     head = bytes(payload[:4])
     if head == MARKER:
         return None
@@ -45,12 +46,12 @@ def decode(payload: bytes | memoryview) -> records.Manifest | None:
 
 
 def counts_after(manifest: records.Manifest, merged_at: int) -> bool:
-    """Whether it was written by the partition as it is now: not before the merge that made it."""
+    """Whether the manifest is of the partition in its present form, not of one side before the merge."""
     return manifest.map_version >= merged_at
 
 
 def unite(manifests: Sequence[records.Manifest]) -> records.Manifest:
-    """One of both sides of a merge: each one's tables for its own range, and everybody's calls."""
+    """Unite the manifests of both sides of a merge: each side's tables for its own range, and all sessions."""
     united = records.Manifest(format=FORMAT)
     for each in manifests:
         united.seq = max(united.seq, each.seq)
@@ -61,13 +62,13 @@ def unite(manifests: Sequence[records.Manifest]) -> records.Manifest:
                 united.tables.append(clipped)
         united.sessions.extend(each.sessions)
         united.discards.extend(each.discards)
-    # Each side's own order is that of age, which seq_max is not: a rewritten table may have lost its newest rows.
-    # Between sides no key is in both.
+    # Each side is in order of age already; seq_max is not, since a rewritten table may have lost its newest rows.
+    # The sides have no key in common.
     return united
 
 
 def clip_entry(table: records.TableEntry, start: bytes, end: bytes) -> records.TableEntry | None:
-    """The table for this range only; None if nothing can be left of it."""
+    """Return the table for this range only; None if it certainly has no key in it."""
     clip_start = max(table.clip_start, start)
     clip_end = min(table.clip_end, end) if table.clip_end and end else table.clip_end or end
     if clip_end and clip_start >= clip_end:

@@ -1,9 +1,8 @@
-"""Lets groups of puts in at the pace of merges while those are behind: tables would grow in number without a bound.
+"""Admits groups of puts at the pace of merges while those are behind, as the number of tables would grow without bound.
 
-Invariants: while there are fewer than `tables_slow` tables nobody waits; with more, each put that is let in has to wait
-            for `MERGED_PER_PUT` entries that are merged: a key is merged some two or three times in all, so merges
-            catch up;
-            nobody waits for more than `WAIT_S_MAX`: trouble with merges makes puts slow, and stops none.
+Invariants: with fewer than `tables_slow` tables nothing waits. With more, each admitted put waits for MERGED_PER_PUT
+            merged entries: a key is merged two or three times in all, so merges catch up;
+            no put waits longer than WAIT_S_MAX: failing merges make puts slow but do not stop them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 from collections import deque
 
 MERGED_PER_PUT = 4
-SAVED_PUTS_MAX = 1000  # that merges have paid for while nobody waited
+SAVED_PUTS_MAX = 1000  # puts that merges have made room for while none was waiting
 WAIT_S_MAX = 0.2
 
 
@@ -26,7 +25,7 @@ class Pace:
         return len(self._waiting)
 
     async def wait(self, puts: int) -> None:
-        """Until so many puts may go on, behind all who wait already."""
+        """Wait, behind all earlier waiters, until this many puts may continue."""
         if not self._waiting and self._saved >= puts:
             self._saved -= puts
             return
@@ -40,13 +39,13 @@ class Pace:
             _settle(future)
 
     def merged(self, entries: int) -> None:
-        """A merge has done so much: let those in who have waited for it."""
+        """A merge has processed this many entries: admit the puts that it makes room for."""
         self._saved = min(self._saved + max(1, entries // MERGED_PER_PUT), SAVED_PUTS_MAX)
         while self._waiting:
             puts, future = self._waiting[0]
-            if future.done():  # it has waited long enough, or its caller went away
+            if future.done():  # it has waited for long enough, or was cancelled
                 self._waiting.popleft()
-            elif puts <= self._saved or self._saved == SAVED_PUTS_MAX:  # a larger group pays with all that there is
+            elif puts <= self._saved or self._saved == SAVED_PUTS_MAX:  # a larger group uses up everything saved
                 self._waiting.popleft()
                 self._saved = max(0, self._saved - puts)
                 _settle(future)
@@ -54,7 +53,7 @@ class Pace:
                 return
 
     def end(self) -> None:
-        """Nobody need wait any more."""
+        """The partition has ended: wake all waiters."""
         while self._waiting:
             _settle(self._waiting.popleft()[1])
 

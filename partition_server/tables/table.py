@@ -1,7 +1,7 @@
-"""A table of the row stream, opened: its index and bloom filters are in memory, its blocks come by the cache.
+"""An open table of the row stream: its index and bloom filters are in memory, its blocks come through the cache.
 
-Invariants: only keys of the clip count: after a split two partitions share a table, each with its own clip;
-            a table never changes; that its records are gone means that it was replaced.
+Invariants: only keys of the clip count: after a split, two partitions share a table, each with its own clip;
+            a table never changes; if its records are gone, it was replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOOTER_FORMAT = 1
 
 
 class Table:
-    """Made by `open_table`."""
+    """An open table, made by `open_table`."""
 
     __slots__ = (
         "_cache",
@@ -74,7 +74,7 @@ class Table:
         self.clip_start = clip_start
         self.clip_end = clip_end
         self.first_key: bytes = max(footer.first_key, clip_start)
-        self.last_key: bytes = footer.last_key  # beyond the clip, perhaps: `has_range` and `may_contain` look at both
+        self.last_key: bytes = footer.last_key  # may be outside the clip; `has_range` and `may_contain` check both
         self.seq_max: int = footer.seq_max
         self.size_bytes: int = footer.data_bytes
         self.row_extents = frozenset([*footer.row_extents, position.extent_id])
@@ -86,12 +86,12 @@ class Table:
 
     @property
     def is_clipped(self) -> bool:
-        """Whether it has keys that are not ours."""
+        """Whether it has keys outside the clip."""
         footer = self.footer
         return footer.first_key < self.clip_start or bool(self.clip_end and footer.last_key >= self.clip_end)
 
     def entry(self) -> records.TableEntry:
-        """As a manifest has it."""
+        """The table as a manifest describes it."""
         return records.TableEntry(
             footer=common_pb2.Position(extent_id=self.position.extent_id, offset=self.position.offset),
             clip_start=self.clip_start,
@@ -105,13 +105,13 @@ class Table:
     # --- one key ---------------------------------------------------------------------------------------------
 
     def may_contain(self, key: bytes, hashed: int) -> bool:
-        """False is certain."""
+        """Whether it may have the key. False is certain."""
         if key < self.first_key or key > self.last_key or (self.clip_end and key >= self.clip_end):
             return False
         return self.filters.may_contain(self.index.block_of(key), hashed)
 
     async def get(self, key: bytes) -> Entry | None:
-        """The entry of a key that it may contain."""
+        """Return the entry of a key that it may have."""
         position = self.index.position(self.index.block_of(key))
         block = self._cache.get(position)
         if block is None:
@@ -143,13 +143,13 @@ class Table:
         return start <= self.last_key and (not end or self.first_key < end)
 
     def overlaps(self, other: Table) -> bool:
-        """Whether both may have the same key."""
+        """Whether both may have a common key."""
         ours_end, theirs_end = self.clip_end, other.clip_end
         first, last = max(self.first_key, other.first_key), min(self.last_key, other.last_key)
         return first <= last and not (ours_end and first >= ours_end) and not (theirs_end and first >= theirs_end)
 
     async def blocks(self) -> AsyncIterator[Block]:
-        """All blocks that the clip touches, in order, read ahead and past the cache: for those who need them once."""
+        """Iterate over the blocks that overlap the clip, in order, with read-ahead and without the cache."""
         index = self.index
         first = index.block_of(self.first_key)
         last = len(index.last_keys)
@@ -163,13 +163,13 @@ class Table:
         async with aclosing(records_):  # type: ignore[type-var]  # it is a generator
             async for record in records_:
                 if record.position != wanted:
-                    continue  # of another table, written at the same time
+                    continue  # of another table that was written at the same time
                 yield self._decode(wanted, record.payload)
                 number += 1
                 if number == last:
                     return
                 wanted = index.position(number)
-        while number < last:  # the very end of the stream may not be readable for all yet
+        while number < last:  # the very end of the stream may not be readable yet on all replicas
             yield await self.block(number)
             number += 1
 
@@ -177,7 +177,7 @@ class Table:
 async def open_table(
     row: OwnStream, cache: BlockCache[Block], position: Position, *, clip_start: bytes, clip_end: bytes
 ) -> Table:
-    """Read footer, index and filters."""
+    """Open a table: read its footer, index and filters."""
     try:
         footer = records.TableFooter.FromString(unpack(FOOTER, await row.read_record(position)))
         if footer.format != FOOTER_FORMAT:
@@ -199,5 +199,5 @@ async def _joined(row: OwnStream, pieces: Iterable[common_pb2.Position]) -> byte
 
 
 def extents_of(tables: Iterable[Table]) -> set[int]:
-    """Of the row stream."""
+    """Return the extents of these tables in the row stream."""
     return {extent_id for table in tables for extent_id in table.row_extents}

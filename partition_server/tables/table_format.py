@@ -1,8 +1,8 @@
-"""The records of a table: blocks of entries, their index, bloom filters. docs/formats/table.md has the bytes.
+"""The records of a table: blocks of entries, index, bloom filters. docs/formats/table.md describes the bytes.
 
-Invariants: a block is decoded without looking at anything else; numbers take the bytes that the largest of them needs;
-            nothing here does I/O: the stream's own blocks carry a checksum.
-Note:       The footer is a message, TableFooter.
+Invariants: a block can be decoded on its own; numbers take as many bytes as the largest of them needs;
+            there is no I/O here; the stream's own blocks have a checksum.
+Note:       The footer is a protobuf message, TableFooter.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from neve.partition_server.tables.bloom import may_contain
 from neve.partition_server.tables.entry_columns import U64, Rows, make_entry
 
 FORMAT = 1
-RAW_BYTES_MAX = 1 << 30  # of one record, before compression: more is damage
+RAW_BYTES_MAX = 1 << 30  # of one record before compression; a larger size means damage
 
 _ENVELOPE = struct.Struct("<BBHI")  # format, what, codec, raw bytes
 BLOCK, INDEX, BLOOM, FOOTER = 1, 2, 3, 4
 _PLAIN, _ZSTD = 0, 1
 
 _COUNT = struct.Struct("<I")
-_COLUMN = struct.Struct("<BQ")  # bytes of a number, what is added to each
+_COLUMN = struct.Struct("<BQ")  # bytes of a number, offset added to each
 _COLUMNS = 6
 _U32 = struct.Struct("<I")
 _WIDTHS: dict[int, npt.DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
-KEY_OVERHEAD_BYTES = 60  # of a key as a Python object in a list
+KEY_OVERHEAD_BYTES = 60  # memory of a key in a list, beside its bytes
 
 
 class BadTable(ValueError):
-    """The bytes are no part of a table of this format."""
+    """The bytes are not part of a table of this format."""
 
 
 # --- the envelope --------------------------------------------------------------------------------------------
@@ -50,14 +50,14 @@ _decompressor = zstandard.ZstdDecompressor()
 
 
 class Packer:
-    """Wraps and compresses; one for each table that is written."""
+    """Compresses and wraps records, for one table that is being written."""
 
     def __init__(self, level: int) -> None:
         self._compress = zstandard.ZstdCompressor(level=level, write_content_size=False).compress
 
     def pack(self, what: int, raw: bytes) -> bytes:
         data, codec = raw, _PLAIN
-        if what != BLOOM:  # those are as good as random, and large
+        if what != BLOOM:  # filters are large and practically random
             compressed = self._compress(raw)
             if len(compressed) < len(raw):
                 data, codec = compressed, _ZSTD
@@ -65,12 +65,12 @@ class Packer:
 
 
 def unpack(what: int, record: bytes | memoryview) -> bytes:
-    """The contents of a record, which must be of this kind."""
+    """Return the content of a record, which must be of this kind."""
     if len(record) < _ENVELOPE.size:
         raise BadTable(f"{len(record)} bytes, less than an envelope")
     form, what_here, codec, raw_bytes = _ENVELOPE.unpack_from(record)
     if form != FORMAT or what_here != what or raw_bytes > RAW_BYTES_MAX:
-        raise BadTable(f"format {form}, record of kind {what_here}, {raw_bytes} bytes: kind {what} was expected")
+        raise BadTable(f"format {form}, record of kind {what_here}, {raw_bytes} bytes; expected kind {what}")
     data = memoryview(record)[_ENVELOPE.size :]
     if codec == _PLAIN:
         raw = bytes(data)
@@ -82,7 +82,7 @@ def unpack(what: int, record: bytes | memoryview) -> bytes:
     else:
         raise BadTable(f"codec {codec}")
     if len(raw) != raw_bytes:
-        raise BadTable(f"{len(raw)} bytes, {raw_bytes} are told")
+        raise BadTable(f"{len(raw)} bytes instead of {raw_bytes}")
     return raw
 
 
@@ -90,7 +90,7 @@ def unpack(what: int, record: bytes | memoryview) -> bytes:
 
 
 def encode_block(rows: Rows) -> bytes:
-    """The entries of one block, before compression."""
+    """Encode the entries of one block, before compression."""
     parts: list[bytes] = [_COUNT.pack(len(rows))]
     columns = (rows.seqs, rows.seqs - rows.versions, rows.modified_ms, rows.expires_ms, rows.crcs, rows.sizes)
     numbers = [_encode_column(column) for column in columns]
@@ -114,7 +114,7 @@ def _encode_column(column: U64) -> tuple[bytes, bytes]:
 
 
 class Block:
-    """A decoded block: its keys as objects, to search in; everything else where it is until it is asked for."""
+    """A decoded block. Its keys are Python objects, for the search; everything else is decoded on access."""
 
     __slots__ = ("_columns", "_kinds_at", "_raw", "_value_ends_at", "_values_at", "keys", "memory_bytes")
 
@@ -139,7 +139,7 @@ class Block:
         except (struct.error, ValueError) as error:
             raise BadTable(f"a block of {len(raw)} bytes: {error}") from error
         if self._values_at + values_bytes != len(raw):
-            raise BadTable(f"a block of {len(raw)} bytes, {self._values_at + values_bytes} are told")
+            raise BadTable(f"a block of {len(raw)} bytes instead of {self._values_at + values_bytes}")
         self._raw = raw
         self._columns = columns
         self.memory_bytes = len(raw) + count * KEY_OVERHEAD_BYTES + 400
@@ -161,7 +161,7 @@ class Block:
         return self.entry(index)
 
     def entries(self, start: bytes, end: bytes) -> list[Entry]:
-        """Those with keys of [start, end); an empty end is no bound."""
+        """Return the entries with keys of [start, end); an empty end means no bound."""
         first = bisect_left(self.keys, start)
         last = bisect_left(self.keys, end) if end else len(self.keys)
         return [self.entry(index) for index in range(first, last)]
@@ -193,7 +193,7 @@ class Block:
         return column
 
     def rows(self) -> Rows:
-        """All entries, by columns."""
+        """Return all entries, by columns."""
         count = len(self.keys)
         raw, at = self._raw, self._values_at
         ends = np.frombuffer(raw, dtype="<u4", count=count, offset=self._value_ends_at).tolist()
@@ -217,7 +217,7 @@ class Block:
 
 @dataclass(slots=True)
 class TableIndex:
-    """Where the blocks are, by their last keys."""
+    """The places of a table's blocks, by their last keys."""
 
     last_keys: list[bytes]
     extents: npt.NDArray[np.uint64]
@@ -227,7 +227,7 @@ class TableIndex:
         return Position(int(self.extents[block]), int(self.offsets[block]))
 
     def block_of(self, key: bytes) -> int:
-        """The block that has the key, if one has; the number of blocks if it is behind all."""
+        """Return the only block that can have the key; the number of blocks if it is above all of them."""
         return bisect_left(self.last_keys, key)
 
     @property
@@ -236,7 +236,7 @@ class TableIndex:
 
 
 def encode_index(last_keys: Sequence[bytes], extents: array[int], offsets: array[int]) -> bytes:
-    """Where each block is, as arrays of 64-bit numbers."""
+    """Encode the places of the blocks, as arrays of 64-bit numbers."""
     return b"".join(
         [
             _COUNT.pack(len(last_keys)),
@@ -272,7 +272,7 @@ class TableFilters:
     """A filter for each run of blocks."""
 
     first_blocks: list[int]
-    starts: list[int]  # in `data`, and its end
+    starts: list[int]  # offset of each filter in `data`, and the end
     data: bytes
 
     def may_contain(self, block: int, hashed: int) -> bool:
@@ -315,6 +315,6 @@ def decode_block(record: bytes | memoryview) -> Block:
 
 
 def pack_message(what: int, message: Any) -> bytes:
-    """A message in the same envelope, uncompressed: people look at it."""
+    """Wrap a message in the same envelope, uncompressed so that people can inspect it."""
     data: bytes = message.SerializeToString()
     return _ENVELOPE.pack(FORMAT, what, _PLAIN, len(data)) + data

@@ -1,9 +1,9 @@
 """Writes a table into the row stream: blocks as they fill, then index, bloom filters and footer.
 
-Invariants: a table is one when its footer is acknowledged, and belongs to the partition when a manifest names it:
-            what a crash leaves half written is nobody's;
-            at most two pieces of `append_bytes` are on their way at a time;
-            a step holds the loop for about a millisecond.
+Invariants: a table exists when its footer is acknowledged, and belongs to the partition when a manifest names it:
+            what a crash leaves incomplete belongs to nothing;
+            at most two pieces of `append_bytes` are in flight at a time;
+            a step blocks the loop for about a millisecond.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from neve.proto import common_pb2
 from neve.proto import partition_records_pb2 as records
 
 BLOOM_BITS_PER_KEY = 10  # about 1 % of the lookups of absent keys read a block
-FILTER_KEYS = 16_384  # of one filter: it takes a millisecond to make
-ENTRY_OVERHEAD_BYTES = 20  # of an entry in a block beside key and value, about
+FILTER_KEYS = 16_384  # in one filter, which takes a millisecond to make
+ENTRY_OVERHEAD_BYTES = 20  # approximate size of an entry in a block, beside key and value
 BLOCK_ENTRIES_MAX = 4_000
-SLICE_BLOCKS = 4  # made at a time: about two milliseconds
+SLICE_BLOCKS = 4  # made at a time, in about two milliseconds
 
 
 class TableWriter:
@@ -48,11 +48,11 @@ class TableWriter:
         self._record_bytes_max = record_bytes_max
         self._config = config
         self._packer = Packer(config.zstd_level)
-        self._rest: Rows | None = None  # not enough for a block yet
-        self._blocks: list[bytes] = []  # packed, to be appended
+        self._rest: Rows | None = None  # too few rows for a block
+        self._blocks: list[bytes] = []  # packed, not appended yet
         self._blocks_bytes = 0
         self._sending: asyncio.Task[Sequence[Position]] | None = None
-        self._extents = array("Q")  # of the blocks that were appended
+        self._extents = array("Q")  # of the appended blocks
         self._offsets = array("Q")
         self._last_keys: list[bytes] = []
         self._hashes: list[U64] = []
@@ -67,7 +67,7 @@ class TableWriter:
         return self._footer.entries
 
     async def add(self, rows: Rows) -> None:
-        """More rows, behind all before."""
+        """Add rows, which follow all earlier ones."""
         if not len(rows):
             return
         footer = self._footer
@@ -91,7 +91,7 @@ class TableWriter:
         await self._cut(rows, all_of_it=False)
 
     async def _cut(self, rows: Rows, *, all_of_it: bool) -> None:
-        """Make blocks; what is left over is kept for the next ones."""
+        """Make blocks of the rows. The remainder is kept for the next call, unless `all_of_it`."""
         sizes = np.fromiter(map(len, rows.keys), dtype=np.int64, count=len(rows))
         sizes += np.fromiter(map(len, rows.values), dtype=np.int64, count=len(rows))
         ends = (sizes + ENTRY_OVERHEAD_BYTES).cumsum()
@@ -138,7 +138,7 @@ class TableWriter:
         await self._sent()
         if blocks:
             self._sending = asyncio.ensure_future(self._row.append_many(blocks))
-            await asyncio.sleep(0)  # it has its place in the stream from its first step on
+            await asyncio.sleep(0)  # its first step fixes its place in the stream
 
     async def _sent(self) -> None:
         if self._sending is not None:
@@ -148,7 +148,7 @@ class TableWriter:
             self._sending = None
 
     async def finish(self) -> tuple[Position, records.TableFooter]:
-        """The rest, and what makes it a table; returns where its footer is. At least one row was added."""
+        """Write the remainder, index, filters and footer. Returns the place of the footer. Needs at least one row."""
         if self._rest is not None:
             await self._cut(self._rest, all_of_it=True)
         await self._send()
@@ -173,13 +173,15 @@ class TableWriter:
         return await self._row.append(pack_message(FOOTER, footer)), footer
 
     def _pieces(self, data: bytes) -> list[bytes]:
-        """Each fits into one block of the stream: a record of several may lie in extents that a merge of partitions
-        puts into another order."""
+        """Split data into pieces that each fit into one block of the stream.
+
+        A record of several blocks could span extents whose order a merge of partitions changes.
+        """
         step = self._record_bytes_max
         return [data[at : at + step] for at in range(0, len(data), step)]
 
     async def abandon(self) -> None:
-        """It will be no table; what was sent stays in the stream until its extent goes."""
+        """Give up the table. What was sent stays in the stream until its extent is removed."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
