@@ -128,7 +128,7 @@ def test_what_is_missing_is_said_in_one_sentence(secured: Secured) -> None:
     both = (*secured.wire(), *secured.etcd())
     secured.run(STREAM_CLIENT, "create", "other", "--replicas", "1", *both)
     assert "it speaks TLS, --ca is needed" in secured.refused("list", *secured.etcd())
-    assert "--cert and --key where it asks" in secured.refused("list", "--ca", str(secured.authority.ca), password="")
+    assert "perhaps --cert and --key too" in secured.refused("list", "--ca", str(secured.authority.ca), password="")
     assert "require TLS" in secured.refused("append", "other", *secured.wire(), password="")
     wrong = secured.refused("append", "other", *both, password="wrong")
     assert "etcd refuses the user 'neve'" in wrong
@@ -147,7 +147,7 @@ def test_files_that_cannot_be_used_are_wrong_usage(secured: Secured, tmp_path: P
         "list", "--ca", str(tmp_path / "absent.pem"), code=2, password=""
     )
     (tmp_path / "empty.pem").write_text("nothing")
-    assert "empty.pem: not certificates" in secured.refused(
+    assert "empty.pem: not a certificate and key that belong together" in secured.refused(
         "list", "--ca", str(tmp_path / "empty.pem"), code=2, password=""
     )
     stranger = Authority(tmp_path, "stranger")
