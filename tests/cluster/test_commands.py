@@ -78,7 +78,7 @@ def test_bad_input_is_one_clear_sentence_and_a_proper_exit_code(cluster: LocalCl
     cluster.stream_client("create", "taken")
     assert "stream taken exists already" in refused("create", "taken", code=1)
     assert "larger than" in refused("append", "taken", "--record-size", "2GiB", code=1 + 1, stdin=b"x")
-    assert "no policy" in refused("create", "--placement", "nonsense", code=1)
+    assert "is not a policy" in refused("create", "--placement", "nonsense", code=1)
     assert "--yes" in refused("delete", "taken", code=2, stdin=b"")
     cluster.stream_client("delete", "taken", "--yes")
 
