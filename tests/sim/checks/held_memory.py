@@ -44,7 +44,7 @@ NUMBERS = (
     "Batcher._pumping",
     "Batcher._queued_items",
     "Budget.used_bytes",
-    "Committer._kick_scheduled",
+    "Committer._dispatch_scheduled",
     "Committer._syncing",
     "JournalRounds.running",
     "LeaderContext.seals_in_flight",

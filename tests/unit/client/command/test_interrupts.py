@@ -22,7 +22,8 @@ ENDS_S = 120.0  # a bound for a very slow machine, not an expectation
 
 # A stream-client on the client of the other tests; it says on stdout what is submitted, and at its end what was asked.
 CHILD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
 from neve.client.command import connection, main
 from tests.unit.client.command import test_stream_commands as fakes
 
