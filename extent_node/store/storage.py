@@ -2,7 +2,7 @@
 
     storage = Storage(config, fs, pool=pool, rng=rng, wall_clock_ms=clock)
     await storage.start()
-    reply = await store_append.append(storage.state, request.segments, call.attachment, brief=request.brief)
+    reply = await append.append(storage.state, request.segments, call.attachment, brief=request.brief)
     result = await storage.reader.read(request)
     await storage.stop()
 
